@@ -1,0 +1,243 @@
+"""All files of one bundle, rendered from the plans of its cells."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from .emit.cpp import (
+    DispatchContext,
+    KernelContext,
+    SourcesContext,
+    dispatch_context,
+    kernel_context,
+    launcher_context,
+)
+from .emit.explain import explain
+from .emit.python import cell_context, op_name, reference_context, schema
+from .emit.tests import test_context
+from .fileset import Artifact, ArtifactKind, FileSet
+from .model.plan import Kernel, KernelSet, ModulePlan
+from .model.specs import ArchSpec
+from .render import Renderer
+
+_KINDS = {
+    ".py": ArtifactKind.PYTHON,
+    ".md": ArtifactKind.MARKDOWN,
+    ".cmake": ArtifactKind.CMAKE,
+    ".cpp": ArtifactKind.CUDA,
+    ".cu": ArtifactKind.CUDA,
+    ".h": ArtifactKind.CUDA,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CellRow:
+    """A line of the README's table of modules."""
+
+    cell: str
+    class_name: str
+    recipe: str
+    status: str
+    gradients: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """A line of the README's table of kernels."""
+
+    name: str
+    condition: str
+    kernels: str
+
+
+@dataclass(frozen=True, slots=True)
+class BundleContext:
+    """What the files that speak of the whole bundle state."""
+
+    namespace: str
+    arch: str
+    arch_summary: str
+    fingerprint: str
+    compiled: bool
+    toolkit: str
+    rows: tuple[CellRow, ...]
+    kernel_rows: tuple[KernelRow, ...]
+    sources: tuple[str, ...]
+
+
+def fingerprint(plans: Iterable[ModulePlan]) -> str:
+    """Hash of every op schema: 64 hex digits that the library carries too."""
+    lines = [
+        f"{op_name(plan, program)}{schema(plan, program)}"
+        for plan in plans
+        if not plan.is_identity
+        for program in (plan.forward, plan.backward)
+    ]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def render_bundle(
+    plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str, renderer: Renderer
+) -> FileSet:
+    """Every file of a bundle.
+
+    Args:
+        plans: of its cells, sorted.
+        arch: what they are for.
+        namespace: of their ops.
+        renderer: templates.
+    """
+    owners = tuple(plan.cell for plan in plans)
+    context = _context(plans, arch, namespace)
+    files = list(_shared(context, owners, renderer))
+    for plan in plans:
+        files += _cell(plan, renderer)
+    if arch.has_kernels:
+        files += _compiled(plans, context, arch, renderer)
+    return FileSet(files)
+
+
+def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> BundleContext:
+    return BundleContext(
+        namespace=namespace,
+        arch=arch.name,
+        arch_summary=arch.summary,
+        fingerprint=fingerprint(plans),
+        compiled=arch.has_kernels,
+        toolkit=arch.toolkit or "",
+        rows=tuple(_row(plan) for plan in plans),
+        kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
+        sources=tuple(sorted({source for plan in plans for source in plan.sources})),
+    )
+
+
+def _row(plan: ModulePlan) -> CellRow:
+    gradients = ", ".join(result.buffer[1:] for result in plan.backward.results)
+    if plan.is_identity:
+        gradients = plan.inputs[0]
+    return CellRow(plan.cell, plan.class_name, plan.recipe, plan.status.value, gradients)
+
+
+def _kernel_rows(kernels: KernelSet) -> Iterator[KernelRow]:
+    for rule in kernels.rules:
+        chosen = rule.point or f"{kernels.name}_<dtype>"
+        yield KernelRow(kernels.name, str(rule.predicate), chosen)
+
+
+def _kernel_sets(plans: tuple[ModulePlan, ...]) -> list[KernelSet]:
+    """Kernel sets of all cells, each once, by name."""
+    found = {kernels.name: kernels for plan in plans for kernels in plan.kernel_sets}
+    return [found[name] for name in sorted(found)]
+
+
+def _render(
+    renderer: Renderer,
+    path: str,
+    template: str,
+    context: object,
+    owners: tuple[str, ...],
+    sources: tuple[str, ...],
+) -> tuple[str, Artifact]:
+    kind = _KINDS[path[path.rindex(".") :]]
+    inputs = (*sources, f"templates/{template}")
+    return path, Artifact(renderer.render(template, context), kind, owners, inputs)
+
+
+def _copies(
+    renderer: Renderer, folder: str, target: str, owners: tuple[str, ...]
+) -> Iterator[tuple[str, Artifact]]:
+    for name, text in renderer.static(folder).items():
+        source = (f"templates/static/{folder}/{name}",)
+        yield f"{target}{name}", Artifact(text, ArtifactKind.STATIC, owners, source)
+
+
+def _shared(
+    context: BundleContext, owners: tuple[str, ...], renderer: Renderer
+) -> Iterator[tuple[str, Artifact]]:
+    for name in ("_library.py", "__init__.py"):
+        yield _render(renderer, name, f"bundle/{name}.j2", context, owners, ())
+    yield _render(renderer, "README.md", "bundle/README.md.j2", context, owners, context.sources)
+    yield from _copies(renderer, "reference", "reference/", owners)
+    yield from _copies(renderer, "bundle_tests", "tests/", owners)
+
+
+def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
+    owners, sources = (plan.cell,), plan.sources
+    context = cell_context(plan, tuple(explain(plan)))
+    if plan.is_identity:
+        yield _render(
+            renderer, f"{plan.cell}.py", "module/identity.py.j2", context, owners, sources
+        )
+        yield _render(
+            renderer, f"tests/test_{plan.cell}.py", "tests/test_identity.py.j2", context, owners,
+            sources,
+        )
+        return
+    yield _render(renderer, f"{plan.cell}.py", "module/cell.py.j2", context, owners, sources)
+    yield _render(
+        renderer, f"reference/{plan.cell}.py", "reference/cell.py.j2", reference_context(plan),
+        owners, sources,
+    )
+    yield _render(
+        renderer, f"tests/test_{plan.cell}.py", "tests/test_cell.py.j2", test_context(plan), owners,
+        sources,
+    )
+
+
+def _compiled(
+    plans: tuple[ModulePlan, ...], context: BundleContext, arch: ArchSpec, renderer: Renderer
+) -> Iterator[tuple[str, Artifact]]:
+    everyone = tuple(plan.cell for plan in plans)
+    host, units = [], []
+    for plan in plans:
+        if not plan.is_identity:
+            path = f"csrc/{plan.cell}.cpp"
+            host.append(f"{plan.cell}.cpp")
+            launcher = launcher_context(plan, arch, context.namespace)
+            yield _render(
+                renderer, path, "csrc/launcher.cpp.j2", launcher, (plan.cell,), plan.sources
+            )
+    for kernels in _kernel_sets(plans):
+        owners, sources = _users(plans, kernels)
+        dispatch: DispatchContext = dispatch_context(kernels, context.namespace)
+        path = f"csrc/dispatch/{kernels.name}.h"
+        yield _render(renderer, path, dispatch.template, dispatch, owners, sources)
+        for kernel in kernels.kernels:
+            units.append(f"kernels/{kernel.name}.cu")
+            yield _kernel(renderer, kernel, context.namespace, owners, sources)
+    sources_context = SourcesContext(
+        namespace=context.namespace,
+        gencode=arch.gencode or "",
+        fingerprint=context.fingerprint,
+        host=tuple(host),
+        kernels=tuple(units),
+    )
+    yield _render(
+        renderer, "csrc/sources.cmake", "csrc/sources.cmake.j2", sources_context, everyone, ()
+    )
+    yield from _copies(renderer, "csrc", "csrc/", everyone)
+
+
+def _kernel(
+    renderer: Renderer,
+    kernel: Kernel,
+    namespace: str,
+    owners: tuple[str, ...],
+    sources: tuple[str, ...],
+) -> tuple[str, Artifact]:
+    context: KernelContext = kernel_context(kernel, namespace)
+    return _render(
+        renderer, f"csrc/kernels/{kernel.name}.cu", context.template, context, owners, sources
+    )
+
+
+def _users(
+    plans: tuple[ModulePlan, ...], kernels: KernelSet
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Cells that use a kernel set, and the specs it came from: the arch's, and an op's for its math."""
+    users = [plan for plan in plans if kernels.name in {each.name for each in plan.kernel_sets}]
+    arch = next(s for plan in users for s in plan.sources if s.startswith("specs/archs/")
+                or "/archs/" in s)
+    return tuple(plan.cell for plan in users), (arch,)

@@ -1,0 +1,218 @@
+"""Context of a cell's generated tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..model import dtypes
+from ..model.dtypes import DType
+from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter
+from ..model.primitives import Primitive
+from ..model.shapes import Sym, evaluate, to_python
+from .python import op_name
+
+_ROWS, _GROUPS = 96, 4
+_WIDTHS = (64, 40, 24, 72, 56)
+_PRODUCTS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A bad argument and what the module says of it.
+
+    Attributes:
+        name: of the test.
+        tensor: argument replaced.
+        value: source of the bad value.
+        message: after the cell's name.
+    """
+
+    name: str
+    tensor: str
+    value: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TestContext:
+    """Everything ``tests/test_<cell>.py`` states; most fields are Python source."""
+
+    __test__ = False
+
+    cell: str
+    function_name: str
+    class_name: str
+    first: str
+    sizes: str
+    wanted: str
+    tolerances: str
+    size_lines: tuple[str, ...]
+    input_lines: tuple[str, ...]
+    grouped: bool
+    splits_parameter: str
+    splits_argument: str
+    exact_call: str
+    row_gradients: str
+    group_gradients: str
+    forward_op: str
+    backward_op: str
+    forward_flags: str
+    backward_flags: str
+    forward_results: str
+    results_tuple: str
+    saved_names: str
+    constructor: str
+    input_names: str
+    refusals: tuple[Refusal, ...]
+
+
+def sizes_of(plan: ModulePlan) -> dict[str, int]:
+    """Small sizes, all different, multiples of 8 that are no multiples of a tile."""
+    widths = iter(_WIDTHS)
+    known = {"T": _ROWS, "E": _GROUPS}
+    return {dim.symbol: known.get(dim.symbol) or next(widths) for dim in plan.dims}
+
+
+def test_context(plan: ModulePlan) -> TestContext:
+    """What ``tests/test_<cell>.py`` states."""
+    sizes = sizes_of(plan)
+    wanted = _wanted(plan)
+    grouped = "split_sizes" in plan.inputs
+    flags = ["True"] * len(plan.forward.flags)
+    results = [result.buffer for result in plan.forward.results]
+    return TestContext(
+        cell=plan.cell,
+        function_name=plan.module,
+        class_name=plan.class_name,
+        first=plan.inputs[0],
+        sizes=repr(sizes),
+        wanted=_tuple(wanted),
+        tolerances=repr({name: _tolerance(plan, name) for name in ("y", *wanted)}),
+        size_lines=tuple(f'{symbol} = sizes["{symbol}"]' for symbol in _symbols(plan)),
+        input_lines=tuple(_input_lines(plan)),
+        grouped=grouped,
+        splits_parameter=", splits: list[int]" if grouped else "",
+        splits_argument=", splits" if grouped else "",
+        exact_call=_exact_call(plan),
+        row_gradients=_tuple([name for name in wanted if _outer(plan, name) == "T"]),
+        group_gradients=_tuple([name for name in wanted if _outer(plan, name) == "E"]),
+        forward_op=op_name(plan, plan.forward),
+        backward_op=op_name(plan, plan.backward),
+        forward_flags=", ".join(flags),
+        backward_flags=", ".join(["True"] * len(plan.backward.flags)),
+        forward_results=_tuple(results),
+        results_tuple="results" if len(results) > 1 else "(results,)",
+        saved_names=_tuple([argument.buffer for argument in plan.backward.arguments[1:]]),
+        constructor=_constructor(plan, sizes),
+        input_names=_tuple(list(plan.inputs)),
+        refusals=tuple(_refusals(plan, sizes)),
+    )
+
+
+def _tuple(names: list[str]) -> str:
+    return "(" + "".join(f'"{name}", ' for name in names) + ")"
+
+
+def _wanted(plan: ModulePlan) -> list[str]:
+    results = {result.buffer for result in plan.backward.results}
+    return [name for name in plan.arguments if f"d{name}" in results]
+
+
+def _outer(plan: ModulePlan, name: str) -> str:
+    return str(plan.buffer(name).shape.flat[0])
+
+
+def _tolerance(plan: ModulePlan, name: str) -> float:
+    """A chain rounds between its ops; a single op rounds once, and an fp32 result not at all."""
+    steps = len(plan.forward.steps)
+    if steps > 1:
+        return plan.tolerance.end_to_end
+    buffer = plan.buffer(name if name == "y" else f"d{name}")
+    return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
+
+
+def _symbols(plan: ModulePlan) -> list[str]:
+    used = {s for name in plan.arguments for s in plan.buffer(name).shape.symbols()}
+    return [dim.symbol for dim in plan.dims if dim.symbol in used]
+
+
+def _input_lines(plan: ModulePlan) -> Iterator[str]:
+    parameters = {parameter.buffer: parameter for parameter in plan.parameters}
+    for seed, name in enumerate(plan.arguments, 1):
+        buffer = plan.buffer(name)
+        if buffer.dtype is DType.INT64:
+            default = "support.split_cases(E, T)[0]"
+            values = f"torch.tensor({default} if splits is None else splits, device=device)"
+            yield f'"{name}": {values},'
+            continue
+        yield f'"{name}": support.random_tensor({_random(buffer, parameters.get(name), seed)}),'
+
+
+def _random(buffer: Buffer, parameter: Parameter | None, seed: int) -> str:
+    dtype = "dtype" if buffer.dtype is DType.IO else f"torch.{dtypes.info(buffer.dtype).torch}"
+    dims = ["3"] if buffer.shape.leading else []
+    dims += [to_python(dim) for dim in buffer.shape.flat]
+    shape = f"({', '.join(dims)},)"
+    weight = parameter is not None and not buffer.optional
+    scale = f", scale=({to_python(parameter.fan_in)}) ** -0.5" if weight and parameter else ""
+    return f"{shape}, dtype, device, {seed}{scale}".replace("dtype", dtype, 1)
+
+
+def _exact_call(plan: ModulePlan) -> str:
+    if len(plan.forward.results) == 1:
+        return "reference.forward"
+    flags = ", ".join(f"{flag}=True" for flag in plan.forward.flags)
+    return f"lambda **tensors: reference.forward(**tensors, {flags})[0]"
+
+
+def _constructor(plan: ModulePlan, sizes: dict[str, int]) -> str:
+    parts = [f"{dim.keyword}={sizes[dim.symbol]}" for dim in plan.dims if dim.constructor]
+    if any(plan.buffer(p.buffer).optional for p in plan.parameters):
+        parts.append("bias=True")
+    if plan.parameters:
+        parts.append("device=device")
+    return ", ".join(parts)
+
+
+def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
+    """One bad argument per check of the forward program."""
+    first = plan.inputs[0]
+    for check in plan.forward.checks:
+        name = check.tensor
+        here = f'tensors["{name}"]'
+        match check.kind:
+            case CheckKind.IO_DTYPE:
+                text = f"{name}: expected dtype bfloat16 or float16, got float32"
+                yield Refusal(f"{name}_float32", name, f"{here}.float()", text)
+            case CheckKind.SAME_DTYPE:
+                text = f"{name}: expected dtype bfloat16, as {first}, got float16"
+                yield Refusal(f"{name}_of_another_dtype", name, f"{here}.half()", text)
+            case CheckKind.DTYPE:
+                expected = dtypes.info(check.dtype).torch
+                text = f"{name}: expected dtype {expected}, got int32"
+                yield Refusal(f"{name}_int32", name, f"{here}.int()", text)
+            case CheckKind.RANK if check.exact:
+                dimensions = "dimension" if check.number == 1 else "dimensions"
+                text = (
+                    f"{name}: expected {check.number} {dimensions} {check.label},"
+                    f" got {check.number + 1}"
+                )
+                yield Refusal(f"{name}_of_another_rank", name, f"{here}[None]", text)
+            case CheckKind.SIZE if check.axis:
+                yield _size_refusal(plan, check.tensor, check.axis, check.number, check.label, sizes)
+
+
+def _size_refusal(
+    plan: ModulePlan, name: str, axis: int, rank: int, label: str, sizes: dict[str, int]
+) -> Refusal:
+    shape = plan.buffer(name).shape
+    size = evaluate(shape.dims[axis], sizes)
+    place = rank + axis + (2 if shape.leading else 0)
+    text = f"{name}: expected {label} = {size} in dimension {place}, got {size + 8}"
+    here = f'tensors["{name}"]'
+    extra = f"{here}.narrow({axis}, 0, 1).repeat_interleave(8, {axis})"
+    value = f"torch.cat(({here}, {extra}), {axis})"
+    symbol = str(shape.dims[axis]).replace(" ", "").replace("*", "")
+    assert isinstance(shape.dims[axis], Sym) or symbol
+    return Refusal(f"{name}_of_another_{symbol.lower()}", name, value, text)

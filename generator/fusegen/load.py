@@ -1,0 +1,273 @@
+"""Read spec folders into the model: every problem of every file in one run, each with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from .model.source import Loc, Problem, SpecError, did_you_mean
+from .model.specs import (
+    AnySpec,
+    ArchSpec,
+    FusionSpec,
+    ModuleSpec,
+    OpSpec,
+    RecipeSpec,
+    SpecKind,
+    TargetSpec,
+)
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SIZE_LIMIT = 1 << 20
+
+KeyPath = tuple[str | int, ...]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A spec file: how it is named to people, and where each of its keys stands."""
+
+    file: str
+    places: Mapping[KeyPath, Loc]
+
+    def loc(self, *path: str | int) -> Loc:
+        """The place of a key, or of the nearest enclosing key that is written."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, Loc(self.file, 1, 1))
+
+    def problem(self, message: str, *path: str | int) -> Problem:
+        """A problem at a key."""
+        return Problem(self.loc(*path), message)
+
+
+@dataclass(frozen=True)
+class SpecSet:
+    """All specs by name, in sorted order, with the source of each.
+
+    ``sources`` is keyed by (kind, name) and serves error messages only.
+    """
+
+    ops: Mapping[str, OpSpec] = field(default_factory=dict)
+    fusions: Mapping[str, FusionSpec] = field(default_factory=dict)
+    modules: Mapping[str, ModuleSpec] = field(default_factory=dict)
+    recipes: Mapping[str, RecipeSpec] = field(default_factory=dict)
+    archs: Mapping[str, ArchSpec] = field(default_factory=dict)
+    targets: Mapping[str, TargetSpec] = field(default_factory=dict)
+    sources: Mapping[tuple[SpecKind, str], Source] = field(default_factory=dict)
+
+    def of(self, kind: SpecKind) -> Mapping[str, AnySpec]:
+        """Specs of one kind."""
+        specs: Mapping[str, AnySpec] = getattr(self, kind.folder)
+        return specs
+
+    def source(self, kind: SpecKind, name: str) -> Source:
+        """Where a spec was read from."""
+        return self.sources[kind, name]
+
+
+class _Reader:
+    """Turns a YAML node tree into plain data and a map of places; refuses duplicate keys."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.places: dict[KeyPath, Loc] = {}
+        self.problems: list[Problem] = []
+        self._constructor = yaml.SafeLoader("")
+
+    def loc(self, node: yaml.Node) -> Loc:
+        return Loc(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+
+    def read(self, node: yaml.Node, path: KeyPath = ()) -> Any:
+        self.places.setdefault(path, self.loc(node))
+        if isinstance(node, yaml.MappingNode):
+            return dict(self._pairs(node, path))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+        return self._constructor.construct_object(node)
+
+    def _pairs(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[tuple[str, Any]]:
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if not isinstance(key, str):
+                self.problems.append(Problem(self.loc(key_node), "a key is a plain word"))
+                continue
+            if key in seen:
+                self.problems.append(Problem(self.loc(key_node), f"key {key!r} is written twice"))
+            seen.add(key)
+            self.places[(*path, key)] = self.loc(key_node)
+            yield key, self.read(value_node, (*path, key))
+
+
+def _parse_yaml(path: Path, file: str) -> tuple[Any, Source, list[Problem]]:
+    try:
+        data = path.read_bytes()
+        if len(data) > _SIZE_LIMIT:
+            raise ValueError(f"larger than {_SIZE_LIMIT} bytes")
+        node = yaml.compose(data.decode("utf-8"), Loader=_LOADER)
+        if node is None:
+            raise ValueError("the file is empty")
+        reader = _Reader(file)
+        content = reader.read(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        loc = Loc(file, mark.line + 1, mark.column + 1) if mark else Loc(file, 1, 1)
+        return None, Source(file, {}), [Problem(loc, f"not YAML: {error.problem}")]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return None, Source(file, {}), [Problem(Loc(file, 1, 1), f"not a spec: {error}")]
+    return content, Source(file, reader.places), reader.problems
+
+
+def _explain(error: Any, spec: type[Any], content: Any) -> tuple[str, KeyPath]:
+    """A pydantic error as a sentence and the key it is about."""
+    path: KeyPath = tuple(part for part in error["loc"] if part != "[key]")
+    context = error.get("ctx", {})
+    if "key" in context:
+        path = (*path, context["key"])
+    match error["type"]:
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            known = _field_names(spec, path[:-1])
+            return f"unknown key {path[-1]!r}{did_you_mean(str(path[-1]), known)}", path
+        case "missing":
+            return f"missing key {path[-1]!r}", path[:-1]
+        case "enum" | "literal_error":
+            got = repr(error["input"])
+            return f"expected {context['expected']}, got {got}", path
+        case "string_pattern_mismatch":
+            return f"{error['input']!r} does not match {context['pattern']}", path
+    message: str = error["msg"]
+    return message[0].lower() + message[1:], path
+
+
+def _field_names(spec: type[Any], path: KeyPath) -> list[str]:
+    """Keys allowed at a place of a spec, read from its JSON Schema so that they stand once."""
+    schema = adapter(spec).json_schema()
+    node: Any = schema
+    for part in path:
+        node = _deref(node, schema)
+        properties = node.get("properties", {})
+        node = properties.get(part) or node.get("additionalProperties") or node.get("items", {})
+        if not isinstance(node, dict):
+            return []
+    return list(_deref(node, schema).get("properties", {}))
+
+
+def _deref(node: Any, schema: Any) -> Any:
+    while isinstance(node, dict):
+        if "anyOf" in node:
+            node = next((branch for branch in node["anyOf"] if "$ref" in branch), node["anyOf"][0])
+        if "$ref" not in node:
+            return node
+        node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    return {}
+
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def adapter(spec: type[T]) -> TypeAdapter[T]:
+    """The pydantic adapter of a spec class, made once."""
+    return _ADAPTERS.setdefault(spec, TypeAdapter(spec))
+
+
+def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec | None, Source]:
+    """Read one file.
+
+    Args:
+        kind: which kind of spec its folder holds.
+        path: of the file.
+        file: how error messages name it.
+
+    Raises:
+        SpecError: with every problem of the file.
+    """
+    content, source, problems = _parse_yaml(path, file)
+    if content is None:
+        raise SpecError(problems)
+    try:
+        spec: AnySpec = adapter(kind.spec).validate_python(content)
+    except ValidationError as error:
+        seen: set[Loc] = {problem.loc for problem in problems}
+        for item in error.errors(include_url=False):
+            message, key = _explain(item, kind.spec, content)
+            if source.loc(*key) not in seen:
+                problems.append(source.problem(message, *key))
+                seen.add(source.loc(*key))
+        raise SpecError(problems) from None
+    if spec.name != path.stem:
+        problems.append(
+            source.problem(f"the file is named {path.stem!r}, its {kind.key} {spec.name!r}", kind.key)
+        )
+    if problems:
+        raise SpecError(problems)
+    return spec, source
+
+
+def load(folders: Iterable[Path]) -> SpecSet:
+    """Read every ``<folder>/<kind>/*.yaml`` and check the specs against each other.
+
+    Args:
+        folders: the built-in folder first, then users' folders; a name may be stated only once.
+
+    Raises:
+        SpecError: with every problem of every file.
+    """
+    from .check import check
+
+    specs: dict[SpecKind, dict[str, AnySpec]] = {kind: {} for kind in SpecKind}
+    sources: dict[tuple[SpecKind, str], Source] = {}
+    problems: list[Problem] = []
+    for folder in folders:
+        for kind, path in _files(folder, problems):
+            try:
+                spec, source = parse_spec(kind, path, _display(path, folder))
+            except SpecError as error:
+                problems.extend(error.problems)
+                continue
+            assert spec is not None
+            if spec.name in specs[kind]:
+                first = sources[kind, spec.name].loc(kind.key)
+                problems.append(
+                    source.problem(
+                        f"{kind.key} {spec.name!r} is already defined at {first}; give it another"
+                        " name",
+                        kind.key,
+                    )
+                )
+                continue
+            specs[kind][spec.name] = spec
+            sources[kind, spec.name] = source
+    by_folder: dict[str, Any] = {
+        kind.folder: dict(sorted(specs[kind].items())) for kind in SpecKind
+    }
+    loaded = SpecSet(**by_folder, sources=sources)
+    problems.extend(check(loaded, complete=not problems))
+    if problems:
+        raise SpecError(problems)
+    return loaded
+
+
+def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Path]]:
+    if not folder.is_dir():
+        problems.append(Problem(Loc(str(folder), 1, 1), "there is no such spec folder"))
+        return
+    known = [kind.folder for kind in SpecKind]
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and entry.name not in (*known, "schema"):
+            hint = did_you_mean(entry.name, known)
+            problems.append(Problem(Loc(str(entry), 1, 1), f"unknown spec folder{hint}"))
+    for kind in SpecKind:
+        for path in sorted((folder / kind.folder).glob("*.yaml")):
+            yield kind, path
+
+
+def _display(path: Path, folder: Path) -> str:
+    """How messages name a spec: from the folder's name on, the same on every machine."""
+    return (Path(folder.name) / path.relative_to(folder)).as_posix()

@@ -1,0 +1,1 @@
+"""Frozen data model: specs, shapes, conditions and plans.  Imports nothing else of fusegen."""

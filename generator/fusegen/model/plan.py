@@ -1,0 +1,434 @@
+"""The plan of one module: two straight-line programs over typed buffers.
+
+The C++ launcher, the op schemas, the fakes, the reference, the tests and the README of a module are
+all printed from this object, so they cannot drift apart.  Everything here is plain data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .dtypes import DType
+from .predicate import Predicate
+from .primitives import GemmKind, Primitive
+from .shapes import Expr, Shape
+from .specs import AttributeType, Init, PointSpec, Role
+
+
+class Status(str, Enum):
+    """How a cell is provided on an architecture."""
+
+    NATIVE = "native"
+    EMULATED = "emulated"
+    UNSUPPORTED = "unsupported"
+
+
+class Lifetime(str, Enum):
+    """Who owns a buffer.
+
+    ARGUMENT is passed in, RESULT is returned to the caller, SAVED is returned by the forward op for
+    the backward op, WORKSPACE lives inside one call.
+    """
+
+    ARGUMENT = "argument"
+    RESULT = "result"
+    SAVED = "saved"
+    WORKSPACE = "workspace"
+
+
+class Access(str, Enum):
+    """How a pointwise kernel indexes an operand: per element, by half, per row or per column."""
+
+    FULL = "full"
+    FIRST_HALF = "first_half"
+    SECOND_HALF = "second_half"
+    ROW = "row"
+    COLUMN = "column"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor of a plan.
+
+    Attributes:
+        name: identifier in every language.
+        dtype: element type; ``io`` is known at run time.
+        shape: row-major.
+        role: what a recipe quantises it as.
+        optional: may be absent.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+    role: Role | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the module.
+
+    Attributes:
+        buffer: name of its buffer and function argument.
+        path: name in the state dict.
+        init: how it is filled.
+        fan_in: number of inputs per output, which sets the bound of a uniform fill.
+    """
+
+    buffer: str
+    path: str
+    init: Init
+    fan_in: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A scalar keyword of the module's function."""
+
+    name: str
+    type: AttributeType
+    default: float | int | bool | str
+
+
+@dataclass(frozen=True, slots=True)
+class PointwiseOperand:
+    """A symbol of a pointwise program and where its value comes from or goes to."""
+
+    symbol: str
+    buffer: str
+    access: Access
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """Math of a pointwise step, printed.
+
+    Attributes:
+        kernel: base name of the kernel, shared by every module that uses the op.
+        operands: values read, one per symbol.
+        results: values written, one per symbol; row access means summed over the row.
+        attributes: scalars by symbol.
+        cuda: statements in CUDA C++ over floats, results last.
+        torch: statements in PyTorch over fp32 tensors, results last.
+        formula: for people.
+        columns: elements of a row that one symbol runs over.
+        rows: number of rows.
+        cost: operations per element.
+    """
+
+    kernel: str
+    operands: tuple[PointwiseOperand, ...]
+    results: tuple[PointwiseOperand, ...]
+    attributes: tuple[str, ...]
+    cuda: tuple[str, ...]
+    torch: tuple[str, ...]
+    formula: str
+    rows: Expr
+    columns: Expr
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A buffer in a slot of a step."""
+
+    slot: str
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a program.
+
+    Attributes:
+        primitive: what it does.
+        kind: variant of the primitive.
+        item: chain item it came from.
+        inputs: operands by slot.
+        outputs: results by slot.
+        when: it runs if any of these flags is set; empty is always.
+        sizes: rows (or tokens), columns and depth of a product, for selection rules.
+        kernels: name of the kernel set that runs it; None on cpu.
+        pointwise: math of a pointwise step.
+        rule: fusion that made it.
+        lane: 0 is the caller's stream; others fork and join inside the call.
+        mutates: buffers changed in place.
+        flops: floating-point operations.
+    """
+
+    primitive: Primitive
+    kind: str | None
+    item: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    when: tuple[str, ...] = ()
+    sizes: tuple[tuple[str, Expr], ...] = ()
+    kernels: str | None = None
+    pointwise: Pointwise | None = None
+    rule: str | None = None
+    lane: int = 0
+    mutates: tuple[str, ...] = ()
+    flops: Expr | None = None
+
+    def input(self, slot: str) -> str | None:
+        """The buffer in an input slot, or None."""
+        return next((operand.buffer for operand in self.inputs if operand.slot == slot), None)
+
+    @property
+    def out(self) -> str:
+        """The first result."""
+        return self.outputs[0].buffer
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Buffers read, each once."""
+        return tuple(dict.fromkeys(operand.buffer for operand in self.inputs))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Buffers written."""
+        return tuple(operand.buffer for operand in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor argument of a program; conditional ones are None unless a flag asks for them."""
+
+    buffer: str
+    optional: bool
+    when: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor result of a program; conditional ones are None unless a flag asks for them."""
+
+    buffer: str
+    when: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Where a dimension is read from: candidate (tensor, axis, divisor), the first present counts.
+
+    Axis counts from the end (-1 is innermost); None is the product of the leading dimensions, of
+    which ``trailing`` gives how many are not leading.
+    """
+
+    symbol: str
+    sources: tuple[tuple[str, int | None, int], ...]
+
+
+class CheckKind(str, Enum):
+    """What an argument check compares."""
+
+    RANK = "rank"
+    IO_DTYPE = "io_dtype"
+    SAME_DTYPE = "same_dtype"
+    DTYPE = "dtype"
+    DEVICE = "device"
+    SIZE = "size"
+    MULTIPLE = "multiple"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One argument check, printed to Python and C++ with the same words.
+
+    Attributes:
+        kind: what is compared.
+        tensor: argument it is about.
+        optional: skipped where the argument is None.
+        reference: the argument it must agree with (dtype, device).
+        axis: from the end, for SIZE.
+        expr: expected size or, for MULTIPLE, the size itself.
+        number: expected rank or divisor.
+        exact: for RANK: False allows more dimensions.
+        dtype: expected element type.
+        label: how the message calls the dimension or the shape.
+    """
+
+    kind: CheckKind
+    tensor: str
+    optional: bool = False
+    reference: str | None = None
+    axis: int = 0
+    expr: Expr | None = None
+    number: int = 0
+    exact: bool = True
+    dtype: DType = DType.IO
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One direction of a module.
+
+    Attributes:
+        name: ``forward`` or ``backward``.
+        arguments: tensors in schema order; the first one gives device, dtype and leading shape.
+        flags: gradient flags in schema order.
+        results: tensors returned.
+        steps: in order.
+        workspace: buffers that live inside the call.
+        bindings: dimensions the steps need.
+        checks: of the arguments.
+    """
+
+    name: str
+    arguments: tuple[Argument, ...]
+    flags: tuple[str, ...]
+    results: tuple[Result, ...]
+    steps: tuple[Step, ...]
+    workspace: tuple[str, ...]
+    bindings: tuple[Binding, ...]
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel instantiation: one translation unit.
+
+    Attributes:
+        name: full name, also of the file and the exported function.
+        family: decides the template.
+        dtype: element type.
+        kind: of a product.
+        point: configuration of a product.
+        pointwise: math of a pointwise kernel.
+    """
+
+    name: str
+    family: str
+    dtype: DType
+    kind: GemmKind | None = None
+    point: PointSpec | None = None
+    pointwise: Pointwise | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRule:
+    """Use the kernels of a point where the predicate holds."""
+
+    predicate: Predicate
+    point: str
+    kernels: tuple[tuple[DType, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """Kernels that can run one kind of step, and the ordered rules that choose.
+
+    Attributes:
+        name: of the dispatch function and its header.
+        family: decides the template.
+        kind: of a product.
+        kernels: every instantiation.
+        rules: in order, the last one unconditional.
+    """
+
+    name: str
+    family: str
+    kind: GemmKind | None
+    kernels: tuple[Kernel, ...]
+    rules: tuple[SelectionRule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """A symbol of a module, its constructor keyword, and whether a parameter's shape uses it."""
+
+    symbol: str
+    keyword: str
+    constructor: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Largest relative Frobenius errors a test accepts."""
+
+    gemm: float
+    end_to_end: float
+    float32: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePlan:
+    """Everything a generated module states.
+
+    Attributes:
+        cell: ``<module>__<recipe>``, also the file name.
+        module, recipe, arch: what it was made from.
+        status, reason: how it is provided.
+        summary: one line.
+        class_name: of the ``nn.Module``.
+        dims: symbols and keywords.
+        inputs: names of the module's inputs in call order.
+        parameters: in state-dict order.
+        arguments: function arguments: first input, required parameters, inputs, optional parameters.
+        outputs: names of the module's outputs.
+        attributes: scalar keywords.
+        buffers: every buffer by name, in order of first use.
+        forward, backward: the programs.
+        saved: what the backward reads of the forward, each with the flags that ask for it.
+        kernel_sets: kernels of the steps.
+        quantizes: whether the module exports ``quantize`` and ``dequantize``.
+        tolerance: of its tests.
+        sources: spec files it was made from.
+    """
+
+    cell: str
+    module: str
+    recipe: str
+    arch: str
+    status: Status
+    reason: str
+    summary: str
+    class_name: str
+    dims: tuple[Dimension, ...]
+    inputs: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    arguments: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[Attribute, ...]
+    buffers: tuple[Buffer, ...]
+    forward: Program
+    backward: Program
+    saved: tuple[Result, ...]
+    kernel_sets: tuple[KernelSet, ...]
+    quantizes: bool
+    tolerance: Tolerance
+    sources: tuple[str, ...]
+
+    def buffer(self, name: str) -> Buffer:
+        """A buffer by name.  Raises KeyError for an unknown one."""
+        for buffer in self.buffers:
+            if buffer.name == name:
+                return buffer
+        raise KeyError(name)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the outputs are the inputs, so that there is nothing to run."""
+        return not self.forward.steps
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every kernel instantiation, each once."""
+        return tuple(
+            {kernel.name: kernel for each in self.kernel_sets for kernel in each.kernels}.values()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A cell that cannot be made, why, and which statement rules it out."""
+
+    cell: str
+    module: str
+    recipe: str
+    arch: str
+    reason: str

@@ -1,0 +1,285 @@
+"""Symbolic integer expressions and shapes.
+
+A small algebra of our own: ``+ - * //``, ``ceildiv`` and ``align`` over named dimensions.  It prints
+integer operations only, because a detour through floats (``math.ceil(T / 128)``) recompiles a
+traced graph for every value.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Operator(Enum):
+    """Integer operators, with their Python spelling."""
+
+    ADD = "+"
+    SUB = "-"
+    MUL = "*"
+    FLOORDIV = "//"
+    CEILDIV = "ceildiv"
+    ALIGN = "align"
+
+
+_INFIX = {Operator.ADD: 1, Operator.SUB: 1, Operator.MUL: 2, Operator.FLOORDIV: 2}
+_APPLY: dict[Operator, Callable[[int, int], int]] = {
+    Operator.ADD: lambda a, b: a + b,
+    Operator.SUB: lambda a, b: a - b,
+    Operator.MUL: lambda a, b: a * b,
+    Operator.FLOORDIV: lambda a, b: a // b,
+    Operator.CEILDIV: lambda a, b: -(-a // b),
+    Operator.ALIGN: lambda a, b: -(-a // b) * b,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """An integer literal."""
+
+    value: int
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """A named dimension such as ``T``."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """An operator applied to two expressions."""
+
+    operator: Operator
+    left: Expr
+    right: Expr
+
+    def __str__(self) -> str:
+        return to_python(self)
+
+
+Expr = Const | Sym | Binary
+
+
+def _combine(operator: Operator, left: Expr, right: Expr) -> Expr:
+    """Build an operation, folding constants and neutral elements so that formulas stay readable."""
+    if isinstance(left, Const) and isinstance(right, Const):
+        return Const(_APPLY[operator](left.value, right.value))
+    if operator is Operator.MUL:
+        if Const(1) in (left, right):
+            return right if left == Const(1) else left
+        if Const(0) in (left, right):
+            return Const(0)
+    if operator is Operator.ADD and Const(0) in (left, right):
+        return right if left == Const(0) else left
+    if right == Const(1) and operator in (Operator.FLOORDIV, Operator.CEILDIV, Operator.ALIGN):
+        return left
+    return Binary(operator, left, right)
+
+
+def add(left: Expr, right: Expr) -> Expr:
+    """left + right."""
+    return _combine(Operator.ADD, left, right)
+
+
+def mul(left: Expr, right: Expr) -> Expr:
+    """left * right."""
+    return _combine(Operator.MUL, left, right)
+
+
+def product(factors: Iterator[Expr] | tuple[Expr, ...]) -> Expr:
+    """The product of any number of factors; 1 where there are none."""
+    result: Expr = Const(1)
+    for factor in factors:
+        result = mul(result, factor)
+    return result
+
+
+def total(terms: Iterator[Expr] | tuple[Expr, ...]) -> Expr:
+    """The sum of any number of terms; 0 where there are none."""
+    result: Expr = Const(0)
+    for term in terms:
+        result = add(result, term)
+    return result
+
+
+_AST_INFIX: dict[type[ast.operator], Operator] = {
+    ast.Add: Operator.ADD,
+    ast.Sub: Operator.SUB,
+    ast.Mult: Operator.MUL,
+    ast.FloorDiv: Operator.FLOORDIV,
+}
+_AST_CALL = {"ceildiv": Operator.CEILDIV, "align": Operator.ALIGN}
+
+
+def parse_expr(text: str | int) -> Expr:
+    """Read an expression such as ``128 * (T // 128 + E)``.
+
+    Raises:
+        ValueError: text is not made of names, non-negative integers, + - * //, ceildiv and align.
+    """
+    if isinstance(text, int):
+        return Const(text)
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is not an integer expression") from error
+    return _from_ast(tree, text)
+
+
+def _from_ast(node: ast.expr, text: str) -> Expr:
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            return Const(value)
+        case ast.Name(id=name):
+            return Sym(name)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _AST_INFIX:
+            return _combine(_AST_INFIX[type(op)], _from_ast(left, text), _from_ast(right, text))
+        case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]) if name in _AST_CALL:
+            return _combine(_AST_CALL[name], _from_ast(left, text), _from_ast(right, text))
+    raise ValueError(
+        f"{text!r} may use names, integers, + - * //, ceildiv(a, b) and align(a, b) only"
+    )
+
+
+def symbols(expr: Expr) -> frozenset[str]:
+    """Names that occur in an expression."""
+    match expr:
+        case Const():
+            return frozenset()
+        case Sym(name=name):
+            return frozenset((name,))
+        case Binary(left=left, right=right):
+            return symbols(left) | symbols(right)
+
+
+def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
+    """Replace names by expressions; names without an entry stay."""
+    match expr:
+        case Const():
+            return expr
+        case Sym(name=name):
+            return values.get(name, expr)
+        case Binary(operator=operator, left=left, right=right):
+            return _combine(operator, substitute(left, values), substitute(right, values))
+
+
+def evaluate(expr: Expr, values: Mapping[str, int]) -> int:
+    """The value of an expression.  Raises KeyError for a name without a value."""
+    match expr:
+        case Const(value=value):
+            return value
+        case Sym(name=name):
+            return values[name]
+        case Binary(operator=operator, left=left, right=right):
+            return _APPLY[operator](evaluate(left, values), evaluate(right, values))
+
+
+def _print(expr: Expr, infix: Mapping[Operator, str], context: int = 0) -> str:
+    match expr:
+        case Const(value=value):
+            return str(value)
+        case Sym(name=name):
+            return name
+        case Binary(operator=operator, left=left, right=right):
+            if operator not in _INFIX:
+                return f"{operator.value}({_print(left, infix)}, {_print(right, infix)})"
+            rank = _INFIX[operator]
+            text = f"{_print(left, infix, rank)} {infix[operator]} {_print(right, infix, rank + 1)}"
+            return f"({text})" if rank < context else text
+
+
+def to_python(expr: Expr) -> str:
+    """Python source, and the form specs are written in: ``parse_expr(to_python(e)) == e``."""
+    return _print(expr, {operator: operator.value for operator in _INFIX})
+
+
+def to_cpp(expr: Expr) -> str:
+    """C++ source on ``int64_t``; the values are non-negative, so ``/`` is floor division."""
+    return _print(expr, {op: "/" if op is Operator.FLOORDIV else op.value for op in _INFIX})
+
+
+def to_markdown(expr: Expr) -> str:
+    """A formula for people: products without stars or needless brackets (``2 T N K``)."""
+    match expr:
+        case Binary(operator=Operator.MUL, left=left, right=right):
+            return f"{_factor(left)} {_factor(right)}"
+        case Binary(operator=operator, left=left, right=right) if operator in _INFIX:
+            tail = to_markdown(right) if operator is Operator.ADD else _factor(right)
+            return f"{to_markdown(left)} {operator.value} {tail}"
+        case Binary(operator=operator, left=left, right=right):
+            return f"{operator.value}({to_markdown(left)}, {to_markdown(right)})"
+    return str(expr)
+
+
+def _factor(expr: Expr) -> str:
+    """An operand of a product; sums and quotients need their brackets."""
+    text = to_markdown(expr)
+    infix = isinstance(expr, Binary) and expr.operator in _INFIX
+    return f"({text})" if infix and expr.operator is not Operator.MUL else text  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Dimensions of a buffer, outermost first, row-major.
+
+    Attributes:
+        leading: symbol that stands for the product of any number of leading dimensions
+            (written ``T...``), or None where the rank is fixed.
+        dims: the remaining dimensions.
+    """
+
+    leading: str | None
+    dims: tuple[Expr, ...]
+
+    def __str__(self) -> str:
+        lead = [f"{self.leading}..."] if self.leading else []
+        return f"[{', '.join(lead + [str(dim) for dim in self.dims])}]"
+
+    @classmethod
+    def parse(cls, items: list[str | int] | tuple[str | int, ...]) -> Shape:
+        """Read ``[T..., 2 * D]``.  Raises ValueError for a malformed dimension."""
+        leading: str | None = None
+        dims = list(items)
+        if dims and isinstance(dims[0], str) and dims[0].endswith("..."):
+            leading = dims.pop(0)[:-3]  # type: ignore[union-attr]  # the test above says str
+            if not leading.isidentifier():
+                raise ValueError(f"{items[0]!r}: write a name before the dots, such as T...")
+        return cls(leading, tuple(parse_expr(dim) for dim in dims))
+
+    @property
+    def flat(self) -> tuple[Expr, ...]:
+        """All dimensions with the leading ones multiplied into one."""
+        return ((Sym(self.leading),) if self.leading else ()) + self.dims
+
+    @property
+    def elements(self) -> Expr:
+        """Number of elements."""
+        return product(self.flat)
+
+    def symbols(self) -> frozenset[str]:
+        """Names that occur in the shape."""
+        return frozenset().union(*(symbols(dim) for dim in self.flat))
+
+    def substitute(self, values: Mapping[str, Expr]) -> Shape:
+        """Replace dimension names.  A leading name may only be renamed, or become fixed."""
+        dims = tuple(substitute(dim, values) for dim in self.dims)
+        if self.leading is None:
+            return Shape(None, dims)
+        lead = values.get(self.leading, Sym(self.leading))
+        if isinstance(lead, Sym):
+            return Shape(lead.name, dims)
+        return Shape(None, (lead, *dims))
+
+    def fixed(self) -> Shape:
+        """The same shape with its leading dimensions counted as one."""
+        return Shape(None, self.flat)

@@ -1,0 +1,692 @@
+"""The six kinds of spec, as frozen dataclasses.
+
+Every field is what a person writes in YAML; nothing is derived here.  pydantic checks types and
+closed sets from the annotations, ``load`` adds places to what it finds, and the JSON Schemas under
+``specs/schema`` are printed from these classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+from .dtypes import DType
+from .predicate import Comparison, Predicate, SizeVariable, parse_predicate
+from .primitives import SIGNATURES, GemmKind, Primitive
+from .shapes import Expr, Shape, parse_expr
+from .source import did_you_mean
+
+_STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+Name = Annotated[
+    str, StringConstraints(pattern=r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$", max_length=40)
+]
+"""snake_case without double underscores, which separate the parts of a cell's name."""
+
+Symbol = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=8)]
+"""A dimension: starts with a capital."""
+
+ClassName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=40)]
+Summary = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Edition = Literal[1]
+
+
+def _shape(value: object) -> object:
+    if isinstance(value, Shape):
+        return value
+    if not isinstance(value, list) or not all(isinstance(item, str | int) for item in value):
+        raise PydanticCustomError("shape", "expected a list of dimensions such as [T, 2 * D]")
+    try:
+        return Shape.parse(value)
+    except ValueError as error:
+        raise PydanticCustomError("shape", "{text}", {"text": str(error)}) from None
+
+
+def _expr(value: object) -> object:
+    if not isinstance(value, str | int):
+        return value
+    try:
+        return parse_expr(value)
+    except ValueError as error:
+        raise PydanticCustomError("expression", "{text}", {"text": str(error)}) from None
+
+
+def _predicate(value: object) -> object:
+    if isinstance(value, Predicate):
+        return value
+    if not isinstance(value, dict):
+        raise PydanticCustomError("predicate", "expected conditions such as {groups: {lt: 64}}")
+    for variable, comparisons in value.items():
+        _known("size", variable, SizeVariable)
+        if not isinstance(comparisons, dict):
+            raise PydanticCustomError(
+                "predicate", "expected comparisons such as {lt: 64}", {"key": variable}
+            )
+        for comparison, number in comparisons.items():
+            _known("comparison", comparison, Comparison)
+            if not isinstance(number, int):
+                raise PydanticCustomError(
+                    "predicate", "expected an integer, got {got}", {"got": repr(number)}
+                )
+    try:
+        return parse_predicate(value)
+    except ValueError as error:
+        raise PydanticCustomError("predicate", "{text}", {"text": str(error)}) from None
+
+
+def _known(what: str, word: str, choices: type[Enum]) -> None:
+    known = [choice.value for choice in choices]
+    if word not in known:
+        raise PydanticCustomError(
+            "unknown",
+            "unknown {what} {word}{hint}",
+            {"what": what, "word": repr(word), "hint": did_you_mean(str(word), known), "key": word},
+        )
+
+
+ShapeField = Annotated[
+    Shape,
+    BeforeValidator(_shape),
+    WithJsonSchema({"type": "array", "items": {"type": ["string", "integer"]}}),
+]
+ExprField = Annotated[
+    Expr, BeforeValidator(_expr), WithJsonSchema({"type": ["string", "integer"]})
+]
+PredicateField = Annotated[
+    Predicate, BeforeValidator(_predicate), WithJsonSchema({"type": "object"})
+]
+
+
+class Role(str, Enum):
+    """How a tensor enters a matrix product; recipes say one format per role."""
+
+    INPUT = "input"
+    WEIGHT = "weight"
+    GRAD_OUTPUT = "grad_output"
+
+
+class Init(str, Enum):
+    """How ``reset_parameters`` fills a parameter."""
+
+    KAIMING_UNIFORM = "kaiming_uniform"
+    ZEROS = "zeros"
+    ONES = "ones"
+
+
+class Broadcast(str, Enum):
+    """Along what a pointwise operand repeats: one value per row, or one per column."""
+
+    ROW = "row"
+    COLUMN = "column"
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class TensorSpec:
+    """A tensor of an op.
+
+    Attributes:
+        shape: ``[T, 2 * D]``; ``T...`` stands for any number of leading dimensions.
+        role: what a recipe quantises it as; None is never quantised.
+        dtype: ``io`` is the module's own type.
+        differentiable: whether a gradient can flow into it.
+        optional: may be None at run time.
+        init: for parameters.
+        halves: names of the two halves of the last dimension in a pointwise expression.
+        interleave: attribute that, when positive, interleaves the halves in blocks of that many.
+        broadcast: repeats along rows or columns of a pointwise expression.
+    """
+
+    shape: ShapeField
+    role: Role | None = None
+    dtype: DType = DType.IO
+    differentiable: bool = True
+    optional: bool = False
+    init: Init | None = None
+    halves: tuple[Name, Name] | None = None
+    interleave: Name | None = None
+    broadcast: Broadcast | None = None
+
+
+class AttributeType(str, Enum):
+    """Types of scalar attributes."""
+
+    FLOAT = "float"
+    INT = "int"
+    BOOL = "bool"
+    STRING = "string"
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class AttributeSpec:
+    """A scalar of an op, a keyword of the generated function.
+
+    Attributes:
+        type: of the value.
+        default: used where the caller says nothing.
+        static: fixed when the module is generated instead of at run time.
+    """
+
+    type: AttributeType
+    default: float | int | bool | str
+    static: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpec:
+    """One step of an op's program, as written: primitive, kind and tensors by slot."""
+
+    primitive: Primitive
+    kind: str | None
+    slots: tuple[tuple[str, str], ...]
+
+    def get(self, slot: str) -> str | None:
+        """The tensor in a slot, or None."""
+        return dict(self.slots).get(slot)
+
+
+def _step(value: object) -> object:
+    if isinstance(value, StepSpec):
+        return value
+    if not isinstance(value, dict) or "step" not in value:
+        raise PydanticCustomError("step", "expected a step such as {step: gemm, kind: fprop, ...}")
+    _known("step", value["step"], Primitive)
+    primitive = Primitive(value["step"])
+    signature = SIGNATURES[primitive]
+    kind = value.get("kind")
+    if (kind is None) != (not signature.kinds) or (kind and kind not in signature.kinds):
+        allowed = " | ".join(signature.kinds) or "no kind"
+        raise PydanticCustomError(
+            "step",
+            "{step} takes {allowed}, got {kind}",
+            {"step": primitive.value, "allowed": allowed, "kind": repr(kind), "key": "kind"},
+        )
+    slots = {key: text for key, text in value.items() if key not in ("step", "kind")}
+    known = (*signature.inputs, *signature.optional_inputs, *signature.outputs)
+    known += signature.attributes
+    for key, text in slots.items():
+        if key not in known:
+            raise PydanticCustomError(
+                "step",
+                "{step} has no slot {slot}{hint}",
+                {
+                    "step": primitive.value,
+                    "slot": repr(key),
+                    "hint": did_you_mean(key, known),
+                    "key": key,
+                },
+            )
+        if not isinstance(text, str):
+            raise PydanticCustomError(
+                "step", "{slot} names a tensor", {"slot": repr(key), "key": key}
+            )
+    for slot in (*signature.inputs, signature.outputs[0]):
+        if slot not in slots:
+            raise PydanticCustomError(
+                "step",
+                "{step} needs slot {slot}",
+                {"step": primitive.value, "slot": repr(slot)},
+            )
+    return StepSpec(primitive, kind, tuple(slots.items()))
+
+
+StepField = Annotated[
+    StepSpec,
+    BeforeValidator(_step),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "required": ["step"],
+            "properties": {"step": {"enum": [primitive.value for primitive in Primitive]}},
+        }
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class OpSpec:
+    """A basic op.
+
+    Attributes:
+        dims: symbols of the shapes, each with the keyword it has in a constructor.
+        attributes: scalars, symbols of the pointwise expression.
+        inputs: in the order of the generated function; the first one fixes ``io``.
+        forward: steps from inputs and parameters to outputs.
+        backward: steps from ``d<output>`` to ``d<input>``; derived for a pointwise op.
+        pointwise: one expression per output, instead of steps.
+    """
+
+    edition: Edition
+    op: Name
+    summary: Summary
+    dims: Mapping[Symbol, Name]
+    inputs: Mapping[Name, TensorSpec]
+    outputs: Mapping[Name, TensorSpec]
+    parameters: Mapping[Name, TensorSpec] = field(default_factory=dict)
+    attributes: Mapping[Name, AttributeSpec] = field(default_factory=dict)
+    forward: tuple[StepField, ...] = ()
+    backward: tuple[StepField, ...] = ()
+    pointwise: Mapping[Name, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.op
+
+    @property
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Every declared tensor by name."""
+        return {**self.inputs, **self.parameters, **self.outputs}
+
+
+class OptionName(str, Enum):
+    """What a module may offer to be decided at generation time."""
+
+    MAIN_GRAD = "main_grad"
+    DELAY_WGRAD = "delay_wgrad"
+    WEIGHT_CACHE = "weight_cache"
+    SCALE_BIAS = "scale_bias"
+    GLU_INTERLEAVE = "glu_interleave"
+    SAVE = "save"
+    BACKWARD_PRECISION = "backward_precision"
+    QUANTIZED_INPUT = "quantized_input"
+    QUANTIZED_OUTPUT = "quantized_output"
+    OUTPUT_DTYPE = "output_dtype"
+    PARAMETER_PER_GROUP = "parameter_per_group"
+    TENSOR_PARALLEL = "tensor_parallel"
+    SEQUENCE_PARALLEL = "sequence_parallel"
+    DEBUG = "debug"
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class ChainItem:
+    """One op of a module.
+
+    Attributes:
+        op: name of the op.
+        as_: prefix of its parameters; needed where the chain has more than one op.
+        with_: op input -> tensor of the module; the first input defaults to the result before it,
+            the others to the module input of the same name.
+        out: name of its result; the last item's results are the module's outputs.
+        dims: op dimension -> expression in the module's dimensions; defaults to the same symbol.
+        attributes: values that replace the op's defaults.
+    """
+
+    op: Name
+    as_: Annotated[Name | None, Field(alias="as")] = None
+    with_: Annotated[Mapping[Name, Name], Field(alias="with", default_factory=dict)] = field(
+        default_factory=dict
+    )
+    out: Name | None = None
+    dims: Mapping[Symbol, ExprField] = field(default_factory=dict)
+    attributes: Mapping[Name, float | int | bool | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class ModuleSpec:
+    """What a user asks for by name: one op, or a chain of them.
+
+    Attributes:
+        class_: name of the generated ``nn.Module``.
+        op: the one op; its summary, dims and inputs are the module's.
+        chain: or several ops in a row; then summary, dims and inputs stand here.
+        options: choices the module offers at generation time; the first is the default.
+    """
+
+    edition: Edition
+    module: Name
+    class_: Annotated[ClassName, Field(alias="class")]
+    op: Name | None = None
+    summary: Summary | None = None
+    dims: Mapping[Symbol, Name] = field(default_factory=dict)
+    inputs: Mapping[Name, TensorSpec] = field(default_factory=dict)
+    chain: tuple[ChainItem, ...] = ()
+    options: Mapping[OptionName, tuple[Name, ...]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.module
+
+
+class ScaleRule(str, Enum):
+    """How a scale follows from an amax."""
+
+    MAX_OVER_AMAX = "max_over_amax"
+    MX = "mx"
+    NVFP4 = "nvfp4"
+
+
+class ScaleRounding(str, Enum):
+    """How a scale is rounded: not at all, to a power of two downwards or upwards."""
+
+    NONE = "none"
+    POW2_DOWN = "pow2_down"
+    POW2_UP = "pow2_up"
+
+
+class AmaxSource(str, Enum):
+    """Which tensor's amax a scale follows: this one's, or the newest of a history."""
+
+    CURRENT = "current"
+    HISTORY = "history"
+
+
+class Extent(str, Enum):
+    """A block that spans a whole dimension of a tensor, or of a group of rows."""
+
+    ALL = "all"
+
+
+class Orientation(str, Enum):
+    """Along which dimension the blocks of a quantised copy run."""
+
+    ROWWISE = "rowwise"
+    COLUMNWISE = "columnwise"
+
+
+class Rounding(str, Enum):
+    """How an element is rounded to its format."""
+
+    NEAREST = "nearest"
+    STOCHASTIC = "stochastic"
+
+
+class Accumulation(str, Enum):
+    """Where partial sums of a product are kept."""
+
+    FP32 = "fp32"
+    FAST = "fast"
+    SPLIT_128 = "split_128"
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class ScaleSpec:
+    """Scale factors of a quantised tensor.
+
+    Attributes:
+        dtype: of the stored inverse scale.
+        rule: formula from amax (numerics documentation).
+        round: of the scale.
+        source: current tensor or history.
+        epsilon: an amax below it is raised to it.
+        margin: the scale is divided by 2^margin.
+        history: number of amaxes kept, where source is history.
+    """
+
+    dtype: DType
+    rule: ScaleRule
+    round: ScaleRounding = ScaleRounding.NONE
+    source: AmaxSource = AmaxSource.CURRENT
+    epsilon: Annotated[float, Field(ge=0)] = 0.0
+    margin: Annotated[int, Field(ge=0)] = 0
+    history: Annotated[int, Field(ge=0)] = 0
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class HadamardSpec:
+    """A random Hadamard transform before quantisation, along the blocks of one orientation."""
+
+    size: Annotated[int, Field(ge=2, le=256)]
+    orientation: Orientation
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class QuantizationSpec:
+    """How one role is quantised.
+
+    Attributes:
+        format: of the elements.
+        block: rows and columns that share a scale, for rowwise copies; columnwise copies swap them.
+        scale: scale factors per block.
+        tensor_scale: a second scale over the whole tensor or group (NVFP4).
+        rounding: of elements.
+        hadamard: transform before quantisation.
+    """
+
+    format: DType
+    block: tuple[Annotated[int, Field(ge=1)] | Extent, Annotated[int, Field(ge=1)] | Extent]
+    scale: ScaleSpec
+    tensor_scale: ScaleSpec | None = None
+    rounding: Rounding = Rounding.NEAREST
+    hadamard: HadamardSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class ToleranceSpec:
+    """Largest relative Frobenius errors a generated test accepts.
+
+    Attributes:
+        gemm: a product with an ``io`` result against float64 of the operands it read.
+        end_to_end: a whole module against float64 of its unquantised inputs.
+        float32: sums kept in fp32 against float64.
+    """
+
+    gemm: Annotated[float, Field(gt=0, lt=1)]
+    end_to_end: Annotated[float, Field(gt=0, lt=1)]
+    float32: Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class RecipeSpec:
+    """Numerics of the matrix products.
+
+    Attributes:
+        source: where the recipe was published.
+        roles: how each role is quantised; a role that is not named stays in ``io``.
+        gemm: accumulation of each product.
+        tolerance: what tests accept.
+    """
+
+    edition: Edition
+    recipe: Name
+    summary: Summary
+    source: Summary
+    gemm: Mapping[GemmKind, Accumulation]
+    tolerance: ToleranceSpec
+    roles: Mapping[Role, QuantizationSpec] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.recipe
+
+
+class Schedule(str, Enum):
+    """How the math warpgroups of a kernel share the work."""
+
+    COOPERATIVE = "cooperative"
+    PINGPONG = "pingpong"
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class PointSpec:
+    """One configuration of a kernel.
+
+    Attributes:
+        tile: rows, columns and depth of the result tile a step computes.
+        cluster: thread blocks along rows and columns that share loads.
+        schedule: of the math warpgroups.
+    """
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int]
+    schedule: Schedule
+
+    @property
+    def name(self) -> str:
+        """``cooperative_128x256x64_2x1``: everything the point says."""
+        tile = "x".join(str(extent) for extent in self.tile)
+        cluster = "x".join(str(extent) for extent in self.cluster)
+        return f"{self.schedule.value}_{tile}_{cluster}"
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class RuleSpec:
+    """Use a point where the conditions hold; the last rule of a list has none."""
+
+    use: str
+    when: PredicateField = Predicate(())
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class KindSpec:
+    """Configurations of one kind of product and the ordered rules that choose among them."""
+
+    points: tuple[PointSpec, ...]
+    select: tuple[RuleSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class FamilySpec:
+    """A family of kernels that implements primitives on an architecture.
+
+    Attributes:
+        implements: primitives.
+        formats: element formats of its quantised operands; ``io`` for none.
+        row_alignment: innermost dimensions are multiples of this many elements.
+        kinds: configurations per kind; empty where one instantiation serves.
+    """
+
+    implements: tuple[Primitive, ...]
+    formats: tuple[DType, ...] = (DType.IO,)
+    row_alignment: Annotated[int, Field(ge=1)] = 1
+    kinds: Mapping[GemmKind, KindSpec] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class ArchSpec:
+    """A GPU architecture, or ``cpu``: the reference alone.
+
+    Attributes:
+        capability: compute capability, None for cpu.
+        gencode: what nvcc is told.
+        toolkit: oldest CUDA toolkit that knows the architecture.
+        limits: hardware limits by name, for people and tests.
+        kernels: families by name.
+    """
+
+    edition: Edition
+    arch: Annotated[str, StringConstraints(pattern=r"^(cpu|sm_[0-9]+a?)$")]
+    summary: Summary
+    capability: tuple[int, int] | None = None
+    gencode: str | None = None
+    toolkit: str | None = None
+    limits: Mapping[Name, int] = field(default_factory=dict)
+    kernels: Mapping[Name, FamilySpec] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.arch
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether modules are compiled for it, rather than run as the reference."""
+        return self.gencode is not None
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class TargetSpec:
+    """A named selection: every listed module with every listed recipe on every listed arch."""
+
+    edition: Edition
+    target: Name
+    summary: Summary
+    archs: tuple[str, ...]
+    modules: tuple[str, ...]
+    recipes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.target
+
+
+class FusionPass(str, Enum):
+    """When a fusion applies; a joint one owns both directions."""
+
+    JOINT = "joint"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class PatternStep:
+    """A step of a pattern, or the step that replaces it; names are pattern variables."""
+
+    step: Primitive
+    in_: Annotated[tuple[Name, ...], Field(alias="in")]
+    out: tuple[Name, ...]
+    kind: str | None = None
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class FusionPrograms:
+    """Steps per direction."""
+
+    forward: tuple[PatternStep, ...] = ()
+    backward: tuple[PatternStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class FusionConditions:
+    """Where a fusion applies: on these archs, recipes and module options; empty is everywhere."""
+
+    archs: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    quantized: bool | None = None
+    options: Mapping[OptionName, Name] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class FusionSpec:
+    """A pattern of steps and what replaces it.
+
+    Attributes:
+        pass_: joint, forward or backward.
+        match: steps to find, connected by the pattern's variables.
+        rewrite: steps to put in their place.
+        keep: variables that a joint fusion saves for its backward.
+        drop: variables that it no longer saves because its backward rebuilds them.
+        when: where it applies.
+    """
+
+    edition: Edition
+    fusion: Name
+    pass_: Annotated[FusionPass, Field(alias="pass")]
+    summary: Summary
+    match: FusionPrograms
+    rewrite: FusionPrograms
+    keep: tuple[Name, ...] = ()
+    drop: tuple[Name, ...] = ()
+    when: FusionConditions = FusionConditions()
+
+    @property
+    def name(self) -> str:
+        return self.fusion
+
+
+AnySpec = OpSpec | ModuleSpec | RecipeSpec | ArchSpec | TargetSpec | FusionSpec
+
+
+class SpecKind(Enum):
+    """The six kinds: folder under ``specs/`` (also the plural people use), key field, class."""
+
+    OPS = ("ops", "op", OpSpec)
+    FUSIONS = ("fusions", "fusion", FusionSpec)
+    MODULES = ("modules", "module", ModuleSpec)
+    RECIPES = ("recipes", "recipe", RecipeSpec)
+    ARCHS = ("archs", "arch", ArchSpec)
+    TARGETS = ("targets", "target", TargetSpec)
+
+    def __init__(self, folder: str, key: str, spec: type[Any]) -> None:
+        self.folder = folder
+        self.key = key
+        self.spec = spec

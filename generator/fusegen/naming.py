@@ -1,0 +1,123 @@
+"""Every derived name, each from one function whose result can be read back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .model.dtypes import DType
+from .model.primitives import GemmKind
+from .model.specs import PointSpec, Schedule
+
+_PART = r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One generated module: ``<module>__<recipe>[__<option>...]``.
+
+    Attributes:
+        module: name of the module spec.
+        recipe: name of the recipe spec.
+        options: choices made at generation time, in the order of the module's spec.
+    """
+
+    module: str
+    recipe: str
+    options: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "__".join((self.module, self.recipe, *self.options))
+
+    @classmethod
+    def parse(cls, text: str) -> Cell:
+        """Inverse of ``str``.  Raises ValueError for text that no cell prints."""
+        parts = text.split("__")
+        if len(parts) < 2 or not all(re.fullmatch(_PART, part) for part in parts):
+            raise ValueError(f"{text!r} is not <module>__<recipe>[__<option>...]")
+        return cls(parts[0], parts[1], tuple(parts[2:]))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GemmKernel:
+    """Name of a matrix-product kernel, such as ``gemm_sm90_fprop_bfloat16_pingpong_64x256x64_2x1``.
+
+    The first part is the family.
+    """
+
+    family: str
+    kind: GemmKind
+    dtype: DType
+    point: str
+
+    def __str__(self) -> str:
+        return f"{self.family}_{self.kind.value}_{self.dtype.value}_{self.point}"
+
+    @classmethod
+    def parse(cls, text: str) -> GemmKernel:
+        """Inverse of ``str``.  Raises ValueError for text that no kernel prints."""
+        kinds = "|".join(kind.value for kind in GemmKind)
+        dtypes = "|".join(dtype.value for dtype in DType)
+        match = re.fullmatch(rf"(\w+?)_({kinds})_({dtypes})_(\w+)", text)
+        if not match:
+            raise ValueError(f"{text!r} is not <family>_<kind>_<dtype>_<point>")
+        parse_point(match[4])
+        return cls(match[1], GemmKind(match[2]), DType(match[3]), match[4])
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ElementKernel:
+    """Name of a kernel with one instantiation per element type: ``<base>_<dtype>``.
+
+    The base is ``group_sum`` or ``pointwise_<op>_<direction>``.
+    """
+
+    base: str
+    dtype: DType
+
+    def __str__(self) -> str:
+        return f"{self.base}_{self.dtype.value}"
+
+    @classmethod
+    def parse(cls, text: str) -> ElementKernel:
+        """Inverse of ``str``.  Raises ValueError for text that no kernel prints."""
+        base, _, dtype = text.rpartition("_")
+        if not re.fullmatch(_PART, base):
+            raise ValueError(f"{text!r} is not <base>_<dtype>")
+        return cls(base, DType(dtype))
+
+
+def parse_point(text: str) -> PointSpec:
+    """Inverse of ``PointSpec.name``.  Raises ValueError for other text."""
+    match = re.fullmatch(r"([a-z]+)_(\d+)x(\d+)x(\d+)_(\d+)x(\d+)", text)
+    if not match:
+        raise ValueError(f"{text!r} is not <schedule>_<tile>_<cluster>")
+    numbers = [int(group) for group in match.groups()[1:]]
+    return PointSpec(
+        (numbers[0], numbers[1], numbers[2]), (numbers[3], numbers[4]), Schedule(match[1])
+    )
+
+
+def default_namespace(prefix: str, arch: str) -> str:
+    """Namespace of a bundle's ops: ``<prefix>_<arch>``."""
+    return f"{prefix}_{arch}"
+
+
+def gradient(tensor: str) -> str:
+    """Name of the gradient of a tensor."""
+    return f"d{tensor}"
+
+
+def need(tensor: str) -> str:
+    """Name of the flag that asks for the gradient of a tensor."""
+    return f"need_d{tensor}"
+
+
+def parameter_argument(path: str) -> str:
+    """``fc1.weight`` of a state dict as a function argument: ``fc1_weight``."""
+    return path.replace(".", "_")
+
+
+def camel(snake: str) -> str:
+    """``grouped_linear`` -> ``GroupedLinear``."""
+    return "".join(part.capitalize() for part in snake.split("_"))

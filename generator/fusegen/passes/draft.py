@@ -1,0 +1,67 @@
+"""What the passes hand to each other: a module's programs before they are complete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..model.plan import Attribute, Buffer, Parameter, Step
+from ..model.shapes import Expr
+from ..model.specs import OpSpec
+
+
+class NotPossible(Exception):
+    """This cell cannot be made; the message is the reason people read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An op within a module.
+
+    Attributes:
+        item: its prefix; empty for a module of one op.
+        op: its spec.
+        tensors: the op's tensor names -> the module's buffers.
+        dims: the op's symbols -> expressions in the module's symbols.
+        attributes: the op's scalars -> the module's.
+    """
+
+    item: str
+    op: OpSpec
+    tensors: Mapping[str, str]
+    dims: Mapping[str, Expr]
+    attributes: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """How people see it: its prefix, or the op's name."""
+        return self.item or self.op.name
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A module on its way to a plan.
+
+    Attributes:
+        instances: ops in order.
+        buffers: by name, in order of first use.
+        inputs, outputs: buffers of the module.
+        parameters: of all ops in order.
+        attributes: scalar keywords.
+        forward, backward: steps.
+        gradients: (leaf, gradient) buffers that the backward can be asked for.
+    """
+
+    instances: tuple[Instance, ...]
+    buffers: Mapping[str, Buffer]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    attributes: tuple[Attribute, ...]
+    forward: tuple[Step, ...] = ()
+    backward: tuple[Step, ...] = ()
+    gradients: tuple[tuple[str, str], ...] = ()
+
+    def with_buffers(self, new: Mapping[str, Buffer]) -> Draft:
+        """The draft with more buffers."""
+        return replace(self, buffers={**self.buffers, **new})

@@ -1,0 +1,111 @@
+"""Pass 1, expand: the chain of a module becomes forward steps over named buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..model.plan import Attribute, Buffer, Operand, Parameter, Step
+from ..model.primitives import SIGNATURES, Primitive
+from ..model.shapes import Expr, Sym
+from ..model.specs import ChainItem, Init, ModuleSpec, OpSpec, StepSpec, TensorSpec
+from ..naming import parameter_argument
+from .draft import Draft, Instance
+
+
+def chain_of(module: ModuleSpec) -> tuple[ChainItem, ...]:
+    """The module's ops; one op stands for a chain of one."""
+    return module.chain or (ChainItem(op=module.op or ""),)
+
+
+def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
+    """Name every tensor of every op in the module's terms and string the ops' forward steps together."""
+    chain = chain_of(module)
+    module_inputs = module.inputs or ops[chain[0].op].inputs
+    buffers = {name: _buffer(name, spec, {}) for name, spec in module_inputs.items()}
+    instances: list[Instance] = []
+    parameters: list[Parameter] = []
+    attributes: list[Attribute] = []
+    previous = next(iter(module_inputs))
+    for position, item in enumerate(chain):
+        op = ops[item.op]
+        instance = _instance(item, op, previous, last=position == len(chain) - 1)
+        for name, spec in op.tensors.items():
+            buffer = _buffer(instance.tensors[name], spec, instance.dims)
+            buffers.setdefault(buffer.name, buffer)
+        parameters += _parameters(instance)
+        attributes += [
+            Attribute(
+                instance.attributes[name], spec.type, item.attributes.get(name, spec.default)
+            )
+            for name, spec in op.attributes.items()
+        ]
+        previous = instance.tensors[next(iter(op.outputs))]
+        instances.append(instance)
+    last = instances[-1]
+    return Draft(
+        instances=tuple(instances),
+        buffers=buffers,
+        inputs=tuple(module_inputs),
+        outputs=tuple(last.tensors[name] for name in last.op.outputs),
+        parameters=tuple(parameters),
+        attributes=tuple(attributes),
+        forward=tuple(step for instance in instances for step in _forward(instance)),
+    )
+
+
+def _instance(item: ChainItem, op: OpSpec, previous: str, *, last: bool) -> Instance:
+    prefix = f"{item.as_}_" if item.as_ else ""
+    first = next(iter(op.inputs))
+    tensors = {name: item.with_.get(name, previous if name == first else name) for name in op.inputs}
+    tensors |= {name: f"{prefix}{name}" for name in op.parameters}
+    for index, name in enumerate(op.outputs):
+        tensors[name] = item.out if item.out and index == 0 else name if last else f"{prefix}{name}"
+    return Instance(
+        item=item.as_ or "",
+        op=op,
+        tensors=tensors,
+        dims={symbol: item.dims.get(symbol, Sym(symbol)) for symbol in op.dims},
+        attributes={name: f"{prefix}{name}" for name in op.attributes},
+    )
+
+
+def _buffer(name: str, spec: TensorSpec, dims: Mapping[str, Expr]) -> Buffer:
+    return Buffer(name, spec.dtype, spec.shape.substitute(dims), spec.role, spec.optional)
+
+
+def _parameters(instance: Instance) -> list[Parameter]:
+    """Parameters of an op; the inputs per output of its first one bound every uniform fill."""
+    result = []
+    for name, spec in instance.op.parameters.items():
+        path = f"{instance.item}.{name}" if instance.item else name
+        fan_in = spec.shape.substitute(instance.dims).dims[-1]
+        result.append(
+            Parameter(parameter_argument(path), path, spec.init or Init.ZEROS, fan_in)
+        )
+    return result
+
+
+def _forward(instance: Instance) -> list[Step]:
+    if instance.op.pointwise:
+        inputs = tuple(Operand(name, instance.tensors[name]) for name in instance.op.inputs)
+        inputs += tuple(Operand(name, instance.tensors[name]) for name in instance.op.parameters)
+        outputs = tuple(Operand(name, instance.tensors[name]) for name in instance.op.outputs)
+        return [Step(Primitive.POINTWISE, None, instance.item, inputs, outputs)]
+    return [bind(step, instance, instance.tensors) for step in instance.op.forward]
+
+
+def bind(step: StepSpec, instance: Instance, names: Mapping[str, str]) -> Step:
+    """A step of an op with the module's buffers in its slots."""
+    signature = SIGNATURES[step.primitive]
+    slots = {slot: names[tensor] for slot, tensor in step.slots if slot not in signature.attributes}
+    return Step(
+        primitive=step.primitive,
+        kind=step.kind,
+        item=instance.item,
+        inputs=tuple(
+            Operand(slot, slots[slot])
+            for slot in (*signature.inputs, *signature.optional_inputs)
+            if slot in slots
+        ),
+        outputs=tuple(Operand(slot, slots[slot]) for slot in signature.outputs if slot in slots),
+    )

@@ -1,0 +1,52 @@
+"""Pass 6, liveness: when each step runs, and exactly what the forward leaves for the backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model.plan import Result, Step
+from ..naming import need
+from .draft import Draft
+
+
+def flags_of(draft: Draft) -> tuple[str, ...]:
+    """One flag per gradient that can be asked for, in argument order."""
+    return tuple(need(leaf) for leaf, _ in draft.gradients)
+
+
+def add_conditions(draft: Draft) -> Draft:
+    """Let each backward step run only if a gradient that was asked for depends on it."""
+    flags = flags_of(draft)
+    wanted: dict[str, set[str]] = {}
+    for leaf, name in draft.gradients:
+        wanted.setdefault(name, set()).add(need(leaf))
+    steps: list[Step] = []
+    for step in reversed(draft.backward):
+        asked = set().union(*(wanted.get(name, set()) for name in step.writes))
+        for name in step.reads:
+            wanted.setdefault(name, set()).update(asked)
+        steps.append(replace(step, when=ordered(asked, flags)))
+    return replace(draft, backward=tuple(reversed(steps)))
+
+
+def ordered(asked: set[str], flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Flags in schema order; none where every flag asks, since a backward runs for one at least."""
+    if asked == set(flags):
+        return ()
+    return tuple(flag for flag in flags if flag in asked)
+
+
+def saved(draft: Draft) -> tuple[Result, ...]:
+    """Buffers of the forward that the backward reads, each once, with the flags that ask for it."""
+    flags = flags_of(draft)
+    produced = {name for step in draft.backward for name in step.writes}
+    incoming = {f"d{name}" for name in draft.outputs}
+    asked: dict[str, set[str]] = {}
+    for step in draft.backward:
+        for name in step.reads:
+            if name not in produced | incoming:
+                asked.setdefault(name, set()).update(step.when or flags)
+    position = {name: index for index, name in enumerate(draft.buffers)}
+    return tuple(
+        Result(name, ordered(asked[name], flags)) for name in sorted(asked, key=position.__getitem__)
+    )

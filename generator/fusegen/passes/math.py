@@ -1,0 +1,135 @@
+"""Pass 3, math: derive and print the expressions of pointwise steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model.plan import Access, Pointwise, PointwiseOperand, Step
+from ..model.primitives import Primitive
+from ..model.shapes import Const, product
+from ..model.specs import Broadcast, OpSpec
+from ..naming import gradient
+from ..pointwise import (
+    Program,
+    backward_program,
+    forward_program,
+    parse,
+    to_cuda,
+    to_math,
+    to_torch,
+)
+from .draft import Draft, Instance, NotPossible
+
+_BROADCAST = {Broadcast.ROW: Access.ROW, Broadcast.COLUMN: Access.COLUMN, None: Access.FULL}
+
+
+def symbols_of(op: OpSpec, tensor: str) -> tuple[tuple[str, Access], ...]:
+    """What an expression calls a tensor: its name, or the names of its halves."""
+    spec = op.tensors[tensor]
+    if spec.halves:
+        return ((spec.halves[0], Access.FIRST_HALF), (spec.halves[1], Access.SECOND_HALF))
+    return ((tensor, _BROADCAST[spec.broadcast]),)
+
+
+def operand_symbols(op: OpSpec) -> tuple[str, ...]:
+    """Every symbol an expression of the op may use for a tensor."""
+    names = (*op.inputs, *op.parameters)
+    return tuple(symbol for name in names for symbol, _ in symbols_of(op, name))
+
+
+def derive_math(draft: Draft) -> Draft:
+    """Give every pointwise step its printed program, and a backward step only the operands it reads.
+
+    Raises:
+        NotPossible: an op with several outputs, or a gradient that would be summed over rows.
+    """
+    instances = {instance.item: instance for instance in draft.instances}
+
+    def attach(step: Step) -> Step:
+        if step.primitive is Primitive.POINTWISE:
+            return _attach_forward(draft, instances[step.item], step)
+        if step.primitive is Primitive.POINTWISE_GRAD:
+            return _attach_backward(draft, instances[step.item], step)
+        return step
+
+    return replace(
+        draft,
+        forward=tuple(attach(step) for step in draft.forward),
+        backward=tuple(attach(step) for step in draft.backward),
+    )
+
+
+def _expression(instance: Instance) -> tuple[str, str]:
+    op = instance.op
+    if len(op.pointwise) != 1:
+        raise NotPossible(f"pointwise op {op.name!r} has {len(op.pointwise)} outputs, expected 1")
+    return next(iter(op.pointwise.items()))
+
+
+def _attach_forward(draft: Draft, instance: Instance, step: Step) -> Step:
+    output, text = _expression(instance)
+    expression = parse(
+        text, operand_symbols(instance.op), {name: None for name in instance.op.attributes}
+    )
+    program = forward_program(expression, output)
+    result = PointwiseOperand(output, step.out, Access.FULL, draft.buffers[step.out].dtype)
+    return _with_math(draft, instance, step, program, (result,), "forward", (output, text))
+
+
+def _attach_backward(draft: Draft, instance: Instance, step: Step) -> Step:
+    op = instance.op
+    output, text = _expression(instance)
+    expression = parse(text, operand_symbols(op), {name: None for name in op.attributes})
+    results = []
+    for operand in step.outputs:
+        buffer = draft.buffers[operand.buffer]
+        for symbol, access in symbols_of(op, operand.slot[1:]):
+            if access is Access.COLUMN:
+                raise NotPossible(f"the gradient of {symbol!r} would be summed over rows")
+            results.append(PointwiseOperand(symbol, buffer.name, access, buffer.dtype))
+    wrt = tuple(result.symbol for result in results)
+    program = backward_program(expression, wrt, gradient(output))
+    named = tuple(replace(result, symbol=gradient(result.symbol)) for result in results)
+    return _with_math(draft, instance, step, program, named, "backward", (output, text))
+
+
+def _with_math(
+    draft: Draft,
+    instance: Instance,
+    step: Step,
+    program: Program,
+    results: tuple[PointwiseOperand, ...],
+    direction: str,
+    formula: tuple[str, str],
+) -> Step:
+    op = instance.op
+    operands = []
+    for operand in step.inputs:
+        buffer = draft.buffers[operand.buffer]
+        symbols = (
+            symbols_of(op, operand.slot)
+            if operand.slot in op.tensors
+            else ((operand.slot, Access.FULL),)
+        )
+        operands += [
+            PointwiseOperand(symbol, buffer.name, access, buffer.dtype)
+            for symbol, access in symbols
+            if symbol in program.operands
+        ]
+    output = draft.buffers[instance.tensors[next(iter(op.outputs))]]
+    rows, columns = product(output.shape.flat[:-1]), output.shape.flat[-1]
+    used = {operand.buffer for operand in operands}
+    math = Pointwise(
+        kernel=f"pointwise_{op.name}_{direction}",
+        operands=tuple(operands),
+        results=results,
+        attributes=program.attributes,
+        cuda=tuple(to_cuda(program)),
+        torch=tuple(to_torch(program)),
+        formula=f"{formula[0]} = {formula[1]}",
+        rows=rows,
+        columns=columns,
+        cost=program.cost,
+    )
+    kept = tuple(operand for operand in step.inputs if operand.buffer in used)
+    return replace(step, inputs=kept, pointwise=math, flops=product((Const(program.cost), rows, columns)))

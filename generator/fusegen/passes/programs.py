@@ -1,0 +1,228 @@
+"""Pass 8, programs: arguments, results, dimension bindings, argument checks and workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..model.dtypes import DType
+from ..model.plan import Argument, Binding, Buffer, Check, CheckKind, Program, Result, Step
+from ..model.shapes import Binary, Const, Expr, Operator, Sym, symbols
+from ..model.specs import ArchSpec
+from ..naming import gradient, need
+from .draft import Draft, NotPossible
+from .kernels import family_of
+from .liveness import flags_of
+
+Dims = Mapping[str, str]
+"""Symbols of the module -> keywords, for messages."""
+
+
+def function_arguments(draft: Draft) -> tuple[Argument, ...]:
+    """First input, required parameters, other inputs, optional parameters."""
+    parameters = [parameter.buffer for parameter in draft.parameters]
+    required = [name for name in parameters if not draft.buffers[name].optional]
+    optional = [name for name in parameters if draft.buffers[name].optional]
+    names = (draft.inputs[0], *required, *draft.inputs[1:], *optional)
+    return tuple(Argument(name, draft.buffers[name].optional) for name in names)
+
+
+def forward_program(
+    draft: Draft, saved: tuple[Result, ...], arch: ArchSpec, dims: Dims
+) -> Program:
+    """The forward op: results, then what it saves for the backward under flags."""
+    arguments = function_arguments(draft)
+    given = {argument.buffer for argument in arguments}
+    kept = tuple(result for result in saved if result.buffer not in given)
+    outputs = tuple(Result(name) for name in draft.outputs)
+    asked = {flag for result in kept for flag in result.when or flags_of(draft)}
+    flags = tuple(flag for flag in flags_of(draft) if flag in asked)
+    kept = tuple(Result(result.buffer, result.when or flags) for result in kept)
+    return _program("forward", draft, arguments, flags, (*outputs, *kept), arch, dims)
+
+
+def backward_program(
+    draft: Draft, saved: tuple[Result, ...], arch: ArchSpec, dims: Dims
+) -> Program:
+    """The backward op: gradients of the outputs and what was saved in, gradients of the leaves out."""
+    incoming = tuple(Argument(gradient(name), False) for name in draft.outputs)
+    kept = tuple(
+        Argument(result.buffer, bool(result.when) or draft.buffers[result.buffer].optional,
+                 result.when)
+        for result in saved
+    )
+    flags = flags_of(draft) if len(draft.gradients) > 1 else ()
+    results = tuple(
+        Result(name, (need(leaf),) if flags else ()) for leaf, name in draft.gradients
+    )
+    return _program("backward", draft, (*incoming, *kept), flags, results, arch, dims)
+
+
+def _program(
+    name: str,
+    draft: Draft,
+    arguments: tuple[Argument, ...],
+    flags: tuple[str, ...],
+    results: tuple[Result, ...],
+    arch: ArchSpec,
+    dims: Dims,
+) -> Program:
+    steps = draft.forward if name == "forward" else draft.backward
+    outside = {a.buffer for a in arguments} | {result.buffer for result in results}
+    workspace = [buffer for step in steps for buffer in step.writes if buffer not in outside]
+    used = _symbols_used(draft, steps, results)
+    bindings = bind_dimensions(draft.buffers, arguments)
+    missing = used - {binding.symbol for binding in bindings}
+    if missing:
+        raise NotPossible(
+            f"no argument of the {name} tells dimension {', '.join(sorted(missing))}"
+        )
+    checks = tuple(_checks(draft, arguments, bindings, steps, arch, dims))
+    for check in checks:
+        used |= symbols(check.expr) if check.expr is not None else set()
+    return Program(
+        name=name,
+        arguments=arguments,
+        flags=flags,
+        results=results,
+        steps=steps,
+        workspace=tuple(dict.fromkeys(workspace)),
+        bindings=tuple(binding for binding in bindings if binding.symbol in used),
+        checks=checks,
+    )
+
+
+def _symbols_used(draft: Draft, steps: Iterable[Step], results: Iterable[Result]) -> set[str]:
+    """Dimensions that the launches and allocations of a program mention."""
+    used: set[str] = set()
+    for step in steps:
+        for _, size in step.sizes:
+            used |= symbols(size)
+        if step.pointwise:
+            used |= symbols(step.pointwise.rows) | symbols(step.pointwise.columns)
+        for name in step.writes:
+            used |= draft.buffers[name].shape.symbols()
+    for result in results:
+        used |= draft.buffers[result.buffer].shape.symbols()
+    return used
+
+
+def bind_dimensions(
+    buffers: Mapping[str, Buffer], arguments: tuple[Argument, ...]
+) -> tuple[Binding, ...]:
+    """Where each dimension is read: plain occurrences first, then multiples such as ``2 * D``.
+
+    An argument that is always there ends the list of candidates.
+    """
+    plain: dict[str, list[tuple[str, int | None, int]]] = {}
+    multiple: dict[str, list[tuple[str, int | None, int]]] = {}
+    certain = {argument.buffer for argument in arguments if not argument.optional}
+    for argument in arguments:
+        if buffers[argument.buffer].optional:
+            continue
+        shape = buffers[argument.buffer].shape
+        if shape.leading:
+            plain.setdefault(shape.leading, []).append((argument.buffer, None, len(shape.dims)))
+        for index, dim in enumerate(shape.dims):
+            axis = index - len(shape.dims)
+            match dim:
+                case Sym(name=symbol):
+                    plain.setdefault(symbol, []).append((argument.buffer, axis, 1))
+                case Binary(operator=Operator.MUL, left=Const(value=factor), right=Sym(name=symbol)):
+                    multiple.setdefault(symbol, []).append((argument.buffer, axis, factor))
+    bindings = []
+    for symbol in dict.fromkeys((*plain, *multiple)):
+        sources = _until_certain(plain.get(symbol, []), certain)
+        if not any(source[0] in certain for source in sources):
+            sources += _until_certain(multiple.get(symbol, []), certain)
+        bindings.append(Binding(symbol, tuple(sources)))
+    return tuple(bindings)
+
+
+def _until_certain(
+    sources: list[tuple[str, int | None, int]], certain: set[str]
+) -> list[tuple[str, int | None, int]]:
+    """Candidates: one that is always there alone, otherwise all."""
+    for source in sources:
+        if source[0] in certain:
+            return [source]
+    return list(sources)
+
+
+def _checks(
+    draft: Draft,
+    arguments: tuple[Argument, ...],
+    bindings: tuple[Binding, ...],
+    steps: tuple[Step, ...],
+    arch: ArchSpec,
+    dims: Dims,
+) -> Iterable[Check]:
+    """Rank, dtype and device of every argument, then the sizes, then what the kernels ask for."""
+    first = arguments[0].buffer
+    bound = {(tensor, axis) for binding in bindings for tensor, axis, factor in binding.sources
+             if factor == 1}
+    for argument in arguments:
+        yield from _type_checks(draft.buffers[argument.buffer], argument, first)
+    for argument in arguments:
+        buffer = draft.buffers[argument.buffer]
+        shape = buffer.shape
+        if shape.leading and argument.buffer != first and (buffer.name, None) not in bound:
+            yield Check(
+                CheckKind.SIZE, buffer.name, argument.optional, reference=first, axis=0,
+                expr=Sym(shape.leading), number=len(shape.dims), label=_label(Sym(shape.leading), dims),
+            )
+        for index, dim in enumerate(shape.dims):
+            axis = index - len(shape.dims)
+            if (argument.buffer, axis) not in bound:
+                yield Check(
+                    CheckKind.SIZE, buffer.name, argument.optional, axis=axis, expr=dim,
+                    number=len(shape.dims), label=_label(dim, dims),
+                )
+    for expr, alignment in _alignments(draft, steps, arch).items():
+        yield Check(
+            CheckKind.MULTIPLE, first, expr=expr, number=alignment, label=_label(expr, dims)
+        )
+
+
+def _type_checks(buffer: Buffer, argument: Argument, first: str) -> Iterable[Check]:
+    optional = argument.optional
+    shape = buffer.shape
+    if buffer.name == first:
+        yield Check(CheckKind.IO_DTYPE, buffer.name)
+    else:
+        yield Check(CheckKind.DEVICE, buffer.name, optional, reference=first)
+        if buffer.dtype is DType.IO:
+            yield Check(CheckKind.SAME_DTYPE, buffer.name, optional, reference=first)
+        else:
+            yield Check(CheckKind.DTYPE, buffer.name, optional, dtype=buffer.dtype)
+    yield Check(
+        CheckKind.RANK, buffer.name, optional, number=len(shape.dims),
+        exact=shape.leading is None, label=str(shape),
+    )
+
+
+def _label(expr: Expr, dims: Dims) -> str:
+    """``N (out_features)``; a compound size keeps its formula."""
+    if isinstance(expr, Sym) and expr.name in dims:
+        return f"{expr.name} ({dims[expr.name]})"
+    return str(expr)
+
+
+def _alignments(draft: Draft, steps: tuple[Step, ...], arch: ArchSpec) -> dict[Expr, int]:
+    """Innermost dimensions that the kernels of a program need to be multiples, each once."""
+    needed: dict[Expr, int] = {}
+    if not arch.has_kernels:
+        return needed
+    for step in steps:
+        alignment = family_of(step.primitive, arch)[1].row_alignment
+        if alignment == 1:
+            continue
+        slots = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
+        for name in (*slots, *step.writes):
+            inner = draft.buffers[name].shape.flat[-1]
+            needed[inner] = max(alignment, needed.get(inner, 1))
+    plain = {expr for expr in needed if isinstance(expr, Sym)}
+    return {
+        expr: alignment
+        for expr, alignment in needed.items()
+        if expr in plain or not (symbols(expr) <= {str(each) for each in plain})
+    }

@@ -1,0 +1,95 @@
+"""Plans to texts: one jinja environment, one frozen context per template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from .fileset import RenderError
+
+_CONTEXT = re.compile(r"<# context: (\w+) #>\n")
+
+
+class Renderer:
+    """Renders templates of layered folders; a later folder may add templates, not replace them.
+
+    Raises:
+        RenderError: two folders hold a template of one name.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self.folders = tuple(folders)
+        self.files = _layer(self.folders)
+        self._environment = jinja2.Environment(
+            loader=jinja2.FunctionLoader(self._load),
+            undefined=jinja2.StrictUndefined,
+            block_start_string="<%",
+            block_end_string="%>",
+            variable_start_string="${",
+            variable_end_string="}",
+            comment_start_string="<#",
+            comment_end_string="#>",
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            autoescape=False,
+        )
+
+    def _load(self, name: str) -> str | None:
+        return read(self.files[name]) if name in self.files else None
+
+    def render(self, name: str, context: Any) -> str:
+        """The template with ``c`` bound to the context, whose type its first line must name.
+
+        Raises:
+            RenderError: no such template, another context type, or a name that does not exist.
+        """
+        if name not in self.files:
+            raise RenderError(f"there is no template {name!r}")
+        declared = _CONTEXT.match(read(self.files[name]))
+        kind = type(context).__name__
+        if declared is None or declared[1] != kind:
+            found = declared[1] if declared else "none"
+            raise RenderError(f"template {name}: declares context {found}, is given {kind}")
+        try:
+            return self._environment.get_template(name).render(c=context)
+        except jinja2.TemplateError as error:
+            line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise RenderError(f"template {name}{line}: {error.message}") from error
+
+    def static(self, folder: str) -> Mapping[str, str]:
+        """Files below ``static/<folder>``, to be copied byte for byte, by path relative to it."""
+        prefix = f"static/{folder}/"
+        return {
+            name.removeprefix(prefix): read(path)
+            for name, path in self.files.items()
+            if name.startswith(prefix)
+        }
+
+
+@cache
+def read(path: Path) -> str:
+    """A template's text, read once."""
+    return path.read_text(encoding="utf-8")
+
+
+def _layer(folders: Iterable[Path]) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise RenderError(f"{folder}: there is no such template folder")
+        for path in sorted(folder.rglob("*")):
+            if not path.is_file() or "__pycache__" in path.parts:
+                continue
+            name = path.relative_to(folder).as_posix()
+            if name in files:
+                raise RenderError(
+                    f"template {name!r} is in {files[name].parent} and in {path.parent}; rename one"
+                )
+            files[name] = path
+    return dict(sorted(files.items()))

@@ -1,0 +1,121 @@
+"""Specs and a selection to plans: the passes in their order, all pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .load import SpecSet
+from .model.plan import Dimension, ModulePlan, Status, Tolerance, Unsupported
+from .model.shapes import symbols
+from .model.specs import ArchSpec, ModuleSpec, RecipeSpec, SpecKind
+from .naming import Cell
+from .passes.backward import write_backward
+from .passes.draft import Draft, NotPossible
+from .passes.expand import chain_of, expand
+from .passes.fuse import fuse
+from .passes.kernels import choose_kernels
+from .passes.liveness import add_conditions, saved
+from .passes.math import derive_math
+from .passes.programs import backward_program, forward_program
+from .passes.quantize import quantize
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a selection becomes: the modules that can be made, and why the others cannot."""
+
+    modules: tuple[ModulePlan, ...]
+    unsupported: tuple[Unsupported, ...]
+
+
+def resolve(specs: SpecSet, arch: str, cells: Iterable[Cell]) -> Plan:
+    """Plan every cell for one architecture, in sorted order."""
+    modules: list[ModulePlan] = []
+    unsupported: list[Unsupported] = []
+    for cell in sorted(set(cells)):
+        try:
+            modules.append(resolve_module(specs, cell, arch))
+        except NotPossible as reason:
+            unsupported.append(
+                Unsupported(str(cell), cell.module, cell.recipe, arch, str(reason))
+            )
+    return Plan(tuple(modules), tuple(unsupported))
+
+
+def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
+    """The plan of one cell.
+
+    Raises:
+        NotPossible: the cell cannot be made on the arch; the message is the reason.
+        KeyError: an unknown module, recipe or arch.
+    """
+    module, recipe = specs.modules[cell.module], specs.recipes[cell.recipe]
+    arch = specs.archs[arch_name]
+    if cell.options:
+        raise NotPossible(f"module {cell.module!r} offers no option {cell.options[0]!r}")
+    draft = write_backward(expand(module, specs.ops))
+    draft = derive_math(draft)
+    draft = fuse(draft, specs.fusions, arch.name, recipe)
+    draft = quantize(draft, recipe)
+    draft = add_conditions(draft)
+    kept = saved(draft)
+    draft, kernel_sets = choose_kernels(draft, arch)
+    return ModulePlan(
+        cell=str(cell),
+        module=cell.module,
+        recipe=cell.recipe,
+        arch=arch.name,
+        status=Status.NATIVE,
+        reason=_reason(arch),
+        summary=module.summary or specs.ops[module.op or ""].summary,
+        class_name=module.class_,
+        dims=_dimensions(module, draft, specs),
+        inputs=draft.inputs,
+        parameters=draft.parameters,
+        arguments=tuple(a.buffer for a in forward_program(draft, kept, arch, {}).arguments),
+        outputs=draft.outputs,
+        attributes=draft.attributes,
+        buffers=tuple(draft.buffers.values()),
+        forward=forward_program(draft, kept, arch, module_dims(module, specs)),
+        backward=backward_program(draft, kept, arch, module_dims(module, specs)),
+        saved=kept,
+        kernel_sets=kernel_sets,
+        quantizes=any(item.op == "quantize" for item in chain_of(module)),
+        tolerance=_tolerance(recipe),
+        sources=_sources(specs, module, recipe, arch),
+    )
+
+
+def _reason(arch: ArchSpec) -> str:
+    return "compiled kernels" if arch.has_kernels else "the reference itself"
+
+
+def module_dims(module: ModuleSpec, specs: SpecSet) -> dict[str, str]:
+    """Symbols and keywords of a module; those of its op where it is a single one."""
+    return dict(module.dims or specs.ops[module.op or ""].dims)
+
+
+def _dimensions(module: ModuleSpec, draft: Draft, specs: SpecSet) -> tuple[Dimension, ...]:
+    in_parameters = {
+        name
+        for parameter in draft.parameters
+        for dim in draft.buffers[parameter.buffer].shape.flat
+        for name in symbols(dim)
+    }
+    dims = module_dims(module, specs).items()
+    return tuple(Dimension(symbol, word, symbol in in_parameters) for symbol, word in dims)
+
+
+def _tolerance(recipe: RecipeSpec) -> Tolerance:
+    given = recipe.tolerance
+    return Tolerance(given.gemm, given.end_to_end, given.float32)
+
+
+def _sources(
+    specs: SpecSet, module: ModuleSpec, recipe: RecipeSpec, arch: ArchSpec
+) -> tuple[str, ...]:
+    ops = dict.fromkeys(item.op for item in chain_of(module))
+    keys = [(SpecKind.MODULES, module.name), *((SpecKind.OPS, op) for op in ops)]
+    keys += [(SpecKind.RECIPES, recipe.name), (SpecKind.ARCHS, arch.name)]
+    return tuple(specs.source(kind, name).file for kind, name in keys)
