@@ -73,7 +73,7 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
         dims=_dimensions(module, draft, specs),
         inputs=draft.inputs,
         parameters=draft.parameters,
-        arguments=tuple(a.buffer for a in forward_program(draft, kept, arch, {}).arguments),
+        arguments=draft.arguments,
         outputs=draft.outputs,
         attributes=draft.attributes,
         buffers=tuple(draft.buffers.values()),

@@ -250,7 +250,7 @@ def _returned(program: Program) -> str:
 
 
 def _check_line(plan: ModulePlan, check: Check) -> str:
-    name = f'"{check.tensor}", at({check.tensor})'
+    name = f'"{check.tensor}", given({check.tensor})'
     size = to_cpp(check.expr) if check.expr is not None else ""
     match check.kind:
         case CheckKind.IO_DTYPE:

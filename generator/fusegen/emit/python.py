@@ -520,7 +520,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         forward_flags=plan.forward.flags,
         saving_needs=tuple(pair for pair in needs if pair[0] in conditional),
         backward_rest=(
-            *(f"ctx.needs_input_grad[{i}]" for _, i in needs if plan.backward.flags),
+            *(f"ctx.needs_input_grad[{dict(needs)[flag]}]" for flag in plan.backward.flags),
             *(f"ctx.{name}" for name in scalars),
         ),
         gradients=(
@@ -704,6 +704,8 @@ def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
         first = parts.get(Access.FIRST_HALF, "_")
         second = parts.get(Access.SECOND_HALF, "_")
         loads.insert(0, LoadText(f"{first}, {second}", f"steps.halves({buffer})"))
+    own_type = next(o.buffer for o in math.operands if o.dtype is DType.IO)
+    loads.insert(0, LoadText("io", f"{own_type}.dtype"))  # before a symbol takes the buffer's name
     results = _result_sources(math)
     return PointwiseText(
         name=_function_name(step),
@@ -719,16 +721,15 @@ def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
 
 def _result_sources(math: Pointwise) -> dict[str, str]:
     """Source per result buffer: rounded to its type, halves joined, rows summed."""
-    like = next(o.buffer for o in math.operands if o.dtype is DType.IO)
     sources: dict[str, str] = {}
     halves: dict[str, list[str]] = {}
     for result in math.results:
         if result.access in (Access.FIRST_HALF, Access.SECOND_HALF):
             halves.setdefault(result.buffer, []).append(result.symbol)
-            sources[result.buffer] = f"steps.join({', '.join(halves[result.buffer])}, {like})"
+            sources[result.buffer] = f"steps.join({', '.join(halves[result.buffer])}, io)"
         elif result.access is Access.ROW:
             sources[result.buffer] = f"steps.row_sum({result.symbol})"
         else:
-            sources[result.buffer] = f"{result.symbol}.to({like}.dtype)"
+            sources[result.buffer] = f"{result.symbol}.to(io)"
     return sources
 

@@ -9,7 +9,7 @@ from ..model import dtypes
 from ..model.dtypes import DType
 from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter
 from ..model.primitives import Primitive
-from ..model.shapes import Sym, evaluate, to_python
+from ..model.shapes import evaluate, to_python
 from .python import op_name
 
 _ROWS, _GROUPS = 96, 4
@@ -206,13 +206,15 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
 def _size_refusal(
     plan: ModulePlan, name: str, axis: int, rank: int, label: str, sizes: dict[str, int]
 ) -> Refusal:
+    """A dimension that is 8 too large; one too large where the tensor itself tells the size."""
     shape = plan.buffer(name).shape
     size = evaluate(shape.dims[axis], sizes)
+    told = {(tensor, at) for b in plan.forward.bindings for tensor, at, _ in b.sources}
+    extra = 1 if (name, axis) in told else 8
     place = rank + axis + (2 if shape.leading else 0)
-    text = f"{name}: expected {label} = {size} in dimension {place}, got {size + 8}"
+    text = f"{name}: expected {label} = {size} in dimension {place}, got {size + extra}"
     here = f'tensors["{name}"]'
-    extra = f"{here}.narrow({axis}, 0, 1).repeat_interleave(8, {axis})"
-    value = f"torch.cat(({here}, {extra}), {axis})"
-    symbol = str(shape.dims[axis]).replace(" ", "").replace("*", "")
-    assert isinstance(shape.dims[axis], Sym) or symbol
-    return Refusal(f"{name}_of_another_{symbol.lower()}", name, value, text)
+    more = f"{here}.narrow({axis}, 0, 1).repeat_interleave({extra}, {axis})"
+    words = str(shape.dims[axis]).replace(" * ", "").lower()
+    value = f"torch.cat(({here}, {more}), {axis})"
+    return Refusal(f"{name}_of_another_{words}", name, value, text)

@@ -31,8 +31,9 @@ def write_backward(draft: Draft) -> Draft:
             steps += [bind(step, instance, names) for step in instance.op.backward]
     _refuse_sums(steps)
     written = {name for step in steps for name in step.writes}
-    leaves = (*draft.inputs, *(parameter.buffer for parameter in draft.parameters))
-    gradients = tuple((leaf, gradient(leaf)) for leaf in leaves if gradient(leaf) in written)
+    gradients = tuple(
+        (leaf, gradient(leaf)) for leaf in draft.arguments if gradient(leaf) in written
+    )
     return replace(
         draft.with_buffers(buffers), backward=tuple(steps), gradients=gradients
     )

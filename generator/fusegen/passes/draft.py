@@ -65,3 +65,11 @@ class Draft:
     def with_buffers(self, new: Mapping[str, Buffer]) -> Draft:
         """The draft with more buffers."""
         return replace(self, buffers={**self.buffers, **new})
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The function's tensors: first input, required parameters, other inputs, optional ones."""
+        parameters = [parameter.buffer for parameter in self.parameters]
+        required = [name for name in parameters if not self.buffers[name].optional]
+        optional = [name for name in parameters if self.buffers[name].optional]
+        return (self.inputs[0], *required, *self.inputs[1:], *optional)

@@ -17,20 +17,11 @@ Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
 
 
-def function_arguments(draft: Draft) -> tuple[Argument, ...]:
-    """First input, required parameters, other inputs, optional parameters."""
-    parameters = [parameter.buffer for parameter in draft.parameters]
-    required = [name for name in parameters if not draft.buffers[name].optional]
-    optional = [name for name in parameters if draft.buffers[name].optional]
-    names = (draft.inputs[0], *required, *draft.inputs[1:], *optional)
-    return tuple(Argument(name, draft.buffers[name].optional) for name in names)
-
-
 def forward_program(
     draft: Draft, saved: tuple[Result, ...], arch: ArchSpec, dims: Dims
 ) -> Program:
     """The forward op: results, then what it saves for the backward under flags."""
-    arguments = function_arguments(draft)
+    arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
     given = {argument.buffer for argument in arguments}
     kept = tuple(result for result in saved if result.buffer not in given)
     outputs = tuple(Result(name) for name in draft.outputs)

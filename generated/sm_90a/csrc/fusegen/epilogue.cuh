@@ -1,0 +1,150 @@
+// Accumulators -> shared memory -> global memory.
+//
+// Each warp stores its own 16 rows, 64 columns a chunk: convert, stmatrix into a 2 KiB buffer with
+// the 128-byte swizzle, TMA store. Warps need no barrier among each other, so one warp's stores
+// overlap its neighbours' conversions and the next tile's loads.
+#pragma once
+
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "mma_sm90.cuh"
+#include "ragged.cuh"
+#include "schedule.cuh"
+
+namespace fusegen {
+
+inline constexpr int kChunkRows = 16;
+inline constexpr int kChunkColumns = 64;
+inline constexpr int kChunkBytes = kChunkRows * kChunkColumns * 2;
+
+__device__ inline uint32_t round_pair(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ inline uint32_t round_pair(float low, float high, __half) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ inline float2 widen_pair(__nv_bfloat162 pair) { return __bfloat1622float2(pair); }
+__device__ inline float2 widen_pair(__half2 pair) { return __half22float2(pair); }
+
+template <class Element>
+struct PairOf;
+template <>
+struct PairOf<__nv_bfloat16> {
+  using type = __nv_bfloat162;
+};
+template <>
+struct PairOf<__half> {
+  using type = __half2;
+};
+
+// One warp's ring of store buffers.
+template <int Buffers>
+struct StoreRing {
+  uint32_t base;  // shared address, 1024-byte aligned as the swizzle wants
+  uint32_t slot = 0;
+
+  __device__ uint32_t buffer() const { return base + slot * kChunkBytes; }
+
+  __device__ void wait_free(uint32_t lane) const {
+    if (lane == 0) cute::tma_store_wait<Buffers - 1>();
+    __syncwarp();
+  }
+
+  __device__ void advance() { slot = slot == Buffers - 1 ? 0 : slot + 1; }
+};
+
+// Adds bias[0..64) of this chunk to the 32 accumulators of a thread; columns beyond are not read.
+template <class Element>
+__device__ void add_bias(float (&out)[kChunkColumns / 2], const Element* bias, int32_t columns,
+                         uint32_t lane) {
+  using Pair = typename PairOf<Element>::type;
+#pragma unroll
+  for (int i = 0; i < kChunkColumns / 8; ++i) {
+    const int32_t column = i * 8 + (lane % 4) * 2;
+    if (column >= columns) continue;
+    const float2 value = widen_pair(*reinterpret_cast<const Pair*>(bias + column));
+    out[i * 4 + 0] += value.x;
+    out[i * 4 + 1] += value.y;
+    out[i * 4 + 2] += value.x;
+    out[i * 4 + 3] += value.y;
+  }
+}
+
+// 16 rows by 64 columns into a swizzled buffer. In the accumulator layout a thread holds, per 8
+// columns, two neighbours of row lane / 4 and two of that row + 8: one 8x8 matrix each.
+template <class Element>
+__device__ void stage_chunk(const float (&in)[kChunkColumns / 2], uint32_t buffer, uint32_t lane) {
+  const uint32_t row = lane % 16;
+#pragma unroll
+  for (int i = 0; i < kChunkColumns / 16; ++i) {
+    const uint32_t unit = (i * 2 + lane / 16) ^ (row % 8);
+    const uint32_t address = buffer + row * 128 + unit * 16;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(round_pair(in[i * 8 + 0], in[i * 8 + 1], Element())),
+                 "r"(round_pair(in[i * 8 + 2], in[i * 8 + 3], Element())),
+                 "r"(round_pair(in[i * 8 + 4], in[i * 8 + 5], Element())),
+                 "r"(round_pair(in[i * 8 + 6], in[i * 8 + 7], Element()))
+                 : "memory");
+  }
+}
+
+template <bool Ragged>
+__device__ void store_box(const CUtensorMap* map, uint32_t buffer, BoxCoordinates at) {
+  if constexpr (Ragged) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+            map),
+        "r"(buffer), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w)
+        : "memory");
+  } else {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::
+                     "l"(map),
+                 "r"(buffer), "r"(at.x), "r"(at.y), "r"(at.z)
+                 : "memory");
+  }
+}
+
+// A destination box in terms of the tile: rows of a group of tokens, or rows of one matrix of E.
+template <bool Ragged>
+__device__ BoxCoordinates store_coordinates(const Tile& tile, int32_t row, int32_t column) {
+  if constexpr (Ragged) return ragged_coordinates(column, tile.begin, tile.tokens, row);
+  return {column, row, tile.group, 0};
+}
+
+// Stores one wave of a warp: 16 rows from `row` (in the tile) by all N columns.
+template <class Element, bool Ragged, int N, int Buffers>
+__device__ void store_wave(const float (&values)[N / 2], StoreRing<Buffers>& ring,
+                           const CUtensorMap* map, const Tile& tile, int32_t row,
+                           int32_t columns, const Element* bias, uint32_t lane) {
+  static_assert(N % kChunkColumns == 0);
+  if (row >= tile.rows) return;
+#pragma unroll
+  for (int chunk = 0; chunk < N / kChunkColumns; ++chunk) {
+    const int32_t column = tile.column + chunk * kChunkColumns;
+    if (column >= columns) return;
+    float out[kChunkColumns / 2];
+#pragma unroll
+    for (int i = 0; i < kChunkColumns / 2; ++i) out[i] = values[chunk * (kChunkColumns / 2) + i];
+    if (bias != nullptr) add_bias(out, bias + column, columns - column, lane);
+    ring.wait_free(lane);
+    stage_chunk<Element>(out, ring.buffer(), lane);
+    cute::tma_store_fence();
+    __syncwarp();
+    if (lane == 0) {
+      store_box<Ragged>(map, ring.buffer(),
+                        store_coordinates<Ragged>(tile, tile.row + row, column));
+      cute::tma_store_arrive();
+    }
+    ring.advance();
+  }
+}
+
+}  // namespace fusegen

@@ -1,0 +1,119 @@
+// Host side of gemm_sm90.cuh: descriptors, grid and launch.
+#pragma once
+
+#include "gemm_sm90.cuh"
+
+namespace fusegen {
+
+template <Gemm kind, class Element, class T, class Config>
+Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, CUtensorMap* d) {
+  constexpr int kDepth = Config::tile_k;
+  if constexpr (kind == Gemm::wgrad) {
+    // Without tokens nothing is read, but a descriptor refuses the null address of an empty tensor.
+    const void* const dy = in.tokens > 0 ? in.a : in.d;
+    const void* const x = in.tokens > 0 ? in.b : in.d;
+    Status status = encode_ragged<Element>(a, dy, in.n, kDepth, 64);
+    if (status.ok()) status = encode_ragged<Element>(b, x, in.k, kDepth, 64);
+    if (!status.ok()) return status;
+    return encode_matrices<Element>(d, in.d, in.groups, in.n, in.k, kChunkRows, kChunkColumns);
+  } else {
+    constexpr bool kForward = kind == Gemm::fprop;
+    constexpr int kBoxRowsB = kForward ? T::kBoxWidthB : kDepth;
+    constexpr int kBoxColumnsB = kForward ? kDepth : T::kBoxWidthB;
+    Status status =
+        encode_matrix<Element>(a, in.a, in.tokens, kForward ? in.k : in.n, 64, kDepth);
+    if (status.ok()) {
+      status = encode_matrices<Element>(b, in.b, in.groups, in.n, in.k, kBoxRowsB, kBoxColumnsB);
+    }
+    if (!status.ok()) return status;
+    return encode_ragged<Element>(d, in.d, kForward ? in.n : in.k, kChunkRows, kChunkColumns);
+  }
+}
+
+// CTAs that can have work: never more than tiles exist, whatever the group sizes are.
+template <Gemm kind, class Config>
+int64_t most_steps(const GemmArguments& in) {
+  const auto ceil_div = [](int64_t extent, int64_t size) { return (extent + size - 1) / size; };
+  const int64_t columns = ceil_div(kind == Gemm::fprop ? in.n : in.k, Config::tile_n);
+  if (kind == Gemm::wgrad) {
+    return in.groups * ceil_div(ceil_div(in.n, Config::tile_m), Config::cluster) * columns;
+  }
+  const int64_t parts = in.split_sizes == nullptr ? 1 : in.groups + 1;
+  const int64_t whole = in.tokens / (Config::tile_m * Config::cluster);
+  const int64_t begun = in.tokens < parts ? in.tokens : parts;  // groups that can be partly filled
+  return (whole + begun) * columns;
+}
+
+inline Status check_arguments(const GemmArguments& in) {
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  if (in.tokens < 0 || in.tokens > kRaggedRows) return {kInvalid, "0 <= tokens <= 2^30"};
+  if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
+  if (in.split_sizes == nullptr && in.groups != 1) return {kInvalid, "dense: groups = 1"};
+  if (in.n < 8 || in.n % 8 != 0 || in.n >= 1 << 30) return {kInvalid, "n: a multiple of 8"};
+  if (in.k < 8 || in.k % 8 != 0 || in.k >= 1 << 30) return {kInvalid, "k: a multiple of 8"};
+  return {};
+}
+
+// Raises the shared memory limit once per process and device.
+template <class Kernel>
+Status allow_shared_memory(Kernel* kernel, int bytes, std::atomic<uint64_t>& done) {
+  int device = 0;
+  if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) {
+    return {static_cast<int>(error), "cudaGetDevice"};
+  }
+  const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
+  if (done.load(std::memory_order_acquire) & bit) return {};
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) done.fetch_or(bit, std::memory_order_release);
+  return {static_cast<int>(error), "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)"};
+}
+
+// Internal linkage, as of the kernel: the static below would otherwise be one object for every
+// shared library of the process that was built from this header (STB_GNU_UNIQUE), while each
+// library has kernels of its own to configure.
+template <Gemm kind, class Element, class Config>
+static Status launch_gemm(const GemmArguments& in, cudaStream_t stream) {
+  using T = Traits<kind, Element, Config>;
+  constexpr int64_t kMostSteps = (int64_t(1) << 31) - 1;
+  if (Status status = check_arguments(in); !status.ok()) return status;
+  if (kind != Gemm::wgrad && in.tokens == 0) return {};
+  const int64_t steps = most_steps<kind, Config>(in);
+  if (steps > kMostSteps) {
+    return {static_cast<int>(cudaErrorInvalidValue), "tiles: fewer than 2^31"};
+  }
+
+  CUtensorMap a, b, d;
+  if (Status status = encode_operands<kind, Element, T, Config>(in, &a, &b, &d); !status.ok()) {
+    return status;
+  }
+  auto* const kernel = &ragged_gemm<kind, Element, Config>;
+  static std::atomic<uint64_t> shared_memory_allowed{0};
+  if (Status status = allow_shared_memory(kernel, T::kUsedBytes, shared_memory_allowed);
+      !status.ok()) {
+    return status;
+  }
+
+  const int clusters = in.sm_count / Config::cluster;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = Config::cluster;
+  attributes[0].val.clusterDim.y = 1;
+  attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned((steps < clusters ? steps : clusters) * Config::cluster));
+  config.blockDim = dim3(T::kThreads);
+  config.dynamicSmemBytes = T::kUsedBytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = in.programmatic_launch ? 2 : 1;
+  const Shape shape{in.split_sizes, int32_t(in.tokens), int32_t(in.groups), int32_t(in.n),
+                    int32_t(in.k)};
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, a, b, d,
+                                               static_cast<const Element*>(in.bias), shape);
+  return {static_cast<int>(error), "cudaLaunchKernelEx"};
+}
+
+}  // namespace fusegen

@@ -1,0 +1,49 @@
+// Float32 functions of one element, called by generated pointwise code.
+//
+// Every function is written with IEEE operations and the accurate C library (no fast-math intrinsics), takes
+// +-0, subnormals and both infinities to their limits, and propagates NaN. The header compiles for the host
+// too, so that what a kernel computes can be checked without a GPU.
+#pragma once
+
+#include <math.h>
+
+#ifdef __CUDACC__
+#define FUSEGEN_INLINE __host__ __device__ __forceinline__
+#else
+#define FUSEGEN_INLINE inline
+#endif
+
+namespace fusegen {
+
+// 1 / (1 + e^-x). expf overflows to infinity below x = -88.7, where the quotient is 0: the true value there
+// is subnormal.
+FUSEGEN_INLINE float sigmoid(float x) { return 1.0f / (1.0f + ::expf(-x)); }
+
+FUSEGEN_INLINE float tanh(float x) { return ::tanhf(x); }
+
+// Comparing instead of fmaxf: fmaxf(NaN, 0) is 0.
+FUSEGEN_INLINE float relu(float x) { return x <= 0.0f ? 0.0f : x; }
+
+FUSEGEN_INLINE float clamp(float x, float lo, float hi) { return x < lo ? lo : (x > hi ? hi : x); }
+
+// NaN of either argument wins, unlike fminf and fmaxf.
+FUSEGEN_INLINE float minimum(float a, float b) { return a < b || a != a ? a : b; }
+FUSEGEN_INLINE float maximum(float a, float b) { return a > b || a != a ? a : b; }
+
+// log(1 + e^x) as max(x, 0) + log(1 + e^-|x|): the exponential never overflows.
+FUSEGEN_INLINE float softplus(float x) { return relu(x) + ::log1pf(::expf(-::fabsf(x))); }
+
+FUSEGEN_INLINE float erf(float x) { return ::erff(x); }
+FUSEGEN_INLINE float erfc(float x) { return ::erfcf(x); }
+FUSEGEN_INLINE float exp(float x) { return ::expf(x); }
+FUSEGEN_INLINE float sqrt(float x) { return ::sqrtf(x); }
+
+// Rounded twice at most; the hardware's rsqrt is off by up to two units and flushes subnormals.
+FUSEGEN_INLINE float rsqrt(float x) { return 1.0f / ::sqrtf(x); }
+
+FUSEGEN_INLINE float abs(float x) { return ::fabsf(x); }
+FUSEGEN_INLINE float sign(float x) { return static_cast<float>((x > 0.0f) - (x < 0.0f)); }
+
+}  // namespace fusegen
+
+#undef FUSEGEN_INLINE

@@ -1,0 +1,21 @@
+// What a pointwise kernel is launched with; host side, no device code.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "status.cuh"
+
+namespace fusegen {
+
+// Operands and results in the order in which the kernel declares them; a null result is not written.
+struct PointwiseArguments {
+  std::array<const void*, 8> operands;
+  std::array<void*, 8> results;
+  std::array<float, 8> scalars;
+  int64_t rows;
+  int64_t columns;  // elements of a row of one half, where operands have halves
+  int sm_count;
+};
+
+}  // namespace fusegen

@@ -1,0 +1,8 @@
+"""``python -m fusegen``."""
+
+from __future__ import annotations
+
+from fusegen.cli import main
+
+if __name__ == "__main__":
+    main()

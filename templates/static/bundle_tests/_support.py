@@ -1,0 +1,83 @@
+"""What the generated tests share: devices, random inputs, exact results and comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from .. import _library
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def devices() -> list[str]:
+    """The CPU always; the GPU where this bundle has compiled kernels for it."""
+    usable = _library.ARCH != "cpu" and torch.cuda.is_available()
+    return ["cpu", "cuda"] if usable else ["cpu"]
+
+
+def op(name: str) -> Callable[..., Any]:
+    """An op of this bundle."""
+    return getattr(getattr(torch.ops, _library.NAMESPACE), name).default
+
+
+def random_tensor(
+    shape: Sequence[int], dtype: torch.dtype, device: str, seed: int, scale: float = 1.0
+) -> Tensor:
+    """Normal values, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(*shape, generator=generator, dtype=torch.float32) * scale
+    return values.to(dtype).to(device)
+
+
+def split_cases(groups: int, tokens: int) -> list[list[int]]:
+    """Ragged, empty, single, short and out-of-range group sizes."""
+    ragged = [(7 * group * group + 3) % (2 * tokens // groups + 1) for group in range(groups)]
+    return [
+        ragged,
+        [0] * groups,
+        [tokens] + [0] * (groups - 1),
+        [0] * (groups - 1) + [tokens],
+        [tokens // groups] * groups,
+        [1] * groups,
+        [-3] + [tokens] * (groups - 1),
+    ]
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Relative Frobenius error in float64; infinite where anything is not finite."""
+    got, expected = got.detach().cpu().double(), expected.detach().cpu().double()
+    if not torch.isfinite(got).all():
+        return float("inf")
+    scale = expected.norm()
+    error = (got - expected).norm()
+    return float(error / scale) if scale > 0 else float(error)
+
+
+def exact(
+    forward: Callable[..., Tensor], tensors: dict[str, Tensor | None], wanted: Sequence[str], dy: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The result and the gradients of a reference in float64, by autograd rather than its own rules."""
+    wide: dict[str, Tensor | None] = {}
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.is_floating_point():
+            wide[name] = tensor.detach().cpu().double().requires_grad_(name in wanted)
+        else:
+            wide[name] = None if tensor is None else tensor.cpu()
+    y = forward(**wide)
+    leaves = [wide[name] for name in wanted]
+    if not y.requires_grad:  # every group is empty, so nothing was read
+        return y, {name: torch.zeros_like(leaf) for name, leaf in zip(wanted, leaves, strict=True)}
+    gradients = torch.autograd.grad(y, leaves, dy.cpu().double(), materialize_grads=True)
+    return y, dict(zip(wanted, gradients, strict=True))
+
+
+def refuses(call: Callable[[], object], message: str) -> None:
+    """The call raises RuntimeError with exactly this message."""
+    with pytest.raises(RuntimeError) as caught:
+        call()
+    assert str(caught.value).splitlines()[0] == message

@@ -1,0 +1,57 @@
+// What a matrix product is launched with, and the sizes that selection rules ask about; host side,
+// no device code.
+#pragma once
+
+#include <cstdint>
+
+#include "status.cuh"
+
+namespace fusegen {
+
+// With x [T, K], weight [E, N, K] and dy [T, N], per group:
+enum class Gemm {
+  fprop,  // y = x weight^T + bias:  rows are tokens, columns N, depth K
+  dgrad,  // dx = dy weight:         rows are tokens, columns K, depth N
+  wgrad,  // dweight = dy^T x:       rows are N, columns K, depth the group's tokens
+};
+
+// Row-major operands. n = out_features and k = in_features in all three kinds.
+//   fprop: a = x [T, K], b = weight [E, N, K], d = y [T, N], bias [E, N] or nullptr
+//   dgrad: a = dy [T, N], b = weight [E, N, K], d = dx [T, K]
+//   wgrad: a = dy [T, N], b = x [T, K], d = dweight [E, N, K]
+// Rows of y and dx past sum(split_sizes) come out zero; empty groups give zero dweight.
+struct GemmArguments {
+  const void* a;
+  const void* b;
+  const void* bias;
+  void* d;
+  const int64_t* split_sizes;  // [groups] on the device; nullptr: dense, groups = 1
+  int64_t tokens;
+  int64_t groups;
+  int64_t n;
+  int64_t k;
+  int sm_count;
+  bool programmatic_launch = false;  // may start before the stream's previous kernel has ended
+};
+
+// Group sizes are known to the device alone, so rules see their mean.
+struct GemmSizes {
+  int64_t tokens;
+  int64_t groups;
+  int64_t mean_group_tokens;
+  int64_t rows;
+  int64_t columns;
+  int64_t depth;
+};
+
+inline GemmSizes gemm_sizes(Gemm kind, const GemmArguments& in) {
+  const int64_t mean = in.groups > 0 ? in.tokens / in.groups : 0;
+  switch (kind) {
+    case Gemm::fprop: return {in.tokens, in.groups, mean, in.tokens, in.n, in.k};
+    case Gemm::dgrad: return {in.tokens, in.groups, mean, in.tokens, in.k, in.n};
+    case Gemm::wgrad: return {in.tokens, in.groups, mean, in.n, in.k, mean};
+  }
+  return {};
+}
+
+}  // namespace fusegen

@@ -1,0 +1,211 @@
+// Skeleton of pointwise kernels: loads, one call of the generated Math per element, stores.
+//
+// Work is cut into pieces of a row, one warp each: the whole row where a result is summed over it,
+// otherwise a fixed number of columns. A warp reads 16 bytes a lane and operand at a time where
+// sizes and addresses allow, one element otherwise. Row sums go through fp32 registers and a
+// butterfly, so they repeat bit for bit. Operands without rows of their own form one long row.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "pointwise.h"
+
+namespace fusegen {
+
+enum class Access { full, first_half, second_half, row, column };
+
+// How an operand or result is indexed, and whether its elements are fp32.
+struct Slot {
+  Access access;
+  bool wide;
+};
+
+namespace pointwise {
+
+inline constexpr int kThreads = 256;
+inline constexpr int kWarp = 32;
+inline constexpr int kVectorsPerLane = 4;   // of a piece that is not a whole row
+inline constexpr int kBlocksPerSm = 8;      // fills an SM's 2048 threads
+
+template <class Math>
+inline constexpr int kOperands = Math::operand_count;
+template <class Math>
+inline constexpr int kResults = Math::result_count;
+
+template <class Math>
+constexpr bool sums_rows() {
+  for (int r = 0; r < kResults<Math>; ++r) {
+    if (Math::result(r).access == Access::row) return true;
+  }
+  return false;
+}
+
+__device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline float widen(__half value) { return __half2float(value); }
+__device__ inline float widen(float value) { return value; }
+__device__ inline void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
+__device__ inline void narrow(float value, __half* to) { *to = __float2half_rn(value); }
+__device__ inline void narrow(float value, float* to) { *to = value; }
+
+template <class Element, int N>
+struct alignas(sizeof(Element) * N <= 16 ? sizeof(Element) * N : 16) Pack {
+  Element values[N];
+};
+
+template <class Element, int N>
+__device__ __forceinline__ void load(float (&to)[N], const void* base, int64_t index) {
+  const auto pack = *reinterpret_cast<const Pack<Element, N>*>(
+      static_cast<const Element*>(base) + index);
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = widen(pack.values[i]);
+}
+
+template <class Element, int N>
+__device__ __forceinline__ void store(const float (&from)[N], void* base, int64_t index) {
+  Pack<Element, N> pack;
+#pragma unroll
+  for (int i = 0; i < N; ++i) narrow(from[i], &pack.values[i]);
+  *reinterpret_cast<Pack<Element, N>*>(static_cast<Element*>(base) + index) = pack;
+}
+
+// Where (row, column) of an operand stands.
+__device__ __forceinline__ int64_t place(Access access, int64_t row, int64_t column,
+                                         int64_t columns) {
+  switch (access) {
+    case Access::full: return row * columns + column;
+    case Access::first_half: return row * 2 * columns + column;
+    case Access::second_half: return (row * 2 + 1) * columns + column;
+    case Access::row: return row;
+    case Access::column: return column;
+  }
+  return 0;
+}
+
+__device__ inline float warp_sum(float value) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  }
+  return value;
+}
+
+template <class Math, class Element, int N>
+__device__ __forceinline__ void load_operands(float (&values)[kOperands<Math>][N],
+                                              const PointwiseArguments& in, int64_t row,
+                                              int64_t column) {
+#pragma unroll
+  for (int o = 0; o < kOperands<Math>; ++o) {
+    const Slot slot = Math::operand(o);
+    if (slot.access == Access::row) {
+      const float value = slot.wide ? static_cast<const float*>(in.operands[o])[row]
+                                    : widen(static_cast<const Element*>(in.operands[o])[row]);
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[o][i] = value;
+    } else if (slot.wide) {
+      load<float, N>(values[o], in.operands[o], place(slot.access, row, column, in.columns));
+    } else {
+      load<Element, N>(values[o], in.operands[o], place(slot.access, row, column, in.columns));
+    }
+  }
+}
+
+template <class Math, class Element, int N>
+__device__ __forceinline__ void store_results(const float (&values)[kResults<Math>][N],
+                                              float (&sums)[kResults<Math>],
+                                              const PointwiseArguments& in, int64_t row,
+                                              int64_t column) {
+#pragma unroll
+  for (int r = 0; r < kResults<Math>; ++r) {
+    const Slot slot = Math::result(r);
+    if (slot.access == Access::row) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sums[r] += values[r][i];
+    } else if (in.results[r] == nullptr) {
+      continue;
+    } else if (slot.wide) {
+      store<float, N>(values[r], in.results[r], place(slot.access, row, column, in.columns));
+    } else {
+      store<Element, N>(values[r], in.results[r], place(slot.access, row, column, in.columns));
+    }
+  }
+}
+
+// N elements per access; `piece` columns per warp.
+template <class Math, class Element, int N>
+__global__ void __launch_bounds__(kThreads)
+    kernel(const __grid_constant__ PointwiseArguments in, int64_t piece, int64_t pieces_per_row,
+           int64_t pieces) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t warps = int64_t(gridDim.x) * (kThreads / kWarp);
+  int64_t index = int64_t(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
+  for (; index < pieces; index += warps) {
+    const int64_t row = index / pieces_per_row;
+    const int64_t begin = (index - row * pieces_per_row) * piece;
+    const int64_t end = min(begin + piece, in.columns);
+    float sums[kResults<Math>] = {};
+    for (int64_t column = begin + lane * N; column < end; column += kWarp * N) {
+      float values[kOperands<Math>][N];
+      float outcomes[kResults<Math>][N];
+      load_operands<Math, Element, N>(values, in, row, column);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        float element[kOperands<Math>];
+        float outcome[kResults<Math>];
+#pragma unroll
+        for (int o = 0; o < kOperands<Math>; ++o) element[o] = values[o][i];
+        Math::apply(element, outcome, in.scalars.data());
+#pragma unroll
+        for (int r = 0; r < kResults<Math>; ++r) outcomes[r][i] = outcome[r];
+      }
+      store_results<Math, Element, N>(outcomes, sums, in, row, column);
+    }
+    if constexpr (sums_rows<Math>()) {
+#pragma unroll
+      for (int r = 0; r < kResults<Math>; ++r) {
+        const Slot slot = Math::result(r);
+        if (slot.access != Access::row) continue;
+        const float sum = warp_sum(sums[r]);
+        if (lane != 0 || in.results[r] == nullptr) continue;
+        if (slot.wide) {
+          static_cast<float*>(in.results[r])[row] = sum;
+        } else {
+          narrow(sum, static_cast<Element*>(in.results[r]) + row);
+        }
+      }
+    }
+  }
+}
+
+template <class Math, class Element, int N>
+Status launch(const PointwiseArguments& in, cudaStream_t stream) {
+  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t piece = sums_rows<Math>() ? in.columns : kWarp * N * kVectorsPerLane;
+  const int64_t pieces_per_row = sums_rows<Math>() ? 1 : ceil_div(in.columns, piece);
+  const int64_t pieces = in.rows * pieces_per_row;
+  if (pieces == 0) return {};
+  const int64_t needed = ceil_div(pieces, kThreads / kWarp);
+  const int64_t resident = int64_t(in.sm_count) * kBlocksPerSm;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(needed < resident ? needed : resident));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  const cudaError_t error = cudaLaunchKernelEx(&config, &kernel<Math, Element, N>, in, piece,
+                                               pieces_per_row, pieces);
+  return {static_cast<int>(error), "cudaLaunchKernelEx(pointwise)"};
+}
+
+}  // namespace pointwise
+
+// Addresses are multiples of 16 bytes; rows are too where the columns are a multiple of 8.
+template <class Math, class Element>
+Status launch_pointwise(const PointwiseArguments& in, cudaStream_t stream) {
+  constexpr int kVector = 16 / sizeof(Element);
+  return in.columns % kVector == 0 ? pointwise::launch<Math, Element, kVector>(in, stream)
+                                   : pointwise::launch<Math, Element, 1>(in, stream);
+}
+
+}  // namespace fusegen

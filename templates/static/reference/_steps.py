@@ -1,0 +1,103 @@
+"""The steps that plans are made of, in plain PyTorch.
+
+Operands of 16 bits are widened to fp32 before any arithmetic and every result is rounded once to its
+buffer's type.  float64 stays float64, so that the same program serves as its own exact oracle.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in the type that arithmetic is done in: fp32, or float64 if it came so."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def per_row(scales: Tensor) -> Tensor:
+    """[T] as [T, 1], to multiply rows."""
+    return wide(scales).unsqueeze(-1)
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., 2 D] -> its first and second half, [..., D] each, widened."""
+    first, second = wide(x).chunk(2, dim=-1)
+    return first, second
+
+
+def join(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """[..., D] twice -> [..., 2 D], rounded to `dtype`."""
+    return torch.cat((first, second), dim=-1).to(dtype)
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """[T, D] -> [T], kept in the type it was computed in."""
+    return x.sum(dim=-1)
+
+
+def bounds(split_sizes: Tensor, tokens: int) -> list[tuple[int, int]]:
+    """First and last row of every group: sizes count from 0, offsets end at `tokens`."""
+    result, start = [], 0
+    for size in split_sizes.tolist():
+        end = min(start + max(size, 0), tokens)
+        result.append((start, end))
+        start = end
+    return result
+
+
+def gemm_fprop(a: Tensor, b: Tensor, add: Tensor | None = None) -> Tensor:
+    """a [..., K] @ b [N, K].T + add [N] -> [..., N]."""
+    y = wide(a) @ wide(b).T
+    return (y if add is None else y + wide(add)).to(a.dtype)
+
+
+def gemm_dgrad(a: Tensor, b: Tensor) -> Tensor:
+    """a [..., N] @ b [N, K] -> [..., K]."""
+    return (wide(a) @ wide(b)).to(a.dtype)
+
+
+def gemm_wgrad(a: Tensor, b: Tensor) -> Tensor:
+    """a [..., N] and b [..., K] -> a.T @ b [N, K], summed over all leading dimensions."""
+    return (wide(a).flatten(0, -2).T @ wide(b).flatten(0, -2)).to(a.dtype)
+
+
+def column_sum(a: Tensor) -> Tensor:
+    """a [..., N] -> [N]."""
+    return wide(a).reshape(-1, a.shape[-1]).sum(dim=0).to(a.dtype)
+
+
+def grouped_gemm_fprop(a: Tensor, b: Tensor, groups: Tensor, add: Tensor | None = None) -> Tensor:
+    """a [T, K], b [E, N, K], add [E, N] -> [T, N]; rows past the last group are zero."""
+    y = a.new_zeros(a.shape[0], b.shape[1])
+    for group, (start, end) in enumerate(bounds(groups, a.shape[0])):
+        if end > start:
+            bias = None if add is None else add[group]
+            y[start:end] = gemm_fprop(a[start:end], b[group], bias)
+    return y
+
+
+def grouped_gemm_dgrad(a: Tensor, b: Tensor, groups: Tensor) -> Tensor:
+    """a [T, N], b [E, N, K] -> [T, K]; rows past the last group are zero."""
+    dx = a.new_zeros(a.shape[0], b.shape[2])
+    for group, (start, end) in enumerate(bounds(groups, a.shape[0])):
+        if end > start:
+            dx[start:end] = gemm_dgrad(a[start:end], b[group])
+    return dx
+
+
+def grouped_gemm_wgrad(a: Tensor, b: Tensor, groups: Tensor) -> Tensor:
+    """a [T, N], b [T, K] -> [E, N, K]; an empty group gives zeros."""
+    dw = a.new_zeros(groups.shape[0], a.shape[1], b.shape[1])
+    for group, (start, end) in enumerate(bounds(groups, a.shape[0])):
+        if end > start:
+            dw[group] = gemm_wgrad(a[start:end], b[start:end])
+    return dw
+
+
+def group_sum(a: Tensor, groups: Tensor) -> Tensor:
+    """a [T, N] -> [E, N], summed over the rows of each group."""
+    db = a.new_zeros(groups.shape[0], a.shape[1])
+    for group, (start, end) in enumerate(bounds(groups, a.shape[0])):
+        db[group] = column_sum(a[start:end])
+    return db

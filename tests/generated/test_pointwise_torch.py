@@ -1,0 +1,248 @@
+"""Printed PyTorch of every activation against autograd of formulas written by hand."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fusegen.pointwise import backward_program, forward_program, parse, to_torch
+from torch import Tensor
+from torch.nn import functional
+
+_MODULE = runpy.run_path(str(Path(__file__).parents[1] / "pointwise_cases.py"))
+ACTIVATIONS = _MODULE["ACTIVATIONS"]
+CASES = {**ACTIVATIONS, **_MODULE["EXTRAS"]}
+RUNTIME_VALUES = _MODULE["RUNTIME_VALUES"]
+
+Env = dict[str, Tensor]
+EPS = 2.0**-23
+FLOAT32_MAX = torch.finfo(torch.float32).max
+BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+def _clamped(gate: Tensor, up: Tensor) -> Tensor:
+    gate = torch.clamp(gate, max=7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (torch.clamp(up, -7.0, 7.0) + 1.0)
+
+
+def _situ(gate: Tensor, up: Tensor) -> Tensor:
+    return 4.0 * torch.tanh(gate / 4.0) * torch.sigmoid(gate) * 25.0 * torch.tanh(up / 25.0)
+
+
+# Written from the definitions of the activations, with torch.nn.functional where it has one.
+REFERENCE: dict[str, Callable[..., Tensor]] = {
+    "gelu": _gelu,
+    "relu": functional.relu,
+    "srelu": lambda x: functional.relu(x).square(),
+    "silu": functional.silu,
+    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "glu": lambda gate, up: functional.glu(torch.stack([up, gate]), dim=0).squeeze(0),
+    "geglu": lambda gate, up: _gelu(gate) * up,
+    "qgeglu": lambda gate, up: gate * torch.sigmoid(1.702 * gate) * up,
+    "reglu": lambda gate, up: functional.relu(gate) * up,
+    "sreglu": lambda gate, up: functional.relu(gate).square() * up,
+    "swiglu": lambda gate, up: functional.silu(gate) * up,
+    "clamped_swiglu": _clamped,
+    "situglu": _situ,
+    "scaled_swiglu": lambda gate, up, scales: functional.silu(gate) * up * scales,
+    "scaled_clamped_qgeglu": lambda gate, up, scales: _clamped(gate, up) * scales,
+    "scaled_situglu": lambda gate, up, scales: _situ(gate, up) * scales,
+    "scaled_srelu": lambda x, scales: functional.relu(x).square() * scales,
+    "scaled_tanh_srelu": lambda x, scales: (
+        (8.0 * torch.tanh(functional.relu(x) / 8.0)).square() * scales
+    ),
+    "gelu_erf": functional.gelu,
+    "mish": lambda x: x * torch.tanh(functional.softplus(x, threshold=700.0)),
+    "hardswish": lambda x: x * torch.clamp(x + 3.0, 0.0, 6.0) / 6.0,
+    "leaky_relu": lambda x: functional.relu(x) - 0.3 * functional.relu(-x),
+    "bell": lambda x: torch.exp(-x.square()),
+    "root": lambda x: torch.sqrt(1.0 + x * x) - torch.abs(x),
+    "inverse_root": lambda x: x * torch.rsqrt(1.0 + x * x),
+    "softsign": functional.softsign,
+    "floor": lambda x: torch.clamp(x, min=-2.0) * 0.5,
+    "smaller": lambda gate, up: torch.minimum(gate, up) * up,
+    "larger": lambda gate, up: torch.maximum(gate, up) - gate,
+    "ratio": lambda gate, up: gate / (1.0 + up * up),
+    "runtime_limit": _clamped,
+}
+
+
+def _execute(lines: list[str], env: Env) -> Env:
+    namespace: dict[str, object] = {"torch": torch, **env, **RUNTIME_VALUES}
+    before = set(namespace)
+    exec("\n".join(lines), namespace)
+    return {k: v for k, v in namespace.items() if k not in before and isinstance(v, Tensor)}
+
+
+def _ours(name: str, env: Env) -> Env:
+    text, operands, attributes = CASES[name]
+    expression = parse(text, operands, attributes)
+    values = _execute(to_torch(backward_program(expression, operands)), env)
+    values |= _execute(to_torch(forward_program(expression)), env)
+    return {key: values[key] for key in ("y", *(f"d{o}" for o in operands))}
+
+
+def _autograd(name: str, env: Env) -> Env:
+    operands = CASES[name][1]
+    leaves = [env[o].detach().clone().requires_grad_() for o in operands]
+    y = REFERENCE[name](*leaves)
+    gradients = torch.autograd.grad(y, leaves, env["dy"])
+    return {"y": y.detach(), **{f"d{o}": g for o, g in zip(operands, gradients, strict=True)}}
+
+
+def _edges() -> Tensor:
+    """Finite places where a formula or its slope is easily wrong, all clamp edges included."""
+    magnitudes = [0.0, 1e-30, 1e-8, 1e-3, 0.5, 1.0, 3.0, 7.0, 20.0, 88.0, 100.0, 700.0]
+    return torch.tensor([*magnitudes, *(-m for m in magnitudes)], dtype=torch.float64)
+
+
+def _inputs(name: str, kind: str) -> Env:
+    operands = CASES[name][1]
+    rng = torch.Generator().manual_seed(len(name))
+    shape = (20_000,)
+    env: Env = {}
+    for operand in (*operands, "dy"):
+        normal = torch.randn(shape, generator=rng, dtype=torch.float64)
+        if kind == "random":
+            env[operand] = normal * 3.0
+        elif kind == "heavy":
+            env[operand] = normal / torch.randn(shape, generator=rng, dtype=torch.float64).abs()
+        else:
+            pick = torch.randint(0, len(_edges()), shape, generator=rng)
+            env[operand] = _edges()[pick]
+    # The same float32 values in every precision; ties with constants stay exact.
+    return {key: value.float().double() for key, value in env.items()}
+
+
+def test_every_case_has_a_reference() -> None:
+    assert REFERENCE.keys() == CASES.keys()
+
+
+@pytest.mark.parametrize("kind", ["random", "heavy", "edges"])
+@pytest.mark.parametrize("name", CASES)
+def test_float64_agrees_with_autograd(name: str, kind: str) -> None:
+    env = _inputs(name, kind)
+    ours, truth = _ours(name, env), _autograd(name, env)
+    scale = _amplitude(name, env)
+    for key, expected in truth.items():
+        error = (ours[key] - expected).abs()
+        assert bool((error <= 1e-12 * (expected.abs() + scale[key])).all()), (key, error.max())
+
+
+def _amplitude(name: str, env: Env) -> Env:
+    """What one unit of rounding is measured against: the result's factors other than its own slope.
+
+    The slopes of activations pass through 0 where their terms do not, so an error relative to the
+    result alone would be unbounded for every implementation.
+    """
+    operands = CASES[name][1]
+    scale: Env = {}
+    for key in ("y", *(f"d{o}" for o in operands)):
+        others = [o for o in operands[1:] if key != f"d{o}"]
+        value = torch.ones_like(env["dy"]) if key == "y" else env["dy"].abs()
+        for other in others:
+            value = value * (1.0 + env[other].abs())
+        scale[key] = value
+    return scale
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32_is_as_accurate_as_torch(name: str) -> None:
+    """Within a few units of rounding, and no worse than float32 autograd of the reference."""
+    env = _inputs(name, "random")
+    env32 = {key: value.float() for key, value in env.items()}
+    truth, scale = _ours(name, env), _amplitude(name, env)
+    ours, torchs = _ours(name, env32), _autograd(name, env32)
+    for key, expected in truth.items():
+        unit = EPS * (expected.abs() + scale[key])
+        our_error = ((ours[key].double() - expected).abs() / unit).max()
+        torch_error = ((torchs[key].double() - expected).abs() / unit).max()
+        assert ours[key].dtype == torch.float32
+        # The slope of gelu multiplies the rounding of 1 - s by about 8, here and in PyTorch.
+        assert our_error <= 9.0, (key, float(our_error))
+        assert our_error <= torch_error + 1.5, (key, float(our_error), float(torch_error))
+
+
+def _limit(name: str, env: Env, operand: str, sign: float) -> Env:
+    """Float64 limits as one operand goes to infinity; NaN where there is none that is finite."""
+    near = _autograd(name, {**env, operand: torch.full_like(env["dy"], sign * 1e12)})
+    far = _autograd(name, {**env, operand: torch.full_like(env["dy"], sign * 1e14)})
+    settled = {k: (near[k] - far[k]).abs() <= 1e-6 for k in far}
+    if operand != CASES[name][1][0]:
+        # An exact 0 of relu times this operand's infinity: NaN by IEEE, in PyTorch as here.
+        settled = {k: settled[k] & (far[k] != 0.0) for k in far}
+    return {k: torch.where(settled[k], far[k], math.nan) for k in far}
+
+
+@pytest.mark.parametrize(
+    "edge", [math.inf, FLOAT32_MAX, BFLOAT16_MAX, 1e30, 100.0, 20.0, 1e-30, 0.0]
+)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_float32_is_finite_where_the_limit_is(name: str, edge: float) -> None:
+    """One operand at a time goes to the edge, either sign, the others taking ordinary values."""
+    operands = CASES[name][1]
+    ordinary = torch.tensor([-2.0, -0.5, 0.25, 1.5], dtype=torch.float64)
+    grid = torch.cartesian_prod(*[ordinary] * (len(operands) + 1)).unbind(-1)
+    base = dict(zip((*operands, "dy"), grid, strict=True))
+    for operand in operands:
+        for sign in (1.0, -1.0):
+            env = {**base, operand: torch.full_like(base["dy"], sign * edge)}
+            ours = _ours(name, {key: value.float() for key, value in env.items()})
+            infinite = math.isinf(edge)
+            truth = _limit(name, base, operand, sign) if infinite else _autograd(name, env)
+            for key, expected in truth.items():
+                # Below the range's last six bits no product of the ordinary values overflows.
+                finite = expected.isfinite() & (expected.abs() <= FLOAT32_MAX / 64)
+                got, want = ours[key].double()[finite], expected[finite]
+                close = (got - want).abs() <= 1e-5 * (1.0 + want.abs())
+                assert bool(close.all()), (key, operand, sign * edge)
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "qgelu", "gelu_erf", "mish", "srelu"])
+def test_infinite_inputs(name: str) -> None:
+    """Both ends of a one-operand activation: 0 and infinity, slopes 0 and 1 (2x for srelu)."""
+    x = torch.tensor([-math.inf, math.inf])
+    got = _ours(name, {"x": x, "dy": torch.ones(2)})
+    assert got["y"].tolist() == [0.0, math.inf]
+    assert got["dx"].tolist() == [0.0, math.inf if name == "srelu" else 1.0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nan_stays_visible(name: str) -> None:
+    operands = CASES[name][1]
+    for operand in operands:
+        env = {o: torch.ones(1) for o in (*operands, "dy")}
+        env[operand] = torch.full((1,), math.nan)
+        assert _ours(name, env)["y"].isnan().all(), operand
+
+
+def test_masked_gradients_ignore_infinite_factors() -> None:
+    env = {"gate": torch.tensor([-1.0]), "up": torch.tensor([math.inf]), "dy": torch.ones(1)}
+    assert _ours("reglu", env)["dgate"].item() == 0.0
+    assert _autograd("reglu", env)["dgate"].item() == 0.0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recomputed_forward_is_bit_equal(name: str) -> None:
+    text, operands, attributes = CASES[name]
+    env = {key: value.float() for key, value in _inputs(name, "random").items()}
+    program = backward_program(parse(text, operands, attributes), operands, recompute="y")
+    assert torch.equal(_execute(to_torch(program), env)["y"], _ours(name, env)["y"])
+
+
+def test_broadcast_scales() -> None:
+    """One scale per row: its gradient stays elementwise, for the caller to sum."""
+    env = {name: torch.randn(3, 5) for name in ("gate", "up", "dy")} | {"scales": torch.randn(3, 1)}
+    got = _ours("scaled_swiglu", env)
+    assert got.keys() == {"y", "dgate", "dup", "dscales"}
+    assert all(value.shape == (3, 5) for value in got.values())
+    truth = _autograd("scaled_swiglu", env)
+    torch.testing.assert_close(got["dscales"].sum(1, keepdim=True), truth["dscales"])
