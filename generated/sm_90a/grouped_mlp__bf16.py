@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:58341d0cb7bcccce
+# checksum sha256:53b74bfee4c331d8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -160,10 +160,11 @@ class _GroupedMLP(torch.autograd.Function):
                 if saved is not None
             )
         )
-        need_dx = ctx.needs_input_grad[0]
-        need_dfc1_weight = ctx.needs_input_grad[1]
-        need_dprobs = ctx.needs_input_grad[4]
-        need_dfc1_bias = ctx.needs_input_grad[5]
+        needs = ctx.needs_input_grad
+        need_dx = needs[0]
+        need_dfc1_weight = needs[1]
+        need_dprobs = needs[4]
+        need_dfc1_bias = needs[5]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             x if need_dfc1_weight else None,
@@ -176,19 +177,13 @@ class _GroupedMLP(torch.autograd.Function):
         )
 
     @staticmethod
-    @_library.first_order
     def backward(ctx, dy, *_):
+        _library.refuse_double_backward("grouped_mlp__bf16")
         if dy is None:
             return None, None, None, None, None, None, None, None, None, None, None, None
+        needs = ctx.needs_input_grad
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
-            dy,
-            *ctx.saved_tensors,
-            ctx.needs_input_grad[0],
-            ctx.needs_input_grad[1],
-            ctx.needs_input_grad[2],
-            ctx.needs_input_grad[4],
-            ctx.needs_input_grad[5],
-            ctx.needs_input_grad[6],
+            dy, *ctx.saved_tensors, needs[0], needs[1], needs[2], needs[4], needs[5], needs[6]
         )
         return (
             dx,
@@ -204,6 +199,9 @@ class _GroupedMLP(torch.autograd.Function):
             None,
             None,
         )
+
+
+_apply = _library.direct_apply(_GroupedMLP)
 
 
 def grouped_mlp(
@@ -247,7 +245,7 @@ def grouped_mlp(
         or need_dfc1_bias
         or need_dfc2_bias
     ):
-        y, *_ = _GroupedMLP.apply(
+        y, *_ = _apply(
             x,
             fc1_weight,
             fc2_weight,

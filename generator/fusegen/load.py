@@ -24,6 +24,8 @@ from .model.specs import (
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SIZE_LIMIT = 1 << 20
+_DEPTH_LIMIT = 32
+_SHOWN = 60
 
 KeyPath = tuple[str | int, ...]
 T = TypeVar("T")
@@ -97,53 +99,130 @@ class _Reader:
         for key_node, value_node in node.value:
             key = key_node.value
             if not isinstance(key, str):
-                self.problems.append(Problem(self.loc(key_node), "a key is a plain word"))
+                self.problems.append(
+                    Problem(self.loc(key_node), "a key is a plain word, not a list or a mapping")
+                )
                 continue
             if key in seen:
-                self.problems.append(Problem(self.loc(key_node), f"key {key!r} is written twice"))
+                first = self.places[(*path, key)]
+                self.problems.append(
+                    Problem(
+                        self.loc(key_node),
+                        f"key {key!r} is written twice, first at line {first.line}; remove one",
+                    )
+                )
+                continue
             seen.add(key)
             self.places[(*path, key)] = self.loc(key_node)
             yield key, self.read(value_node, (*path, key))
 
 
-def _parse_yaml(path: Path, file: str) -> tuple[Any, Source, list[Problem]]:
+def _parse_yaml(path: Path, file: str) -> tuple[dict[str, Any] | None, Source, list[Problem]]:
     try:
-        data = path.read_bytes()
-        if len(data) > _SIZE_LIMIT:
-            raise ValueError(f"larger than {_SIZE_LIMIT} bytes")
-        node = yaml.compose(data.decode("utf-8"), Loader=_LOADER)
-        if node is None:
-            raise ValueError("the file is empty")
+        text = _read_text(path)
+        refused = _refuse(text, file)
+        if refused:
+            return None, Source(file, {}), [refused]
+        node = yaml.compose(text, Loader=_LOADER)
+        if not isinstance(node, yaml.MappingNode):
+            raise ValueError("expected keys and values such as 'edition: 1'")
         reader = _Reader(file)
         content = reader.read(node)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        loc = Loc(file, mark.line + 1, mark.column + 1) if mark else Loc(file, 1, 1)
-        return None, Source(file, {}), [Problem(loc, f"not YAML: {error.problem}")]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        place = _place(file, error.problem_mark)
+        return None, Source(file, {}), [Problem(place, f"not YAML: {_yaml_reason(error)}")]
+    except (OSError, yaml.YAMLError, ValueError) as error:
         return None, Source(file, {}), [Problem(Loc(file, 1, 1), f"not a spec: {error}")]
     return content, Source(file, reader.places), reader.problems
 
 
-def _explain(error: Any, spec: type[Any], content: Any) -> tuple[str, KeyPath]:
+def _read_text(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(_SIZE_LIMIT + 1)
+    if len(data) > _SIZE_LIMIT:
+        raise ValueError(f"the file is larger than {_SIZE_LIMIT} bytes; split it")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8; save the file as UTF-8") from None
+
+
+def _refuse(text: str, file: str) -> Problem | None:
+    """What YAML offers and a spec does not need: aliases, tags and deep nesting.
+
+    Read from the event stream, before anything is built: aliases of aliases grow without bound, tags
+    name code to run, and composing thousands of levels overflows the C stack.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        reason, tag = "", getattr(event, "tag", None)
+        if getattr(event, "anchor", None):
+            reason = "anchors and aliases are refused; write the value out"
+        elif tag:
+            reason = f"tag {tag!r} is refused; write plain words, numbers, lists and keys"
+        elif depth > _DEPTH_LIMIT:
+            reason = f"nested deeper than {_DEPTH_LIMIT} levels"
+        if reason:
+            return Problem(_place(file, event.start_mark), reason)
+    return None
+
+
+def _place(file: str, mark: Any) -> Loc:
+    return Loc(file, mark.line + 1, mark.column + 1) if mark else Loc(file, 1, 1)
+
+
+def _yaml_reason(error: yaml.MarkedYAMLError) -> str:
+    """What the YAML parser found, with the remedy for what people do most."""
+    if "cannot start any token" in str(error.problem):
+        return f"{error.problem}; indent with spaces, quote text that starts with @ or a backtick"
+    return str(error.problem)
+
+
+_EXPECTED = {
+    "string": "text",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "mapping": "keys and values",
+    "dataclass": "keys and values",
+    "tuple": "a list",
+    "none": "nothing",
+}
+"""pydantic's names of types, in the words of people who write YAML."""
+
+
+def _explain(error: Any, spec: type[Any]) -> tuple[str, KeyPath]:
     """A pydantic error as a sentence and the key it is about."""
     path: KeyPath = tuple(part for part in error["loc"] if part != "[key]")
-    context = error.get("ctx", {})
-    if "key" in context:
-        path = (*path, context["key"])
-    match error["type"]:
+    kind: str = error["type"]
+    context, got = error.get("ctx", {}), _short(error["input"])
+    match kind:
         case "unexpected_keyword_argument" | "extra_forbidden":
             known = _field_names(spec, path[:-1])
             return f"unknown key {path[-1]!r}{did_you_mean(str(path[-1]), known)}", path
+        case "missing" if isinstance(path[-1], int):
+            return f"too few entries in {got}", path[:-1]
         case "missing":
             return f"missing key {path[-1]!r}", path[:-1]
         case "enum" | "literal_error":
-            got = repr(error["input"])
             return f"expected {context['expected']}, got {got}", path
         case "string_pattern_mismatch":
-            return f"{error['input']!r} does not match {context['pattern']}", path
-    message: str = error["msg"]
-    return message[0].lower() + message[1:], path
+            return f"{got} does not match {context['pattern']}", path
+        case _ if "path" in context:
+            return str(context["text"]), (*path, *context["path"])
+    word = _EXPECTED.get(kind.partition("_")[0])
+    if word and kind.endswith(("_type", "_parsing", "_from_float")):
+        return f"expected {word}, got {got}", path
+    reason: str = error["msg"]
+    return f"{reason[0].lower()}{reason[1:]}, got {got}", path
+
+
+def _short(value: object) -> str:
+    """A value as messages show it."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _field_names(spec: type[Any], path: KeyPath) -> list[str]:
@@ -177,7 +256,7 @@ def adapter(spec: type[T]) -> TypeAdapter[T]:
     return _ADAPTERS.setdefault(spec, TypeAdapter(spec))
 
 
-def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec | None, Source]:
+def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec, Source]:
     """Read one file.
 
     Args:
@@ -196,14 +275,17 @@ def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec | None, S
     except ValidationError as error:
         seen: set[Loc] = {problem.loc for problem in problems}
         for item in error.errors(include_url=False):
-            message, key = _explain(item, kind.spec, content)
+            message, key = _explain(item, kind.spec)
             if source.loc(*key) not in seen:
                 problems.append(source.problem(message, *key))
                 seen.add(source.loc(*key))
         raise SpecError(problems) from None
     if spec.name != path.stem:
         problems.append(
-            source.problem(f"the file is named {path.stem!r}, its {kind.key} {spec.name!r}", kind.key)
+            source.problem(
+                f"the file is named {path.stem!r}, its {kind.key} {spec.name!r}; make them the same",
+                kind.key,
+            )
         )
     if problems:
         raise SpecError(problems)
@@ -231,7 +313,6 @@ def load(folders: Iterable[Path]) -> SpecSet:
             except SpecError as error:
                 problems.extend(error.problems)
                 continue
-            assert spec is not None
             if spec.name in specs[kind]:
                 first = sources[kind, spec.name].loc(kind.key)
                 problems.append(
@@ -262,10 +343,16 @@ def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Pa
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and entry.name not in (*known, "schema"):
             hint = did_you_mean(entry.name, known)
-            problems.append(Problem(Loc(str(entry), 1, 1), f"unknown spec folder{hint}"))
+            problems.append(
+                Problem(Loc(_display(entry, folder), 1, 1), f"unknown spec folder{hint}")
+            )
     for kind in SpecKind:
-        for path in sorted((folder / kind.folder).glob("*.yaml")):
-            yield kind, path
+        for path in sorted((folder / kind.folder).glob("[!.]*")):
+            if path.suffix == ".yaml":
+                yield kind, path
+            elif path.suffix != ".md":
+                loc = Loc(_display(path, folder), 1, 1)
+                problems.append(Problem(loc, "not a spec: expected <name>.yaml, or .md for notes"))
 
 
 def _display(path: Path, folder: Path) -> str:

@@ -53,7 +53,7 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     module, recipe = specs.modules[cell.module], specs.recipes[cell.recipe]
     arch = specs.archs[arch_name]
     if cell.options:
-        raise NotPossible(f"module {cell.module!r} offers no option {cell.options[0]!r}")
+        raise NotPossible(_option_reason(module, cell.options[0]))
     draft = write_backward(expand(module, specs.ops))
     draft = derive_math(draft)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
@@ -83,8 +83,15 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
         kernel_sets=kernel_sets,
         quantizes=any(item.op == "quantize" for item in chain_of(module)),
         tolerance=_tolerance(recipe),
-        sources=_sources(specs, module, recipe, arch),
+        sources=_sources(specs, module, recipe, arch, draft),
     )
+
+
+def _option_reason(module: ModuleSpec, word: str) -> str:
+    for option, choices in module.options.items():
+        if word in choices:
+            return f"no pass implements option {option.value}: {word}"
+    return f"module {module.name!r} offers no option {word!r}"
 
 
 def _reason(arch: ArchSpec) -> str:
@@ -113,9 +120,11 @@ def _tolerance(recipe: RecipeSpec) -> Tolerance:
 
 
 def _sources(
-    specs: SpecSet, module: ModuleSpec, recipe: RecipeSpec, arch: ArchSpec
+    specs: SpecSet, module: ModuleSpec, recipe: RecipeSpec, arch: ArchSpec, draft: Draft
 ) -> tuple[str, ...]:
     ops = dict.fromkeys(item.op for item in chain_of(module))
+    rules = dict.fromkeys(step.rule for step in (*draft.forward, *draft.backward) if step.rule)
     keys = [(SpecKind.MODULES, module.name), *((SpecKind.OPS, op) for op in ops)]
+    keys += [(SpecKind.FUSIONS, rule) for rule in rules]
     keys += [(SpecKind.RECIPES, recipe.name), (SpecKind.ARCHS, arch.name)]
     return tuple(specs.source(kind, name).file for kind, name in keys)

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:fa38db02aa0e54b0
+// checksum sha256:cd358303838be60d
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_sm90_dgrad.h"
@@ -74,6 +74,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
 
   const DeviceGuard guard(device);
+  use_context(kCell, device);
   const cudaStream_t stream = current_stream(kCell, device);
   const int sms = sm_count(kCell, device);
   const ScalarType io = x.scalar_type();
@@ -193,6 +194,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
 
   const DeviceGuard guard(device);
+  use_context(kCell, device);
   const cudaStream_t stream = current_stream(kCell, device);
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();

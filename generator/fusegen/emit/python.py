@@ -520,7 +520,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         forward_flags=plan.forward.flags,
         saving_needs=tuple(pair for pair in needs if pair[0] in conditional),
         backward_rest=(
-            *(f"ctx.needs_input_grad[{dict(needs)[flag]}]" for flag in plan.backward.flags),
+            *(f"needs[{dict(needs)[flag]}]" for flag in plan.backward.flags),
             *(f"ctx.{name}" for name in scalars),
         ),
         gradients=(

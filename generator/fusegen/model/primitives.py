@@ -14,6 +14,8 @@ class Primitive(str, Enum):
     COLUMN_SUM = "column_sum"
     GROUP_SUM = "group_sum"
     GROUP_ROW_DOT = "group_row_dot"
+    GATHER_GEMM = "gather_gemm"
+    GEMM_SCATTER = "gemm_scatter"
     POINTWISE = "pointwise"
     POINTWISE_GRAD = "pointwise_grad"
     QUANTIZE = "quantize"
@@ -22,6 +24,7 @@ class Primitive(str, Enum):
     POINTWISE_GRAD_QUANTIZE = "pointwise_grad_quantize"
     NORM = "norm"
     NORM_GRAD = "norm_grad"
+    NORM_QUANTIZE = "norm_quantize"
     DROPOUT = "dropout"
     DROPOUT_GRAD = "dropout_grad"
     RESHAPE = "reshape"
@@ -46,7 +49,9 @@ class Signature:
         outputs: result slots; a step may leave out all but the first.
         kinds: allowed values of ``kind``; empty where the primitive has none.
         attributes: names of attributes of the op that the step may refer to.
-        variadic: operands and results are the op's own tensors, named by the expression.
+        mutates: operand slots that the step changes in place.
+        variadic: the passes write the step: operands and results are what the steps it replaces
+            read and write.
     """
 
     inputs: tuple[str, ...] = ()
@@ -54,6 +59,7 @@ class Signature:
     outputs: tuple[str, ...] = ("out",)
     kinds: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+    mutates: tuple[str, ...] = ()
     variadic: bool = False
 
 
@@ -69,6 +75,8 @@ SIGNATURES: dict[Primitive, Signature] = {
     Primitive.COLUMN_SUM: Signature(("a",), ("scales",)),
     Primitive.GROUP_SUM: Signature(("a", "groups"), ("scales",)),
     Primitive.GROUP_ROW_DOT: Signature(("a", "b", "groups")),
+    Primitive.GATHER_GEMM: Signature(kinds=_GEMM_KINDS, variadic=True),
+    Primitive.GEMM_SCATTER: Signature(kinds=_GEMM_KINDS, variadic=True),
     Primitive.POINTWISE: Signature(variadic=True),
     Primitive.POINTWISE_GRAD: Signature(variadic=True),
     Primitive.QUANTIZE: Signature(("a",), ("groups",), outputs=("out",)),
@@ -84,13 +92,27 @@ SIGNATURES: dict[Primitive, Signature] = {
     ),
     Primitive.NORM_GRAD: Signature(
         ("grad", "a"),
-        ("weight", "mean", "rstd"),
+        ("weight", "mean", "rstd", "add"),
         outputs=("out", "dweight", "dbias"),
         kinds=_NORM_KINDS,
         attributes=("eps", "zero_centered_gamma"),
     ),
-    Primitive.DROPOUT: Signature(("a",), outputs=("out", "mask"), attributes=("p",)),
+    Primitive.NORM_QUANTIZE: Signature(kinds=_NORM_KINDS, variadic=True),
+    Primitive.DROPOUT: Signature(
+        ("a", "rng"), outputs=("out", "mask"), attributes=("p",), mutates=("rng",)
+    ),
     Primitive.DROPOUT_GRAD: Signature(("grad", "mask"), attributes=("p",)),
     Primitive.RESHAPE: Signature(("a",), attributes=("shape",)),
     Primitive.COLLECTIVE: Signature(("a",), kinds=_COLLECTIVES, attributes=("group",)),
 }
+
+REFERENCE_SLOTS: dict[Primitive, frozenset[str]] = {
+    Primitive.GEMM: frozenset(("a", "b", "add")),
+    Primitive.GROUPED_GEMM: frozenset(("a", "b", "groups", "add")),
+    Primitive.COLUMN_SUM: frozenset(("a",)),
+    Primitive.GROUP_SUM: frozenset(("a", "groups")),
+}
+"""Operands that ``reference/_steps.py`` takes, by step; it is normative for every architecture."""
+
+PRINTED = frozenset((Primitive.POINTWISE, Primitive.POINTWISE_GRAD))
+"""Steps whose math is printed from their expression, so that the reference needs no function."""

@@ -25,6 +25,8 @@ class Operator(Enum):
 
 
 _INFIX = {Operator.ADD: 1, Operator.SUB: 1, Operator.MUL: 2, Operator.FLOORDIV: 2}
+_DIVIDING = (Operator.FLOORDIV, Operator.CEILDIV, Operator.ALIGN)
+_LENGTH_LIMIT = 200
 _APPLY: dict[Operator, Callable[[int, int], int]] = {
     Operator.ADD: lambda a, b: a + b,
     Operator.SUB: lambda a, b: a - b,
@@ -71,17 +73,27 @@ Expr = Const | Sym | Binary
 
 
 def _combine(operator: Operator, left: Expr, right: Expr) -> Expr:
-    """Build an operation, folding constants and neutral elements so that formulas stay readable."""
+    """Build an operation, folding constants and neutral elements so that formulas stay readable.
+
+    Raises ValueError for a division by zero and for a negative constant, which no size is.
+    """
+    if right == Const(0) and operator in _DIVIDING:
+        raise ValueError(f"{to_python(left)} is divided by 0")
     if isinstance(left, Const) and isinstance(right, Const):
-        return Const(_APPLY[operator](left.value, right.value))
+        value = _APPLY[operator](left.value, right.value)
+        if value < 0:
+            raise ValueError(f"{left} {operator.value} {right} is negative; sizes are not")
+        return Const(value)
+    if operator is Operator.MUL and isinstance(right, Const):
+        left, right = right, left
     if operator is Operator.MUL:
-        if Const(1) in (left, right):
-            return right if left == Const(1) else left
-        if Const(0) in (left, right):
-            return Const(0)
+        if left == Const(1):
+            return right
+        if left == Const(0):
+            return left
     if operator is Operator.ADD and Const(0) in (left, right):
         return right if left == Const(0) else left
-    if right == Const(1) and operator in (Operator.FLOORDIV, Operator.CEILDIV, Operator.ALIGN):
+    if right == Const(1) and operator in _DIVIDING:
         return left
     return Binary(operator, left, right)
 
@@ -128,11 +140,15 @@ def parse_expr(text: str | int) -> Expr:
         ValueError: text is not made of names, non-negative integers, + - * //, ceildiv and align.
     """
     if isinstance(text, int):
+        if isinstance(text, bool) or text < 0:
+            raise ValueError(f"{text!r} is not a size; write a name or an integer from 0 on")
         return Const(text)
+    if len(text) > _LENGTH_LIMIT:
+        raise ValueError(f"a size takes at most {_LENGTH_LIMIT} characters, got {len(text)}")
     try:
         tree = ast.parse(text, mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(f"{text!r} is not an integer expression") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{text!r} is not an integer expression such as 2 * D") from error
     return _from_ast(tree, text)
 
 
@@ -214,8 +230,9 @@ def to_markdown(expr: Expr) -> str:
         case Binary(operator=Operator.MUL, left=left, right=right):
             return f"{_factor(left)} {_factor(right)}"
         case Binary(operator=operator, left=left, right=right) if operator in _INFIX:
+            head = _factor(left) if operator is Operator.FLOORDIV else to_markdown(left)
             tail = to_markdown(right) if operator is Operator.ADD else _factor(right)
-            return f"{to_markdown(left)} {operator.value} {tail}"
+            return f"{head} {operator.value} {tail}"
         case Binary(operator=operator, left=left, right=right):
             return f"{operator.value}({to_markdown(left)}, {to_markdown(right)})"
     return str(expr)
@@ -251,9 +268,13 @@ class Shape:
         leading: str | None = None
         dims = list(items)
         if dims and isinstance(dims[0], str) and dims[0].endswith("..."):
-            leading = dims.pop(0)[:-3]  # type: ignore[union-attr]  # the test above says str
+            leading = dims[0].removesuffix("...")
             if not leading.isidentifier():
-                raise ValueError(f"{items[0]!r}: write a name before the dots, such as T...")
+                raise ValueError(f"{dims[0]!r}: write a name before the dots, such as T...")
+            dims = dims[1:]
+        for dim in dims:
+            if isinstance(dim, str) and dim.endswith("..."):
+                raise ValueError(f"{dim!r}: only the first dimension stands for several")
         return cls(leading, tuple(parse_expr(dim) for dim in dims))
 
     @property

@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from .dtypes import DType
 from .predicate import Comparison, Predicate, SizeVariable, parse_predicate
 from .primitives import SIGNATURES, GemmKind, Primitive
-from .shapes import Expr, Shape, parse_expr
+from .shapes import Binary, Const, Expr, Shape, Sym, parse_expr
 from .source import did_you_mean
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -41,59 +41,64 @@ Symbol = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z0-9]*$", max_le
 ClassName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=40)]
 Summary = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Edition = Literal[1]
+Positive = Annotated[int, Field(ge=1)]
+
+
+def _error(kind: str, text: str, *path: str) -> PydanticCustomError:
+    """A problem at a key below the value that is being read."""
+    return PydanticCustomError(kind, "{text}", {"text": text, "path": path})
 
 
 def _shape(value: object) -> object:
     if isinstance(value, Shape):
         return value
     if not isinstance(value, list) or not all(isinstance(item, str | int) for item in value):
-        raise PydanticCustomError("shape", "expected a list of dimensions such as [T, 2 * D]")
+        raise _error("shape", f"expected a list of dimensions such as [T, 2 * D], got {value!r}")
     try:
         return Shape.parse(value)
     except ValueError as error:
-        raise PydanticCustomError("shape", "{text}", {"text": str(error)}) from None
+        raise _error("shape", str(error)) from None
 
 
 def _expr(value: object) -> object:
-    if not isinstance(value, str | int):
+    if isinstance(value, Const | Sym | Binary):
         return value
+    if not isinstance(value, str | int):
+        raise _error("expression", f"expected a size such as 2 * F, got {value!r}")
     try:
         return parse_expr(value)
     except ValueError as error:
-        raise PydanticCustomError("expression", "{text}", {"text": str(error)}) from None
+        raise _error("expression", str(error)) from None
 
 
 def _predicate(value: object) -> object:
     if isinstance(value, Predicate):
         return value
     if not isinstance(value, dict):
-        raise PydanticCustomError("predicate", "expected conditions such as {groups: {lt: 64}}")
+        raise _error("predicate", f"expected conditions such as {{groups: {{lt: 64}}}}, got {value!r}")
     for variable, comparisons in value.items():
-        _known("size", variable, SizeVariable)
-        if not isinstance(comparisons, dict):
-            raise PydanticCustomError(
-                "predicate", "expected comparisons such as {lt: 64}", {"key": variable}
+        _known("size", variable, SizeVariable, variable)
+        if not isinstance(comparisons, dict) or not comparisons:
+            raise _error(
+                "predicate", f"expected comparisons such as {{lt: 64}}, got {comparisons!r}", variable
             )
         for comparison, number in comparisons.items():
-            _known("comparison", comparison, Comparison)
-            if not isinstance(number, int):
-                raise PydanticCustomError(
-                    "predicate", "expected an integer, got {got}", {"got": repr(number)}
+            _known("comparison", comparison, Comparison, variable, comparison)
+            least = 1 if comparison == Comparison.MULTIPLE_OF.value else 0
+            if type(number) is not int or number < least:
+                raise _error(
+                    "predicate",
+                    f"expected an integer of at least {least}, got {number!r}",
+                    variable,
+                    comparison,
                 )
-    try:
-        return parse_predicate(value)
-    except ValueError as error:
-        raise PydanticCustomError("predicate", "{text}", {"text": str(error)}) from None
+    return parse_predicate(value)
 
 
-def _known(what: str, word: str, choices: type[Enum]) -> None:
+def _known(what: str, word: object, choices: type[Enum], *path: str) -> None:
     known = [choice.value for choice in choices]
     if word not in known:
-        raise PydanticCustomError(
-            "unknown",
-            "unknown {what} {word}{hint}",
-            {"what": what, "word": repr(word), "hint": did_you_mean(str(word), known), "key": word},
-        )
+        raise _error("unknown", f"unknown {what} {word!r}{did_you_mean(str(word), known)}", *path)
 
 
 ShapeField = Annotated[
@@ -200,45 +205,41 @@ def _step(value: object) -> object:
     if isinstance(value, StepSpec):
         return value
     if not isinstance(value, dict) or "step" not in value:
-        raise PydanticCustomError("step", "expected a step such as {step: gemm, kind: fprop, ...}")
-    _known("step", value["step"], Primitive)
+        raise _error("step", f"expected a step such as {{step: gemm, kind: fprop, ...}}, got {value!r}")
+    _known("step", value["step"], Primitive, "step")
     primitive = Primitive(value["step"])
     signature = SIGNATURES[primitive]
-    kind = value.get("kind")
-    if (kind is None) != (not signature.kinds) or (kind and kind not in signature.kinds):
-        allowed = " | ".join(signature.kinds) or "no kind"
-        raise PydanticCustomError(
-            "step",
-            "{step} takes {allowed}, got {kind}",
-            {"step": primitive.value, "allowed": allowed, "kind": repr(kind), "key": "kind"},
+    if signature.variadic:
+        raise _error(
+            "step", f"{primitive.value} is made by the passes; write 'pointwise' instead", "step"
         )
+    kind = value.get("kind")
+    wrong = kind_problem(primitive, kind)
+    if wrong:
+        raise _error("step", wrong, "kind")
     slots = {key: text for key, text in value.items() if key not in ("step", "kind")}
     known = (*signature.inputs, *signature.optional_inputs, *signature.outputs)
     known += signature.attributes
     for key, text in slots.items():
         if key not in known:
-            raise PydanticCustomError(
-                "step",
-                "{step} has no slot {slot}{hint}",
-                {
-                    "step": primitive.value,
-                    "slot": repr(key),
-                    "hint": did_you_mean(key, known),
-                    "key": key,
-                },
-            )
+            hint = did_you_mean(key, known)
+            raise _error("step", f"{primitive.value} has no slot {key!r}{hint}", key)
         if not isinstance(text, str):
-            raise PydanticCustomError(
-                "step", "{slot} names a tensor", {"slot": repr(key), "key": key}
-            )
+            raise _error("step", f"slot {key!r} names a tensor or an attribute, got {text!r}", key)
     for slot in (*signature.inputs, signature.outputs[0]):
         if slot not in slots:
-            raise PydanticCustomError(
-                "step",
-                "{step} needs slot {slot}",
-                {"step": primitive.value, "slot": repr(slot)},
-            )
+            raise _error("step", f"{primitive.value} needs slot {slot!r}")
     return StepSpec(primitive, kind, tuple(slots.items()))
+
+
+def kind_problem(primitive: Primitive, kind: object) -> str:
+    """What is wrong with the kind of a step; empty where nothing is."""
+    kinds = SIGNATURES[primitive].kinds
+    if kind is None and kinds:
+        return f"{primitive.value} needs a kind: {' | '.join(kinds)}"
+    if kind is not None and kind not in kinds:
+        return f"{primitive.value} takes {' | '.join(kinds) or 'no kind'}, got {kind!r}"
+    return ""
 
 
 StepField = Annotated[
@@ -262,6 +263,7 @@ class OpSpec:
         dims: symbols of the shapes, each with the keyword it has in a constructor.
         attributes: scalars, symbols of the pointwise expression.
         inputs: in the order of the generated function; the first one fixes ``io``.
+        internal: tensors that one step leaves for another, such as the mean of a norm.
         forward: steps from inputs and parameters to outputs.
         backward: steps from ``d<output>`` to ``d<input>``; derived for a pointwise op.
         pointwise: one expression per output, instead of steps.
@@ -275,6 +277,7 @@ class OpSpec:
     outputs: Mapping[Name, TensorSpec]
     parameters: Mapping[Name, TensorSpec] = field(default_factory=dict)
     attributes: Mapping[Name, AttributeSpec] = field(default_factory=dict)
+    internal: Mapping[Name, TensorSpec] = field(default_factory=dict)
     forward: tuple[StepField, ...] = ()
     backward: tuple[StepField, ...] = ()
     pointwise: Mapping[Name, str] = field(default_factory=dict)
@@ -286,7 +289,7 @@ class OpSpec:
     @property
     def tensors(self) -> dict[str, TensorSpec]:
         """Every declared tensor by name."""
-        return {**self.inputs, **self.parameters, **self.outputs}
+        return {**self.inputs, **self.parameters, **self.internal, **self.outputs}
 
 
 class OptionName(str, Enum):
@@ -454,7 +457,7 @@ class QuantizationSpec:
     """
 
     format: DType
-    block: tuple[Annotated[int, Field(ge=1)] | Extent, Annotated[int, Field(ge=1)] | Extent]
+    block: tuple[Positive | Extent, Positive | Extent]
     scale: ScaleSpec
     tensor_scale: ScaleSpec | None = None
     rounding: Rounding = Rounding.NEAREST
@@ -517,8 +520,8 @@ class PointSpec:
         schedule: of the math warpgroups.
     """
 
-    tile: tuple[int, int, int]
-    cluster: tuple[int, int]
+    tile: tuple[Positive, Positive, Positive]
+    cluster: tuple[Positive, Positive]
     schedule: Schedule
 
     @property
@@ -558,7 +561,7 @@ class FamilySpec:
 
     implements: tuple[Primitive, ...]
     formats: tuple[DType, ...] = (DType.IO,)
-    row_alignment: Annotated[int, Field(ge=1)] = 1
+    row_alignment: Positive = 1
     kinds: Mapping[GemmKind, KindSpec] = field(default_factory=dict)
 
 

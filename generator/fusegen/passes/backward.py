@@ -32,7 +32,9 @@ def write_backward(draft: Draft) -> Draft:
     _refuse_sums(steps)
     written = {name for step in steps for name in step.writes}
     gradients = tuple(
-        (leaf, gradient(leaf)) for leaf in draft.arguments if gradient(leaf) in written
+        (leaf, gradient(leaf))
+        for leaf in draft.arguments
+        if gradient(leaf) in written and leaf not in draft.constants
     )
     return replace(
         draft.with_buffers(buffers), backward=tuple(steps), gradients=gradients

@@ -46,6 +46,7 @@ class Draft:
         instances: ops in order.
         buffers: by name, in order of first use.
         inputs, outputs: buffers of the module.
+        constants: inputs without a gradient.
         parameters: of all ops in order.
         attributes: scalar keywords.
         forward, backward: steps.
@@ -61,6 +62,7 @@ class Draft:
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
+    constants: frozenset[str] = frozenset()
 
     def with_buffers(self, new: Mapping[str, Buffer]) -> Draft:
         """The draft with more buffers."""

@@ -46,6 +46,7 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
         instances=tuple(instances),
         buffers=buffers,
         inputs=tuple(module_inputs),
+        constants=frozenset(n for n, spec in module_inputs.items() if not spec.differentiable),
         outputs=tuple(last.tensors[name] for name in last.op.outputs),
         parameters=tuple(parameters),
         attributes=tuple(attributes),
@@ -57,7 +58,7 @@ def _instance(item: ChainItem, op: OpSpec, previous: str, *, last: bool) -> Inst
     prefix = f"{item.as_}_" if item.as_ else ""
     first = next(iter(op.inputs))
     tensors = {name: item.with_.get(name, previous if name == first else name) for name in op.inputs}
-    tensors |= {name: f"{prefix}{name}" for name in op.parameters}
+    tensors |= {name: f"{prefix}{name}" for name in (*op.parameters, *op.internal)}
     for index, name in enumerate(op.outputs):
         tensors[name] = item.out if item.out and index == 0 else name if last else f"{prefix}{name}"
     return Instance(
@@ -108,4 +109,5 @@ def bind(step: StepSpec, instance: Instance, names: Mapping[str, str]) -> Step:
             if slot in slots
         ),
         outputs=tuple(Operand(slot, slots[slot]) for slot in signature.outputs if slot in slots),
+        mutates=tuple(slots[slot] for slot in signature.mutates if slot in slots),
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..model.dtypes import IO_DTYPES
 from ..model.plan import Kernel, KernelSet, SelectionRule, Step
 from ..model.predicate import Predicate
-from ..model.primitives import GemmKind, Primitive
+from ..model.primitives import PRINTED, REFERENCE_SLOTS, GemmKind, Primitive
 from ..model.shapes import Const, Expr, Shape, mul, product
 from ..model.specs import ArchSpec, FamilySpec, KindSpec
 from ..naming import ElementKernel, GemmKernel
@@ -26,6 +26,7 @@ def choose_kernels(draft: Draft, arch: ArchSpec) -> tuple[Draft, tuple[KernelSet
     sets: dict[str, KernelSet] = {}
 
     def choose(step: Step) -> Step:
+        _check_known(step)
         step = with_sizes(draft, step)
         if not arch.has_kernels:
             return step
@@ -36,6 +37,28 @@ def choose_kernels(draft: Draft, arch: ArchSpec) -> tuple[Draft, tuple[KernelSet
     forward = tuple(choose(step) for step in draft.forward)
     backward = tuple(choose(step) for step in draft.backward)
     return replace(draft, forward=forward, backward=backward), tuple(sets.values())
+
+
+def _check_known(step: Step) -> None:
+    """Refuse what the reference has no code for; it is normative, so no arch can have it either.
+
+    Raises:
+        NotPossible: no such step, no such operand, or math that the step does not print.
+    """
+    name = step.primitive.value
+    made_by = f" (made by fusion {step.rule!r})" if step.rule else ""
+    if step.primitive in PRINTED:
+        results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
+        if results != {*step.writes}:
+            raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
+        return
+    if step.primitive not in REFERENCE_SLOTS:
+        raise NotPossible(f"the reference has no step {name}{made_by}")
+    if step.pointwise:
+        raise NotPossible(f"the reference has no {name} with an expression{made_by}")
+    for operand in step.inputs:
+        if operand.slot not in REFERENCE_SLOTS[step.primitive]:
+            raise NotPossible(f"the reference has no {name} with {operand.slot!r}{made_by}")
 
 
 def with_sizes(draft: Draft, step: Step) -> Step:

@@ -15,7 +15,10 @@ def flags_of(draft: Draft) -> tuple[str, ...]:
 
 
 def add_conditions(draft: Draft) -> Draft:
-    """Let each backward step run only if a gradient that was asked for depends on it."""
+    """Let each backward step run only if a gradient that was asked for depends on it.
+
+    A step that no gradient depends on is dropped.
+    """
     flags = flags_of(draft)
     wanted: dict[str, set[str]] = {}
     for leaf, name in draft.gradients:
@@ -25,7 +28,8 @@ def add_conditions(draft: Draft) -> Draft:
         asked = set().union(*(wanted.get(name, set()) for name in step.writes))
         for name in step.reads:
             wanted.setdefault(name, set()).update(asked)
-        steps.append(replace(step, when=ordered(asked, flags)))
+        if asked:
+            steps.append(replace(step, when=ordered(asked, flags)))
     return replace(draft, backward=tuple(reversed(steps)))
 
 

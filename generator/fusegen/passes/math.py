@@ -10,12 +10,12 @@ from ..model.shapes import Const, product
 from ..model.specs import Broadcast, OpSpec
 from ..naming import gradient
 from ..pointwise import (
+    ExpressionError,
     Program,
     backward_program,
     forward_program,
     parse,
     to_cuda,
-    to_math,
     to_torch,
 )
 from .draft import Draft, Instance, NotPossible
@@ -41,16 +41,24 @@ def derive_math(draft: Draft) -> Draft:
     """Give every pointwise step its printed program, and a backward step only the operands it reads.
 
     Raises:
-        NotPossible: an op with several outputs, or a gradient that would be summed over rows.
+        NotPossible: an op with several outputs or interleaved halves, a gradient that would be
+            summed over rows, or an expression without a derivative.
     """
     instances = {instance.item: instance for instance in draft.instances}
 
+    attachments = {
+        Primitive.POINTWISE: _attach_forward,
+        Primitive.POINTWISE_GRAD: _attach_backward,
+    }
+
     def attach(step: Step) -> Step:
-        if step.primitive is Primitive.POINTWISE:
-            return _attach_forward(draft, instances[step.item], step)
-        if step.primitive is Primitive.POINTWISE_GRAD:
-            return _attach_backward(draft, instances[step.item], step)
-        return step
+        if step.primitive not in attachments:
+            return step
+        instance = instances[step.item]
+        try:
+            return attachments[step.primitive](draft, instance, step)
+        except ExpressionError as error:
+            raise NotPossible(f"op {instance.op.name!r}: the expression {error.message}") from None
 
     return replace(
         draft,
@@ -63,6 +71,9 @@ def _expression(instance: Instance) -> tuple[str, str]:
     op = instance.op
     if len(op.pointwise) != 1:
         raise NotPossible(f"pointwise op {op.name!r} has {len(op.pointwise)} outputs, expected 1")
+    for tensor, spec in op.tensors.items():
+        if spec.interleave:
+            raise NotPossible(f"op {op.name!r}: no kernel reads the interleaved halves of {tensor!r}")
     return next(iter(op.pointwise.items()))
 
 

@@ -6,6 +6,7 @@ such a role is the identity, and disappears by renaming its result to its operan
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..model.plan import Operand, Step
@@ -23,29 +24,62 @@ def quantize(draft: Draft, recipe: RecipeSpec) -> Draft:
     if recipe.roles:
         roles = ", ".join(role.value for role in recipe.roles)
         raise NotPossible(f"recipe {recipe.name!r} quantises {roles}; no kernel family does")
-    forward, outputs = _drop_identities(draft.forward, draft.outputs)
-    results = tuple(gradient for _, gradient in draft.gradients)
-    backward, renamed = _drop_identities(draft.backward, results)
-    leaves = (leaf for leaf, _ in draft.gradients)
+    return _drop_identities(draft)
+
+
+def _drop_identities(draft: Draft) -> Draft:
+    """Copy propagation in both programs: an identity's result and its operand become one buffer.
+
+    A result of the module keeps its name where a step writes the operand; otherwise the readers of
+    the identity's result read its operand.
+    """
+    steps = (*draft.forward, *draft.backward)
+    written = {name for step in steps if not _is_identity(step) for name in step.writes}
+    ends = {*draft.outputs, *(name for _, name in draft.gradients)}
+    renamed: dict[str, str] = {}
+
+    def final(name: str) -> str:
+        while name in renamed:
+            name = renamed[name]
+        return name
+
+    for step in filter(_is_identity, steps):
+        operand, result = final(step.reads[0]), final(step.out)
+        if result in ends and operand in written and operand not in ends:
+            renamed[operand] = result
+            written.add(result)
+        else:
+            renamed[result] = operand
+
+    def kept(program: tuple[Step, ...]) -> tuple[Step, ...]:
+        return tuple(_rename(step, final) for step in program if not _is_identity(step))
+
+    outputs = tuple(final(name) for name in draft.outputs)
+    gradients = tuple((leaf, final(name)) for leaf, name in draft.gradients)
     return replace(
         draft,
-        forward=forward,
+        forward=kept(draft.forward),
+        backward=kept(draft.backward),
         outputs=outputs,
-        backward=backward,
-        gradients=tuple(zip(leaves, renamed, strict=True)),
+        gradients=gradients,
     )
 
 
-def _drop_identities(
-    steps: tuple[Step, ...], results: tuple[str, ...]
-) -> tuple[tuple[Step, ...], tuple[str, ...]]:
-    """Copy propagation: readers of an identity's result read its operand."""
-    alias: dict[str, str] = {}
-    kept = []
-    for step in steps:
-        inputs = tuple(Operand(o.slot, alias.get(o.buffer, o.buffer)) for o in step.inputs)
-        if step.primitive is Primitive.QUANTIZE:
-            alias[step.out] = inputs[0].buffer
-        else:
-            kept.append(replace(step, inputs=inputs))
-    return tuple(kept), tuple(alias.get(name, name) for name in results)
+def _is_identity(step: Step) -> bool:
+    return step.primitive is Primitive.QUANTIZE
+
+
+def _rename(step: Step, final: Callable[[str], str]) -> Step:
+    def renamed(operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
+        return tuple(Operand(operand.slot, final(operand.buffer)) for operand in operands)
+
+    math = step.pointwise
+    if math:
+        math = replace(
+            math,
+            operands=tuple(replace(each, buffer=final(each.buffer)) for each in math.operands),
+            results=tuple(replace(each, buffer=final(each.buffer)) for each in math.results),
+        )
+    return replace(
+        step, inputs=renamed(step.inputs), outputs=renamed(step.outputs), pointwise=math
+    )

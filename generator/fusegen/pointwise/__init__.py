@@ -36,8 +36,9 @@ from fusegen.pointwise.expression import (
     Number,
     Op,
     Program,
+    names_in,
 )
-from fusegen.pointwise.parse import parse
+from fusegen.pointwise.parse import is_reserved, parse
 from fusegen.pointwise.printers import to_cuda, to_math, to_torch
 
 __all__ = [
@@ -52,6 +53,8 @@ __all__ = [
     "backward_program",
     "derive",
     "forward_program",
+    "is_reserved",
+    "names_in",
     "parse",
     "to_cuda",
     "to_math",

@@ -101,14 +101,15 @@ def _check_declared(names: Iterable[str]) -> None:
     for name in names:
         if not _IDENTIFIER.fullmatch(name):
             raise ExpressionError(f"declared name {name!r} is not an identifier", 1)
-        if _is_reserved(name):
+        if is_reserved(name):
             raise ExpressionError(f"declared name '{name}' is reserved; choose another", 1)
         if name in seen:
             raise ExpressionError(f"'{name}' is declared twice", 1)
         seen.add(name)
 
 
-def _is_reserved(name: str) -> bool:
+def is_reserved(name: str) -> bool:
+    """Whether a name means something in Python, C++ or the printed code."""
     words = keyword.iskeyword(name) or _CPP_WORD.fullmatch(name) is not None
     return words or name in _TAKEN or name in CALLABLE
 

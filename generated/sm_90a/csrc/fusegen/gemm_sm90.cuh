@@ -3,7 +3,7 @@
 // One persistent kernel serves y = x w^T + bias, dx = dy w and dw = dy^T x (see `Gemm`), over
 // groups of tokens whose sizes only the device knows, or over one dense matrix. Warps by role:
 //   warpgroup 0     warp 0 loads operands by TMA, warp 1 finds tiles (schedule.cuh)
-//   warpgroups 1, 2 multiply and store (mma_sm90.cuh, epilogue.cuh)
+//   warpgroups 1, 2 multiply and store (mainloop_sm90.cuh, epilogue.cuh)
 // Cooperative: both math warpgroups work on one tile, half of its rows each, and never wait for
 // each other, so that one's epilogue overlaps the other's MMAs. Pingpong: each owns every second
 // tile, in turns, which hides whole epilogues where contractions are short.
@@ -11,251 +11,23 @@
 // multicast, half by each CTA.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cute/arch/cluster_sm90.hpp>
+#include <cutlass/arch/reg_reconfig.h>
 
-#include <atomic>
 #include <cstdint>
 
-#include "epilogue.cuh"
-#include "gemm.h"
-#include "mma_sm90.cuh"
-#include "pipeline.cuh"
-#include "ragged.cuh"
-#include "schedule.cuh"
-#include "status.cuh"
+#include "config_sm90.cuh"
+#include "mainloop_sm90.cuh"
 
 namespace fusegen {
 
-enum class Schedule { cooperative, pingpong };
+__device__ inline void wait_for_previous_kernel() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
-// Names one kernel: tile, cluster size, schedule, least number of store buffers per warp.
-template <int M, int N, int K, int Cluster, Schedule schedule_, int Buffers = 2>
-struct Config {
-  static constexpr int tile_m = M;
-  static constexpr int tile_n = N;
-  static constexpr int tile_k = K;
-  static constexpr int cluster = Cluster;
-  static constexpr int buffers = Buffers;
-  static constexpr Schedule schedule = schedule_;
-};
-
-template <Gemm kind, class Element, class Config>
-struct Traits {
-  static constexpr int kThreads = 384;
-  static constexpr int kMathWarps = 8;
-  static constexpr int kLoaderRegisters = 40;
-  static constexpr int kMathRegisters = 232;
-  static constexpr int kSharedBytes = 232448;  // most that one CTA of sm_90 may have
-
-  static constexpr bool kPingpong = Config::schedule == Schedule::pingpong;
-  static constexpr bool kRaggedRows = kind != Gemm::wgrad;
-  static constexpr Major kMajorA = kind == Gemm::wgrad ? Major::MN : Major::K;
-  static constexpr Major kMajorB = kind == Gemm::fprop ? Major::K : Major::MN;
-  static constexpr int kRankA = kind == Gemm::wgrad ? 4 : 2;
-  static constexpr int kRankB = kind == Gemm::wgrad ? 4 : 3;
-  static constexpr int kWaves = Config::tile_m / kMmaRows / (kPingpong ? 1 : 2);
-
-  // Boxes: 64 rows of A each, so that missing rows are not loaded and halves can be shared.
-  static constexpr int kBoxesA = Config::tile_m / 64;
-  static constexpr int kBoxesB = kMajorB == Major::MN ? Config::tile_n / 64 : 2;
-  static constexpr int kBoxWidthB = Config::tile_n / kBoxesB;
-  static constexpr int kBoxBytesA = 64 * Config::tile_k * 2;
-  static constexpr int kBoxBytesB = kBoxWidthB * Config::tile_k * 2;
-  static constexpr int kBytesA = kBoxesA * kBoxBytesA;
-  static constexpr int kBytesB = kBoxesB * kBoxBytesB;
-  static constexpr int kStageBytes = kBytesA + kBytesB;
-
-  static constexpr int kControlBytes = 2048;  // barriers, tile records, order of groups
-  static constexpr int kBufferBytes = kMathWarps * kChunkBytes;  // one buffer of every warp
-  static constexpr int kStages =
-      (kSharedBytes - kControlBytes - Config::buffers * kBufferBytes) / kStageBytes;
-  static constexpr int kSpare = kSharedBytes - kControlBytes - kStages * kStageBytes;
-  static constexpr int kChunks = kWaves * Config::tile_n / kChunkColumns;
-  static constexpr int kBuffers =
-      kSpare / kBufferBytes < kChunks ? kSpare / kBufferBytes : kChunks;
-  static constexpr int kUsedBytes = kStages * kStageBytes + kBuffers * kBufferBytes + kControlBytes;
-
-  static_assert(Config::tile_k == kSwizzleElements, "a K-major box is one swizzle atom wide");
-  static_assert(kWaves == 1 || kWaves == 2);
-  static_assert(kWaves * Config::tile_n <= 384, "accumulators beyond 192 registers");
-  static_assert(Config::cluster == 1 || Config::cluster == 2);
-  static_assert(kStages >= 3 && kBuffers >= 1);
-  static_assert(kBoxBytesA % 1024 == 0 && kBoxBytesB % 1024 == 0, "swizzle atoms are 1024 bytes");
-};
-
-template <class Traits, class Config>
-struct Control {
-  StageBarriers<Traits::kStages> stages;
-  Barrier turn[2];
-  TileRing ring;
-  uint16_t order[DepthWalk<Config>::kSortedGroups];
-};
-
-__device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void let_next_kernel_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-
-template <int Rank>
-__device__ void load_box(const CUtensorMap* map, CopyBarrier& barrier, void* to, BoxCoordinates at,
-                         bool multicast) {
-  constexpr uint16_t kBothCtas = 3;
-  constexpr uint64_t kHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-  auto* bar = reinterpret_cast<uint64_t*>(&barrier);
-  using Load = cute::SM90_TMA_LOAD;
-  using Multicast = cute::SM90_TMA_LOAD_MULTICAST;
-  if constexpr (Rank == 2) {
-    if (multicast) return Multicast::copy(map, bar, kBothCtas, kHint, to, at.x, at.y);
-    Load::copy(map, bar, kHint, to, at.x, at.y);
-  } else if constexpr (Rank == 3) {
-    if (multicast) return Multicast::copy(map, bar, kBothCtas, kHint, to, at.x, at.y, at.z);
-    Load::copy(map, bar, kHint, to, at.x, at.y, at.z);
-  } else {
-    if (multicast) return Multicast::copy(map, bar, kBothCtas, kHint, to, at.x, at.y, at.z, at.w);
-    Load::copy(map, bar, kHint, to, at.x, at.y, at.z, at.w);
-  }
-}
-
-template <Gemm kind>
-__device__ BoxCoordinates coordinates_a(const Tile& tile, int32_t row, int32_t depth) {
-  if constexpr (kind == Gemm::wgrad) return ragged_coordinates(row, tile.begin, tile.tokens, depth);
-  return {depth, tile.begin + row, 0, 0};
-}
-
-template <Gemm kind>
-__device__ BoxCoordinates coordinates_b(const Tile& tile, int32_t column, int32_t depth) {
-  if constexpr (kind == Gemm::wgrad) {
-    return ragged_coordinates(column, tile.begin, tile.tokens, depth);
-  }
-  if constexpr (kind == Gemm::dgrad) return {column, depth, tile.group, 0};
-  return {depth, column, tile.group, 0};
-}
-
-// The boxes of one operand that exist; a shared operand's boxes alternate between the two CTAs.
-__device__ inline int existing_boxes(int32_t extent, int width, int boxes) {
-  return extent <= 0 ? 0 : min(int(blocks(extent, width)), boxes);
-}
-
-// Loads every stage of every tile. One thread.
-template <Gemm kind, class T, class Config>
-__device__ void load_operands(const CUtensorMap* map_a, const CUtensorMap* map_b,
-                              uint8_t* stages, Control<T, Config>& control, int32_t columns,
-                              uint32_t rank) {
-  Cursor<T::kStages> at;
-  Cursor<TileRing::kDepth> record;
-  for (Tile tile = control.ring.read(record); tile.group >= 0; tile = control.ring.read(record)) {
-    const int boxes_a = existing_boxes(tile.rows, 64, T::kBoxesA);
-    const int boxes_b = existing_boxes(columns - tile.column, T::kBoxWidthB, T::kBoxesB);
-    const uint32_t bytes = boxes_a * T::kBoxBytesA + boxes_b * T::kBoxBytesB;
-    const bool share_a = tile.share == Share::a;
-    const bool share_b = tile.share == Share::b;
-    for (int32_t depth = 0; depth < tile.depth; depth += Config::tile_k) {
-      control.stages.empty[at.slot].wait(at.phase ^ 1);
-      CopyBarrier& full = control.stages.full[at.slot];
-      full.arrive_and_expect_tx(bytes);
-      uint8_t* const stage = stages + at.slot * T::kStageBytes;
-#pragma unroll
-      for (int box = 0; box < T::kBoxesA; ++box) {
-        if (box >= boxes_a || (share_a && box % 2 != rank)) continue;
-        load_box<T::kRankA>(map_a, full, stage + box * T::kBoxBytesA,
-                            coordinates_a<kind>(tile, tile.row + box * 64, depth), share_a);
-      }
-#pragma unroll
-      for (int box = 0; box < T::kBoxesB; ++box) {
-        if (box >= boxes_b || (share_b && box % 2 != rank)) continue;
-        load_box<T::kRankB>(
-            map_b, full, stage + T::kBytesA + box * T::kBoxBytesB,
-            coordinates_b<kind>(tile, tile.column + box * T::kBoxWidthB, depth), share_b);
-      }
-      at.advance();
-    }
-  }
-}
-
-// The contraction of one tile by one warpgroup. Keeps one batch of MMAs in flight, so a stage is
-// released one step after its MMAs were issued.
-template <Gemm kind, class Element, class T, class Config>
-struct Contraction {
-  using Mma = WarpgroupMma<Element, T::kMajorA, T::kMajorB>;
-  static constexpr int kSteps = Config::tile_k / kMmaDepth;
-
-  uint64_t a, b;  // descriptors of this warpgroup's operands in stage 0
-  Control<T, Config>& control;
-  uint32_t lane;
-  Cursor<T::kStages> at;
-  uint32_t previous = 0;  // stage of the batch in flight
-  bool in_flight = false;
-
-  __device__ uint64_t stage_offset() const { return at.slot * (T::kStageBytes / 16); }
-
-  template <int Used, int Width>
-  __device__ void issue(Accumulators<T::kWaves, Config::tile_n>& d, int step) {
-    Mma::template step<Used, Width>(d, a + stage_offset() + step * kDepthStep<T::kMajorA>,
-                             b + stage_offset() + step * kDepthStep<T::kMajorB>);
-  }
-
-  __device__ void release(uint32_t slot) {
-    control.stages.template release<Config::cluster>(slot, lane);
-  }
-
-  // A warpgroup without rows of its own still takes part in every stage's handshake.
-  __device__ void skip(int32_t depth) {
-    for (; depth > 0; depth -= Config::tile_k) {
-      control.stages.full[at.slot].wait(at.phase);
-      __syncwarp();
-      release(at.slot);
-      at.advance();
-    }
-  }
-
-  // One stage, or the first `Steps` k16 steps of it. Returns with its MMAs in flight and the stage
-  // before it released.
-  template <int Used, int Width, int Steps>
-  __device__ void multiply_stage(Accumulators<T::kWaves, Config::tile_n>& d) {
-    control.stages.full[at.slot].wait(at.phase);
-    cute::warpgroup_arrive();
-#pragma unroll
-    for (int step = 0; step < Steps; ++step) issue<Used, Width>(d, step);
-    cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<1>();
-    if (in_flight) release(previous);
-    in_flight = true;
-    previous = at.slot;
-    at.advance();
-  }
-
-  // Calls `issued` when the last MMA is on its way. Where the contraction runs over tokens, the
-  // last stage gets no more MMA steps than it has tokens for.
-  template <int Used, int Width, class Issued>
-  __device__ void run(Accumulators<T::kWaves, Config::tile_n>& d, int32_t depth, Issued issued) {
-    static_assert(kSteps == 4);
-    const int last_steps = kind == Gemm::wgrad ? blocks(depth, kMmaDepth) % kSteps : 0;
-    const int whole = int(blocks(depth, Config::tile_k)) - (last_steps > 0);
-    in_flight = false;
-    d.fence();
-    for (int i = 0; i < whole; ++i) multiply_stage<Used, Width, kSteps>(d);
-    if (last_steps == 1) multiply_stage<Used, Width, 1>(d);
-    if (last_steps == 2) multiply_stage<Used, Width, 2>(d);
-    if (last_steps == 3) multiply_stage<Used, Width, 3>(d);
-    issued();
-    cute::warpgroup_wait<0>();
-    d.fence();
-    release(previous);
-  }
-
-  // Column blocks at the right edge take MMAs no wider than they need.
-  template <int Used, class Issued>
-  __device__ void run_width(Accumulators<T::kWaves, Config::tile_n>& d, int32_t depth,
-                            int32_t width, Issued issued) {
-    if (Config::tile_n > 64 && width <= 64) {
-      run<Used, Config::tile_n < 64 ? Config::tile_n : 64>(d, depth, issued);
-    } else if (Config::tile_n > 128 && width <= 128) {
-      run<Used, Config::tile_n < 128 ? Config::tile_n : 128>(d, depth, issued);
-    } else {
-      run<Used, Config::tile_n>(d, depth, issued);
-    }
-  }
-};
 
 // Finds the CTA's tiles for all other warps, running ahead of them. One warp.
 template <class Walk>
@@ -307,11 +79,12 @@ __device__ void multiply(const CUtensorMap* map_d, const Element* bias, uint8_t*
       contraction.template run_width<1>(d, tile.depth, columns - tile.column, pass_turn);
     } else {
       contraction.template run_width<T::kWaves>(d, tile.depth, columns - tile.column,
-                                                    pass_turn);
+                                                pass_turn);
     }
     const Element* group_bias =
         kind == Gemm::fprop && bias != nullptr && tile.group < shape.groups
-            ? bias + int64_t(tile.group) * shape.n : nullptr;
+            ? bias + int64_t(tile.group) * shape.n
+            : nullptr;
 #pragma unroll
     for (int wave = 0; wave < T::kWaves; ++wave) {
       store_wave<Element, T::kRaggedRows, Config::tile_n>(
@@ -322,9 +95,11 @@ __device__ void multiply(const CUtensorMap* map_d, const Element* bias, uint8_t*
   if (lane == 0) cute::tma_store_wait<0>();
 }
 
+// Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class Element, class Config>
 static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads, 1)
-    ragged_gemm(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    ragged_gemm(const __grid_constant__ CUtensorMap map_a,
+                const __grid_constant__ CUtensorMap map_b,
                 const __grid_constant__ CUtensorMap map_d, const Element* bias,
                 const __grid_constant__ Shape shape) {
   using T = Traits<kind, Element, Config>;
@@ -344,6 +119,11 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads
     control.turn[1].init(T::kMathWarps / 2);
     control.ring.init(1 + T::kMathWarps);
     cutlass::arch::fence_barrier_init();
+  }
+  if (warp == 1 && lane == 0) {
+    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&map_a));
+    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&map_b));
+    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&map_d));
   }
   if constexpr (Config::cluster > 1) {
     cute::cluster_arrive_relaxed();
@@ -379,11 +159,10 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads
   }
   if constexpr (Config::cluster > 1) {
     // A CTA must not leave while its neighbour may still write to it.
+    __syncwarp();
     cute::cluster_arrive();
     cute::cluster_wait();
   }
 }
 
 }  // namespace fusegen
-
-#include "launch_sm90.cuh"

@@ -1,7 +1,15 @@
 // Host side of gemm_sm90.cuh: descriptors, grid and launch.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "gemm.h"
 #include "gemm_sm90.cuh"
+#include "ragged.cuh"
+#include "status.cuh"
 
 namespace fusegen {
 
@@ -95,6 +103,7 @@ static Status launch_gemm(const GemmArguments& in, cudaStream_t stream) {
   }
 
   const int clusters = in.sm_count / Config::cluster;
+  if (clusters < 1) return {static_cast<int>(cudaErrorInvalidValue), "sm_count >= cluster size"};
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = Config::cluster;

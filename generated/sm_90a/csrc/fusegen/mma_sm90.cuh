@@ -6,12 +6,12 @@
 #pragma once
 
 #include <cute/arch/mma_sm90_gmma.hpp>
-#include <cutlass/arch/reg_reconfig.h>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 namespace fusegen {
@@ -54,7 +54,7 @@ __device__ uint64_t operand_descriptor(const void* tile) {
 
 // Descriptor steps, in 16-byte units.
 template <Major major>
-inline constexpr uint32_t kDepthStep = major == Major::K ? kMmaDepth * 2 / 16 : kMmaDepth * 128 / 16;
+inline constexpr uint32_t kDepthStep = kMmaDepth * (major == Major::K ? 2 : 128) / 16;
 inline constexpr uint32_t kRowStep = kMmaRows * 128 / 16;  // the same for both: 64 rows or one box
 
 // Accumulators of one warpgroup: `Waves` MMAs of 64 rows by N columns.

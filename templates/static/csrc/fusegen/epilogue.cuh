@@ -100,15 +100,18 @@ template <bool Ragged>
 __device__ void store_box(const CUtensorMap* map, uint32_t buffer, BoxCoordinates at) {
   if constexpr (Ragged) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
-            map),
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+        :
+        : "l"(map),
         "r"(buffer), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w)
         : "memory");
   } else {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::
-                     "l"(map),
-                 "r"(buffer), "r"(at.x), "r"(at.y), "r"(at.z)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+        :
+        : "l"(map),
+        "r"(buffer), "r"(at.x), "r"(at.y), "r"(at.z)
+        : "memory");
   }
 }
 

@@ -46,7 +46,7 @@ __host__ __device__ constexpr uint32_t blocks(uint32_t extent, uint32_t size) {
   return (extent + size - 1) / size;
 }
 
-// Row blocks per super-row: of 8 and 16, the one whose wave of `kWave` tiles reads fewer bytes.
+// Row blocks per super-row, about: of 8 and 16, the one whose wave of tiles reads fewer bytes.
 template <int TileM, int TileN>
 constexpr uint32_t super_row() {
   constexpr uint32_t kWave = 132;
@@ -55,7 +55,15 @@ constexpr uint32_t super_row() {
   return narrow < wide ? 8 : 16;
 }
 
-// Cluster steps of one group. Additive over super-rows because those are even.
+// Super-rows of one group have equal, even heights: a short last one would read every column
+// block again for a few row blocks.
+template <int SuperRow>
+__device__ uint32_t super_row_height(uint32_t row_blocks) {
+  const uint32_t count = max(1u, (row_blocks + SuperRow / 2) / SuperRow);
+  return (blocks(row_blocks, count) + 1) / 2 * 2;
+}
+
+// Cluster steps of so many row blocks. Additive over super-rows because those are even.
 template <int Cluster>
 __host__ __device__ constexpr uint32_t group_steps(uint32_t row_blocks, uint32_t column_blocks) {
   if constexpr (Cluster == 1) return row_blocks * column_blocks;
@@ -71,11 +79,11 @@ struct Block {
 template <int Cluster, int SuperRow>
 __device__ Block raster(uint32_t step, uint32_t row_blocks, uint32_t column_blocks,
                         uint32_t rank) {
-  static_assert(SuperRow % 2 == 0);
-  const uint32_t per_super_row = group_steps<Cluster>(SuperRow, column_blocks);
-  const uint32_t first = step / per_super_row * SuperRow;
+  const uint32_t full_height = super_row_height<SuperRow>(row_blocks);
+  const uint32_t per_super_row = group_steps<Cluster>(full_height, column_blocks);
+  const uint32_t first = step / per_super_row * full_height;
   const uint32_t local = step % per_super_row;
-  const uint32_t height = min(uint32_t(SuperRow), row_blocks - first);
+  const uint32_t height = min(full_height, row_blocks - first);
   if constexpr (Cluster == 1) {
     return {first + local % height, local / height, Share::none};
   }
@@ -121,8 +129,14 @@ struct Walker {
         raster<Config::cluster, kSuperRow>(step, blocks(rows, Config::tile_m),
                                            blocks(columns(), Config::tile_n), rank);
     const int32_t row = block.row * Config::tile_m;
-    return {int32_t(group), row,           int32_t(rows) - row, int32_t(block.column) * Config::tile_n,
-            int32_t(begin), int32_t(tokens), int32_t(depth),    block.share};
+    return {int32_t(group),
+            row,
+            int32_t(rows) - row,
+            int32_t(block.column) * Config::tile_n,
+            int32_t(begin),
+            int32_t(tokens),
+            int32_t(depth),
+            block.share};
   }
 
   __device__ static Tile no_tile() { return {-1, 0, 0, 0, 0, 0, 0, Share::none}; }
@@ -196,8 +210,9 @@ class RowWalk : Walker<kind, Config> {
 };
 
 // Where the contraction runs over tokens: every group has the same number of steps but its own
-// cost. Largest groups come first, and clusters take steps in serpentine order (0 1 2, 2 1 0, ...),
-// so that each gets nearly the same work without any counter in memory.
+// cost. Largest groups come first, and from wave to wave the clusters rotate through its places,
+// lest one meets the same kind of tile again and again: each gets nearly the same work without any
+// counter in memory.
 template <class Config>
 class DepthWalk : Walker<Gemm::wgrad, Config> {
   using Base = Walker<Gemm::wgrad, Config>;
@@ -224,7 +239,8 @@ class DepthWalk : Walker<Gemm::wgrad, Config> {
       : Base(base), order_(order), group_steps_(Base::steps(base.shape.n, base.columns())) {}
 
   __device__ Tile next() {
-    const uint32_t place = wave_ % 2 == 0 ? this->cluster : this->clusters - 1 - this->cluster;
+    constexpr uint32_t kRotation = 7;
+    const uint32_t place = (this->cluster + wave_ * kRotation) % this->clusters;
     const uint32_t step = wave_ * this->clusters + place;
     const uint32_t turn = step / group_steps_;
     if (turn >= uint32_t(shape.groups)) return Base::no_tile();

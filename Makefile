@@ -1,0 +1,65 @@
+# Each target sets up everything it needs: a virtual environment with fusegen in it, and a CUDA
+# compiler from the package index where the system has none.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CUTLASS := nvidia-cutlass==4.2.0.0
+HAVE_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+HAVE_GPU := $(shell command -v nvidia-smi)
+INPUTS := pyproject.toml constraints.txt Makefile
+
+.PHONY: demo test gpu-test release-check check regenerate clean
+
+# Trains a small mixture-of-experts model with plain PyTorch experts and with generated ones.
+demo: $(VENV)/demo.stamp
+	$(BIN)/fusegen demo
+
+# Everything that needs no GPU.
+test: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check generator tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/fusegen check
+	$(BIN)/python tests/gpu/ledger.py readme --check
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests $(wildcard generated/*/tests)
+	$(BIN)/python tests/gpu/ledger.py report
+
+# On a machine with a GPU: run the tests of every bundle it can run, and record what ran.
+gpu-test: $(VENV)/test.stamp
+	$(BIN)/python tests/gpu/ledger.py run
+	$(BIN)/python tests/gpu/ledger.py readme
+
+# Fails on kernels that changed since they last ran on a GPU.
+release-check: $(VENV)/test.stamp
+	$(BIN)/python tests/gpu/ledger.py check
+
+# Regenerate the committed bundles and everything else that is printed.
+regenerate: $(VENV)/test.stamp
+	$(BIN)/fusegen generate --target cpu --target hopper
+	$(BIN)/python tests/gpu/ledger.py readme
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fusegen needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: $(VENV)/bin/python $(INPUTS)
+	$(PIP) -c constraints.txt -e '.[torch]'
+ifneq ($(HAVE_GPU),)
+	$(PIP) --no-deps $(CUTLASS)
+ifeq ($(HAVE_NVCC),)
+	$(PIP) -e '.[cuda]'
+endif
+endif
+	touch $@
+
+$(VENV)/test.stamp: $(VENV)/bin/python $(INPUTS)
+	$(PIP) -c constraints.txt -e '.[torch,dev]'
+	$(PIP) --no-deps $(CUTLASS)
+ifeq ($(HAVE_NVCC),)
+	$(PIP) -e '.[cuda]'
+endif
+	touch $@
+
+clean:
+	rm -rf $(VENV) generated/*/lib dist

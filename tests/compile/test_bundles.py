@@ -1,0 +1,132 @@
+"""Every committed bundle compiles without warnings or spills, loads anywhere, and uses its MMA."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fusegen.build import BuildReport, build
+
+ROOT = Path(__file__).parents[2]
+COMPILED = sorted(path.parents[1] for path in (ROOT / "generated").glob("*/csrc/sources.cmake"))
+pytestmark = pytest.mark.compile
+
+# What the matrix instructions of an architecture are called in its machine code.
+MMA = {"sm_90a": "HGMMA"}
+# Registers a thread may have where the kernel's launch bounds ask for one block of 384 threads.
+GEMM_REGISTERS = 168
+POINTWISE_REGISTERS = 64
+SECONDS_PER_UNIT = 60
+PEAK_BYTES_PER_UNIT = 4 << 30
+
+
+@cache
+def report(bundle: Path) -> BuildReport:
+    """The build of a bundle, once per run; objects come from the cache where nothing changed."""
+    return build(bundle)
+
+
+@pytest.fixture(params=COMPILED, ids=lambda path: path.name)
+def built(request: pytest.FixtureRequest) -> BuildReport:
+    """Every compiled bundle in turn."""
+    return report(request.param)
+
+
+def kernel_units(built: BuildReport) -> Iterator[tuple[str, object]]:
+    for unit in built.units:
+        if unit.name.startswith("kernels/"):
+            yield unit.name, unit.report
+
+
+def test_there_is_a_compiled_bundle() -> None:
+    assert [path.name for path in COMPILED] == ["sm_90a"]
+
+
+def test_no_warnings_and_no_spills(built: BuildReport) -> None:
+    for unit in built.units:
+        assert unit.report.warnings == (), unit.name
+        for kernel in unit.report.kernels:
+            assert (kernel.spill_stores, kernel.spill_loads) == (0, 0), (unit.name, kernel.name)
+            assert kernel.stack == 0, (unit.name, kernel.name)
+
+
+def test_every_kernel_unit_holds_a_kernel(built: BuildReport) -> None:
+    units = [unit for unit in built.units if unit.name.startswith("kernels/")]
+    assert units
+    for unit in units:
+        assert unit.report.kernels, unit.name
+
+
+def test_budgets(built: BuildReport) -> None:
+    for unit in built.units:
+        assert unit.report.seconds < SECONDS_PER_UNIT, unit.name
+        assert unit.report.peak_bytes < PEAK_BYTES_PER_UNIT, unit.name
+        limit = GEMM_REGISTERS if "/gemm_" in unit.name else POINTWISE_REGISTERS
+        for kernel in unit.report.kernels:
+            assert kernel.registers <= limit, (unit.name, kernel.registers)
+
+
+def test_matrix_instructions(built: BuildReport) -> None:
+    """Each product kernel multiplies with the architecture's own instruction, none with an older one."""
+    listing = disassemble(built.library)
+    functions = dict(re.findall(r"Function : (\S+)\n(.*?)(?=\n\s+\.+|\Z)", listing, flags=re.S))
+    products = {name: text for name, text in functions.items() if "ragged_gemm" in name}
+    expected = [unit for unit in built.units if "/gemm_" in unit.name]
+    assert len(products) == len(expected)
+    mma = MMA[built.library.parents[1].name]
+    for name, text in products.items():
+        assert re.search(rf"\b{mma}\.", text), name
+        assert not re.search(r"\bHMMA\.", text), name
+        assert "UTMALDG" in text and "UTMASTG" in text, name
+
+
+def disassemble(library: Path) -> str:
+    """Machine code of a library, by the toolkit's disassembler or the one from the package index."""
+    environment, program = dict(os.environ), "cuobjdump"
+    for folder in Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin"):
+        environment["PATH"] = f"{folder}{os.pathsep}{environment['PATH']}"
+        if (folder / program).exists():
+            program = str(folder / program)
+    words = [program, "--dump-sass", str(library)]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_loads_without_a_gpu_and_runs_on_the_cpu(built: BuildReport) -> None:
+    """The library of a GPU loads into a PyTorch without CUDA, and CPU tensors run the reference."""
+    folder = built.library.parents[1]
+    script = f"""
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location(
+    "vendored", {str(folder / "__init__.py")!r}, submodule_search_locations=[{str(folder)!r}])
+sys.modules["vendored"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["vendored"])
+from vendored.grouped_linear__bf16 import GroupedLinear
+from vendored import _library
+assert _library._NAMESPACE.compiled
+names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+assert f"{{_library.NAMESPACE}}::grouped_linear__bf16_forward" in names
+y = GroupedLinear(2, 16, 8)(torch.ones(4, 16, dtype=torch.bfloat16), torch.tensor([1, 2]))
+assert y.shape == (4, 8) and not y[3:].any() and y[:3].any()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd="/")
+
+
+def test_exports_only_its_fingerprint(built: BuildReport) -> None:
+    words = ["nm", "-D", "--defined-only", str(built.library)]
+    listing = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[-1] for line in listing.splitlines()] == ["fusegen_fingerprint"]
+
+
+def test_needs_no_cuda_library(built: BuildReport) -> None:
+    words = ["readelf", "-d", str(built.library)]
+    listing = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    needed = re.findall(r"NEEDED.*\[(.*)\]", listing)
+    assert "libtorch.so" in needed
+    assert not [name for name in needed if name.startswith(("libcuda", "libcudart"))]

@@ -1,0 +1,134 @@
+"""What a user relies on after copying a bundle somewhere else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+LOAD = """
+import importlib.util, sys
+def load(name, folder):
+    spec = importlib.util.spec_from_file_location(
+        name, f"{folder}/__init__.py", submodule_search_locations=[folder])
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+"""
+
+USE = """
+import torch
+bundle = load("some_name", {folder!r})
+module = bundle.grouped_mlp__bf16
+layer = module.GroupedMLP(num_groups=3, hidden=16, intermediate=24)
+x = torch.randn(7, 16).bfloat16().requires_grad_()
+y = layer(x, torch.tensor([3, 0, 2]), torch.rand(7))
+y.sum().backward()
+assert y.shape == (7, 16) and not y[5:].any() and x.grad[:5].any()
+assert "fusegen" not in sys.modules
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter that cannot see fusegen."""
+    words = [sys.executable, "-I", "-c", LOAD + script]
+    hide = "import sys\nsys.modules['fusegen'] = None\n"
+    words[-1] = hide + words[-1].replace('assert "fusegen" not in sys.modules\n', "")
+    return subprocess.run(words, capture_output=True, text=True, cwd="/")
+
+
+def copy(bundle: Path, target: Path) -> Path:
+    """A vendored copy; only what git would carry."""
+    return Path(shutil.copytree(bundle, target, ignore=shutil.ignore_patterns("lib", "__pycache__")))
+
+
+def test_works_from_any_folder_without_fusegen(bundle: Path, tmp_path: Path) -> None:
+    folder = copy(bundle, tmp_path / "third party" / "experts")
+    result = run(USE.format(folder=str(folder)))
+    assert result.returncode == 0, result.stderr
+
+
+def test_two_copies_share_their_ops(bundle: Path, tmp_path: Path) -> None:
+    one, two = copy(bundle, tmp_path / "one"), copy(bundle, tmp_path / "two")
+    result = run(
+        f"""
+first = load("first", {str(one)!r}).linear__bf16
+second = load("second", {str(two)!r}).linear__bf16
+assert first is not second and first._forward is second._forward
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_another_bundle_in_the_namespace_is_refused(bundle: Path, tmp_path: Path) -> None:
+    one, two = copy(bundle, tmp_path / "one"), copy(bundle, tmp_path / "two")
+    library = two / "_library.py"
+    text = library.read_text()
+    mark = text.index('FINGERPRINT = "') + len('FINGERPRINT = "')
+    library.write_text(text[:mark] + "0" * 64 + text[mark + 64 :])
+    result = run(
+        f'load("first", {str(one)!r}).linear__bf16\nload("second", {str(two)!r}).linear__bf16'
+    )
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("ImportError") and str(one) in last and str(two) in last
+    assert "--namespace" in last
+
+
+def test_a_stale_library_is_refused(bundle: Path, tmp_path: Path) -> None:
+    folder = copy(bundle, tmp_path / "copy")
+    (folder / "lib").mkdir()
+    library = folder / "lib" / f"fusegen_{bundle.name}.so"
+    library.write_bytes(b"built from other schemas")
+    result = run(f'load("vendored", {str(folder)!r}).linear__bf16')
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("ImportError") and str(library) in last
+    assert f"fusegen build {folder}" in last
+
+
+def test_unknown_module_names_the_known_ones(bundle: Path) -> None:
+    result = run(f'load("b", {str(bundle)!r}).grouped_linear__fp7')
+    assert "AttributeError" in result.stderr and "grouped_linear__bf16" in result.stderr
+
+
+@pytest.mark.parametrize("mode", ["default", "dynamic"])
+def test_compiles_with_inductor_once_for_all_token_counts(mode: str) -> None:
+    """One graph for every number of tokens, equal to eager bit for bit."""
+    script = f"""
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+bundle = load("b", {str(ROOT / "generated" / "cpu")!r})
+module = bundle.grouped_mlp__bf16
+torch.manual_seed(0)
+layer = module.GroupedMLP(num_groups=3, hidden=16, intermediate=24)
+counter = CompileCounterWithBackend("inductor")
+compiled = torch.compile(layer, fullgraph=True, backend=counter)
+for tokens in (7, 12, 33):
+    x = torch.randn(tokens, 16).bfloat16().requires_grad_()
+    splits, probs = torch.tensor([3, 0, 2]), torch.rand(tokens)
+    if {mode == "dynamic"}:
+        torch._dynamo.mark_dynamic(x, 0)
+        torch._dynamo.mark_dynamic(probs, 0)
+    y = compiled(x, splits, probs)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    other = layer(x, splits, probs)
+    (dx_other,) = torch.autograd.grad(other, x, torch.ones_like(y))
+    assert torch.equal(y, other) and torch.equal(dx, dx_other)
+    if {mode == "default"}:
+        break
+assert counter.frame_count == 1, counter.frame_count
+"""
+    result = run(script)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_torch_is_new_enough() -> None:
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    assert (major, minor) >= (2, 11)

@@ -1,0 +1,82 @@
+"""Where bundles lie, which of them a device runs, and how one is loaded by path.
+
+Nothing here imports torch before a bundle is loaded, so that reports work without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ROOT / "generated"
+
+# Restricts the GPU tests to one bundle folder; without it they run on every bundle that fits.
+BUNDLE_VARIABLE = "FUSEGEN_TEST_BUNDLE"
+
+_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
+
+
+def runs_on(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether a device of this compute capability runs code for `arch`.
+
+    The letter ties code to one capability; without it, later minor versions run it too
+    (CUDA C++ programming guide, "Compute capabilities").
+    """
+    match = _ARCH.fullmatch(arch)
+    if match is None:
+        return False
+    major, minor = int(match[1]), int(match[2])
+    if match[3]:
+        return capability == (major, minor)
+    return capability[0] == major and capability[1] >= minor
+
+
+def compiled_bundles(generated: Path = GENERATED) -> list[Path]:
+    """Every bundle that has kernels, by name; the folder's name is its architecture."""
+    return sorted(path.parents[1] for path in generated.glob("*/csrc/sources.cmake"))
+
+
+def library_of(folder: Path) -> Path | None:
+    """The bundle's compiled library, or None where it was not built."""
+    return next(iter(sorted(folder.glob("lib/*.so"))), None)
+
+
+def bundles_to_test(capability: tuple[int, int]) -> list[Path]:
+    """Built bundles that a device of this capability runs, or the one that is asked for."""
+    wanted = os.environ.get(BUNDLE_VARIABLE)
+    folders = [Path(wanted).resolve()] if wanted else compiled_bundles()
+    return [
+        folder for folder in folders if runs_on(folder.name, capability) and library_of(folder)
+    ]
+
+
+def load_bundle(folder: Path, name: str | None = None) -> ModuleType:
+    """Import a bundle by path, as somebody does who keeps it outside of sys.path.
+
+    Args:
+        folder: the bundle.
+        name: the package name it gets in this process; by default made from the folder's name.
+    """
+    name = name or f"bundle_{folder.name}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{folder}: not a Python package")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_cell(bundle: ModuleType, cell: str) -> ModuleType:
+    """One module file of a loaded bundle, such as grouped_linear__bf16."""
+    return importlib.import_module(f"{bundle.__name__}.{cell}")

@@ -1,0 +1,155 @@
+"""Which kernel a plan chooses, which kernel ran, and sizes that reach every choice.
+
+Rules are read from `describe()`, the plan that a module prints, so that nothing here repeats them.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+}
+_CONDITION = re.compile(r"(\w+) (?:% (\d+) )?(<=|>=|<|>|==) (\d+)")
+_HEADING = "kernels, first rule that holds"
+
+# As profilers print the kernel of templates/static/csrc/fusegen/gemm_sm90.cuh.
+_GEMM = re.compile(
+    r"ragged_gemm<\(fusegen::Gemm\)(\d), (\w+), fusegen::Config<"
+    r"(\d+), (\d+), (\d+), (\d+), \(fusegen::Schedule\)(\d)"
+)
+_KINDS = ("fprop", "dgrad", "wgrad")
+_SCHEDULES = ("cooperative", "pingpong")
+_ELEMENTS = {"__nv_bfloat16": "bfloat16", "__half": "float16"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition as the plan prints it, and the schedule point it leads to."""
+
+    condition: str
+    point: str
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the rule is the case for these sizes."""
+        if self.condition == "always":
+            return True
+        return all(_holds(part, sizes) for part in self.condition.split(" and "))
+
+
+def _holds(condition: str, sizes: Mapping[str, int]) -> bool:
+    match = _CONDITION.fullmatch(condition)
+    if match is None:
+        raise ValueError(f"{condition!r} is no condition of a plan: <size> [% n] <comparison> <n>")
+    size = sizes[match[1]] % int(match[2]) if match[2] else sizes[match[1]]
+    return _COMPARISONS[match[3]](size, int(match[4]))
+
+
+def read_rules(plan: str) -> dict[str, list[Rule]]:
+    """Rules by kernel set, in order, from the text of a plan."""
+    rules: dict[str, list[Rule]] = {}
+    lines = iter(plan.splitlines())
+    for line in lines:
+        if line.startswith(_HEADING):
+            break
+    name = ""
+    for line in lines:
+        if line.startswith("    "):
+            condition, _, point = line.strip().rpartition(": ")
+            rules[name].append(Rule(condition, point))
+        elif line.strip():
+            name = line.strip()
+            rules[name] = []
+    return rules
+
+
+def chosen(rules: list[Rule], sizes: Mapping[str, int]) -> str:
+    """The point of the first rule that holds."""
+    return next(rule.point for rule in rules if rule.holds(sizes))
+
+
+def gemm_sizes(kind: str, tokens: int, groups: int, n: int, k: int) -> dict[str, int]:
+    """What rules ask about, as gemm.h states it."""
+    mean = tokens // groups
+    rows, columns, depth = {
+        "fprop": (tokens, n, k),
+        "dgrad": (tokens, k, n),
+        "wgrad": (n, k, mean),
+    }[kind]
+    return {
+        "tokens": tokens,
+        "groups": groups,
+        "mean_group_tokens": mean,
+        "rows": rows,
+        "columns": columns,
+        "depth": depth,
+    }
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of ours, as a profiler saw it."""
+
+    kind: str
+    element: str
+    point: str
+
+
+def launch_of(kernel: str) -> Launch | None:
+    """The matrix product behind a demangled kernel name, or None for any other kernel."""
+    match = _GEMM.search(kernel)
+    if match is None:
+        return None
+    m, n, k, cluster = match.group(3, 4, 5, 6)
+    point = f"{_SCHEDULES[int(match[7])]}_{m}x{n}x{k}_{cluster}x1"
+    return Launch(_KINDS[int(match[1])], _ELEMENTS[match[2]], point)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Sizes that lead to a point."""
+
+    tokens: int
+    groups: int
+    n: int
+    k: int
+
+    @property
+    def work(self) -> int:
+        return self.tokens * self.n * self.k + self.groups * self.n * self.k
+
+
+_GROUPS = (1, 4, 64)
+_MEANS = (5, 20, 40, 70, 130, 300, 600, 1100, 2100, 4200, 8400)
+_WIDTHS = (40, 136, 264, 520, 1032, 2056, 4096, 7168)
+
+
+def _candidates() -> Iterator[Reach]:
+    for groups in _GROUPS:
+        for mean in _MEANS:
+            for n in _WIDTHS:
+                for k in _WIDTHS:
+                    yield Reach(mean * groups, groups, n, k)
+
+
+def reach_every_point(kind: str, rules: list[Rule]) -> dict[str, Reach]:
+    """The cheapest sizes for every point of a kernel set.
+
+    Raises:
+        LookupError: a point that no sizes lead to, so nothing could ever run it.
+    """
+    found: dict[str, Reach] = {}
+    for sizes in sorted(_candidates(), key=lambda sizes: sizes.work):
+        facts = gemm_sizes(kind, sizes.tokens, sizes.groups, sizes.n, sizes.k)
+        found.setdefault(chosen(rules, facts), sizes)
+    missing = {rule.point for rule in rules} - found.keys()
+    if missing:
+        raise LookupError(f"{kind}: no sizes lead to {', '.join(sorted(missing))}")
+    return found

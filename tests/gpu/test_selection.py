@@ -1,0 +1,63 @@
+"""The rules that a plan prints: they can be read, and every kernel they name can be reached."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import bundles
+import pytest
+import selection
+
+KINDS = ("fprop", "dgrad", "wgrad")
+
+
+def gemm_rules(bundle: ModuleType, kind: str) -> list[selection.Rule]:
+    """Rules of the one matrix kernel set of this kind."""
+    module = bundles.load_cell(bundle, "grouped_linear__bf16").GroupedLinear
+    sets = selection.read_rules(module.describe())
+    (name,) = [name for name in sets if name.endswith(f"_{kind}")]
+    return sets[name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_point_can_be_reached(bundle: ModuleType, kind: str) -> None:
+    rules = gemm_rules(bundle, kind)
+    assert rules[-1].condition == "always"
+    reached = selection.reach_every_point(kind, rules)
+    assert reached.keys() == {rule.point for rule in rules}
+
+
+def test_conditions_are_read_as_they_are_printed() -> None:
+    plan = """\
+kernels, first rule that holds (io is bfloat16 or float16)
+  gemm_x_fprop
+    mean_group_tokens < 64 and columns % 192 == 0: small
+    rows >= 4096: large
+    always: middle
+  group_sum
+    always: the only one
+"""
+    rules = selection.read_rules(plan)
+    assert list(rules) == ["gemm_x_fprop", "group_sum"]
+    gemm = rules["gemm_x_fprop"]
+    sizes = selection.gemm_sizes("fprop", tokens=630, groups=10, n=384, k=8)
+    assert selection.chosen(gemm, sizes) == "small"
+    assert selection.chosen(gemm, sizes | {"columns": 200}) == "middle"
+    assert selection.chosen(gemm, sizes | {"mean_group_tokens": 64}) == "middle"
+    assert selection.chosen(gemm, sizes | {"columns": 200, "rows": 4096}) == "large"
+    with pytest.raises(ValueError, match="is no condition of a plan"):
+        selection.Rule("rows is 4", "x").holds(sizes)
+    with pytest.raises(LookupError, match="no sizes lead to never"):
+        selection.reach_every_point(
+            "fprop", [selection.Rule("rows < 0", "never"), selection.Rule("always", "x")]
+        )
+
+
+def test_kernel_names() -> None:
+    name = (
+        "void fusegen::ragged_gemm<(fusegen::Gemm)2, __half, "
+        "fusegen::Config<128, 192, 64, 2, (fusegen::Schedule)1, 2> >(CUtensorMap_st)"
+    )
+    expected = selection.Launch("wgrad", "float16", "pingpong_128x192x64_2x1")
+    assert selection.launch_of(name) == expected
+    assert selection.launch_of("void fusegen::group_sum::kernel<__half, __half>(int)") is None
