@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:53b74bfee4c331d8
+# checksum sha256:2396df6e4090b889
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -404,13 +404,19 @@ saved for the backward, each only if a gradient that needs it is asked for
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop
-    always: cooperative_128x256x64_2x1
+    depth >= 6144: cooperative_128x256x64_2x1
+    mean_group_tokens >= 384: pingpong_128x192x64_2x1
+    always: pingpong_128x128x64_2x1
   pointwise_scaled_swiglu_forward
     always: the only one
   gemm_sm90_dgrad
-    always: cooperative_128x256x64_2x1
+    depth >= 6144: cooperative_128x256x64_2x1
+    mean_group_tokens >= 384: pingpong_128x192x64_2x1
+    always: pingpong_128x128x64_2x1
   gemm_sm90_wgrad
-    always: cooperative_128x256x64_2x1
+    mean_group_tokens >= 3072: cooperative_128x256x64_2x1
+    mean_group_tokens >= 384: pingpong_128x192x64_2x1
+    always: pingpong_128x128x64_2x1
   group_sum
     always: the only one
   pointwise_scaled_swiglu_backward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -97,12 +98,16 @@ def _check_op(op: OpSpec, source: Source) -> Iterator[Problem]:
     for name, attribute in op.attributes.items():
         if not _fits(attribute, attribute.default):
             yield source.problem(
-                f"expected a default of type {attribute.type.value}, got {attribute.default!r}",
+                f"expected a default of type {attribute.type.value}, got"
+                f" {attribute.default!r}{_number_hint(attribute.default)}",
                 "attributes", name, "default",
             )
     yield from _check_dims(op, source)
+    if not op.inputs or not op.outputs:
+        return
     if bool(op.pointwise) == bool(op.forward):
-        yield source.problem("an op has either 'pointwise' or 'forward'", "op")
+        got = "both" if op.forward else "none"
+        yield source.problem(f"an op has either 'pointwise' or 'forward', got {got}", "op")
     elif op.pointwise:
         yield from _check_pointwise(op, source)
     else:
@@ -113,6 +118,13 @@ def _fits(attribute: AttributeSpec, value: object) -> bool:
     """Whether a value is of an attribute's type; a YAML ``true`` is no number."""
     number = not isinstance(value, bool) or attribute.type is AttributeType.BOOL
     return number and isinstance(value, _PYTHON_TYPES[attribute.type])
+
+
+def _number_hint(value: object) -> str:
+    """YAML reads ``1e-5`` as text, which nobody expects."""
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9.]+[eE][-+]?[0-9]+", value):
+        return "; in YAML a number with an exponent has a point and a sign, such as 1.0e-5"
+    return ""
 
 
 def _check_names(sections: Mapping[str, Iterable[str]], source: Source) -> Iterator[Problem]:
@@ -176,7 +188,9 @@ def _check_symbols(dims: Mapping[str, str], source: Source) -> Iterator[Problem]
     words = list(dims.values())
     for symbol, word in dims.items():
         if words.count(word) > 1:
-            yield source.problem(f"two dimensions have the keyword {word!r}", "dims", symbol)
+            yield source.problem(
+                f"two dimensions have the keyword {word!r}; rename one", "dims", symbol
+            )
         if symbol in ("I", "O"):
             yield source.problem(
                 f"symbol {symbol!r} reads like a digit, and linters refuse it; use another letter",
@@ -195,7 +209,7 @@ def _check_pointwise(op: OpSpec, source: Source) -> Iterator[Problem]:
         try:
             expression = parse(text, operand_symbols(op), {name: None for name in op.attributes})
         except ExpressionError as error:
-            yield source.problem(str(error), "pointwise", output)
+            yield source.problem_within(error.message, error.column, "pointwise", output)
             read = None
         else:
             read = None if read is None else read | names_in(expression.tree)
@@ -231,8 +245,8 @@ def _check_operand(
         yield source.problem("'interleave' needs 'halves'", section, name, "interleave")
     if read is not None and not read & {*(tensor.halves or (name,))}:
         yield source.problem(f"no expression uses {name!r}; remove it", section, name)
-    output = next(iter(op.outputs.values()), None)
-    if output is None or not output.shape.flat:
+    output = next(iter(op.outputs.values()))
+    if not output.shape.flat or not tensor.shape.symbols() <= {*op.dims}:
         return
     expected = _operand_shape(tensor, output.shape)
     if tensor.shape != expected:
@@ -303,7 +317,9 @@ def _check_steps(
                 defined.add(tensor)
             elif tensor not in defined:
                 if tensor in known:
-                    yield source.problem(f"{tensor!r} is read before it is written", *path)
+                    yield source.problem(
+                        f"{tensor!r} is read before it is written; move the step down", *path
+                    )
                 else:
                     yield from _unknown(source, "tensor", tensor, known, *path)
 
@@ -315,7 +331,8 @@ def _check_module(
     module: ModuleSpec, specs: SpecSet, source: Source, complete: bool
 ) -> Iterator[Problem]:
     if bool(module.op) == bool(module.chain):
-        yield source.problem("a module has either 'op' or 'chain'", "module")
+        got = "both" if module.op else "none"
+        yield source.problem(f"a module has either 'op' or 'chain', got {got}", "module")
         return
     if module.op:
         for key in ("summary", "dims", "inputs"):
@@ -343,7 +360,8 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
     read: set[str] = set()
     previous = next(iter(module.inputs), "")
     for index, item in enumerate(module.chain):
-        if item.as_ in prefixes or (item.as_ is None and len(module.chain) > 1):
+        shared = item.as_ in prefixes or (item.as_ is None and len(module.chain) > 1)
+        if shared:
             yield source.problem("every op of a chain needs its own 'as'", "chain", index)
         prefixes.add(item.as_)
         if item.op not in specs.ops:
@@ -364,7 +382,7 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
                 read.add(tensor)
         results = _results(item, op)
         for name, spec in zip(results, op.outputs.values(), strict=True):
-            if name in available:
+            if name in available and not shared:
                 yield source.problem(
                     f"{name!r} is already there; give the result another name with 'out'",
                     "chain", index,
@@ -466,7 +484,7 @@ def _check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
             "'capability', 'gencode' and 'toolkit' go together; write all or none", "arch"
         )
     if arch.kernels and not arch.gencode:
-        yield source.problem("kernels need 'gencode'", "kernels")
+        yield source.problem("kernels need 'capability', 'gencode' and 'toolkit'", "kernels")
     owners: dict[str, str] = {}
     for name, family in arch.kernels.items():
         for index, primitive in enumerate(family.implements):
@@ -493,20 +511,25 @@ def _check_kind(
         if name in names[:index]:
             yield source.problem(f"point {name} is written twice; remove one", *path, "points", index)
     if not spec.select:
-        yield source.problem("the last rule must have no condition", *path, "select")
+        yield source.problem("expected a rule; the last one has no condition", *path, "select")
     for index, rule in enumerate(spec.select):
         yield from _unknown(source, "point", rule.use, names, *path, "select", index, "use")
         last = index == len(spec.select) - 1
         if last and rule.when.conditions:
             yield source.problem(
-                "the last rule must have no condition", *path, "select", index, "when"
+                "the last rule must have no condition; remove 'when' or add a rule",
+                *path, "select", index, "when",
             )
         if not last and not rule.when.conditions:
-            yield source.problem("rules after this one are never used", *path, "select", index)
+            yield source.problem(
+                "rules after this one are never used; move it to the end or give it a condition",
+                *path, "select", index,
+            )
     unused = set(names) - {rule.use for rule in spec.select}
     for name in sorted(unused):
         yield source.problem(
-            f"no rule uses point {name}", *path, "points", names.index(name)
+            f"no rule uses point {name}; remove it or add a rule",
+            *path, "points", names.index(name),
         )
 
 
@@ -619,8 +642,8 @@ def _check_target(target: TargetSpec, specs: SpecSet, source: Source) -> Iterato
     }
     for key, (words, known) in named.items():
         if not words:
-            yield source.problem(f"a target needs {key}", key)
+            yield source.problem(f"a target needs {key}; name at least one", key)
         for index, word in enumerate(words):
             yield from _unknown(source, key[:-1], word, known, key, index)
             if word in words[:index]:
-                yield source.problem(f"{word!r} is listed twice", key, index)
+                yield source.problem(f"{word!r} is listed twice; remove one", key, index)

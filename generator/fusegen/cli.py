@@ -47,17 +47,17 @@ class ExitCode(IntEnum):
 
 def main() -> NoReturn:
     """The program `fusegen`."""
-    program()
-    raise AssertionError("click ends the process")
+    program(prog_name="fusegen")
+    raise AssertionError("the group ends the process")
 
 
 class Program(click.Group):
     """The group of all commands; the one place where errors become messages and exit codes."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(self, *args: Any, **extra: Any) -> Any:
         """Run one command line and end the process."""
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            code = super().main(*args, **{**extra, "standalone_mode": False})
         except Exception as error:
             code = _failed(error)
         except KeyboardInterrupt:
@@ -83,9 +83,7 @@ class Word(click.ParamType[str]):
         self.what = what
         self.choices = choices
 
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The word, if it is one of the choices."""
         if value not in self.choices:
             self.fail(
@@ -241,7 +239,9 @@ def program() -> None:
 
 
 @program.command(
-    "list", epilog=_examples("fusegen list", "fusegen list recipes --json")
+    "list",
+    short_help="Show what exists.",
+    epilog=_examples("fusegen list", "fusegen list recipes --json"),
 )
 @click.argument("kind", required=False, type=Word("kind", KINDS), metavar=f"[{'|'.join(KINDS)}]")
 @_folders
@@ -273,9 +273,10 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
 
 
 @program.command(
+    short_help="Say what one module does and costs.",
     epilog=_examples(
         "fusegen explain grouped_mlp bf16 sm_90a", "fusegen explain linear bf16 cpu --json"
-    )
+    ),
 )
 @click.argument("module")
 @click.argument("recipe")
@@ -300,7 +301,10 @@ def explain(
         click.echo("\n".join(found.lines))
 
 
-@program.command(epilog=_examples("fusegen validate", "fusegen validate --specs my_specs --json"))
+@program.command(
+    short_help="Check all specs.",
+    epilog=_examples("fusegen validate", "fusegen validate --specs my_specs --json"),
+)
 @_folders
 @_json
 def validate(specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool) -> int:
@@ -329,7 +333,8 @@ def validate(specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool
 
 
 @program.command(
-    epilog=_examples("fusegen plan --target hopper", "fusegen plan --arch sm_90a --module linear")
+    short_help="Show what would be made, and what cannot.",
+    epilog=_examples("fusegen plan --target hopper", "fusegen plan --arch sm_90a --module linear"),
 )
 @_cells
 @_folders
@@ -362,10 +367,11 @@ def _plan_row(row: PlanRow) -> tuple[str, ...]:
 
 
 @program.command(
+    short_help="Write bundles of generated modules.",
     epilog=_examples(
         "fusegen generate --target cpu --target hopper",
         "fusegen generate --arch sm_90a --module grouped_mlp --recipe bf16 --namespace acme",
-    )
+    ),
 )
 @_cells
 @click.option("--remove", is_flag=True, help="Take the named modules away instead.")
@@ -380,9 +386,7 @@ def _plan_row(row: PlanRow) -> tuple[str, ...]:
 @click.option("--diff", "show_diff", is_flag=True, help="Write nothing; print the changes.")
 @click.option("--dry-run", is_flag=True, help="Write nothing; say which files would change.")
 @click.option("--no-prune", is_flag=True, help="Keep files that are no longer generated.")
-@click.option(
-    "--accept-format", is_flag=True, help="Overwrite files that were only laid out anew."
-)
+@click.option("--accept-format", is_flag=True, help="Overwrite files that were only laid out anew.")
 @_folders
 @_json
 def generate(
@@ -450,8 +454,8 @@ def _show_unsupported(done: Generated) -> None:
 
 def _show_summary(report: BundleReport, *, listing: bool) -> None:
     if listing:
-        for change in report.to_json()["changes"]:  # type: ignore[attr-defined]
-            click.echo(f"{change['kind']:<14}  {report.bundle / change['path']}")
+        for change in report.differing:
+            click.echo(f"{change.kind.value:<14}  {report.bundle / change.path}")
     note = "; an interrupted publish was completed first" if report.rolled_forward else ""
     click.echo(f"{report.bundle}  {report.changes.summary()}{note}")
 
@@ -484,7 +488,8 @@ def _show_diff(done: Generated) -> None:
 
 
 @program.command(
-    epilog=_examples("fusegen check", "fusegen check generated/sm_90a vendored/hopper")
+    short_help="Compare bundles with their specs.",
+    epilog=_examples("fusegen check", "fusegen check generated/sm_90a vendored/hopper"),
 )
 @click.argument("bundles", nargs=-1, type=click.Path(path_type=Path, file_okay=False))
 @_out("Where to look for bundles if none is named.")
@@ -556,7 +561,8 @@ def _drift_lines(report: BundleReport) -> list[str]:
 
 
 @program.command(
-    epilog=_examples("fusegen build generated/sm_90a", "fusegen build generated/* --jobs 2")
+    short_help="Compile the kernels of bundles.",
+    epilog=_examples("fusegen build generated/sm_90a", "fusegen build generated/sm_90a --jobs 2"),
 )
 @click.argument(
     "bundles", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False)
@@ -649,7 +655,8 @@ def _progress(bundle: Path) -> _Bar:
 
 
 @program.command(
-    epilog=_examples("fusegen demo", "fusegen demo --arch cpu --steps 50 --output curves.svg")
+    short_help="Train a small model and compare.",
+    epilog=_examples("fusegen demo", "fusegen demo --arch cpu --steps 50 --output curves.svg"),
 )
 @click.option(
     "--arch",
@@ -691,9 +698,10 @@ def demo(
 
 
 @program.command(
+    short_help="Start a spec from a commented file.",
     epilog=_examples(
         "fusegen new recipe my_fp8 --from bf16", "fusegen new op squared_relu --specs my_specs"
-    )
+    ),
 )
 @click.argument("kind", type=Word("kind", NEW_KINDS), metavar=f"[{'|'.join(NEW_KINDS)}]")
 @click.argument("name")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .model.source import Loc, Problem, SpecError, did_you_mean
 from .model.specs import (
+    PATTERNS,
     AnySpec,
     ArchSpec,
     FusionSpec,
@@ -33,10 +35,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A spec file: how it is named to people, and where each of its keys stands."""
+    """A spec file: how it is named to people, and where each of its keys stands.
+
+    ``texts`` holds the place of the first character of every value that stands as written.
+    """
 
     file: str
     places: Mapping[KeyPath, Loc]
+    texts: Mapping[KeyPath, Loc] = field(default_factory=dict)
 
     def loc(self, *path: str | int) -> Loc:
         """The place of a key, or of the nearest enclosing key that is written."""
@@ -47,6 +53,13 @@ class Source:
     def problem(self, message: str, *path: str | int) -> Problem:
         """A problem at a key."""
         return Problem(self.loc(*path), message)
+
+    def problem_within(self, message: str, column: int, *path: str | int) -> Problem:
+        """A problem at a column, counted from 1, of a value; at its key where it has escapes."""
+        start = self.texts.get(path)
+        if start is None:
+            return self.problem(f"column {column}: {message}", *path)
+        return Problem(Loc(start.file, start.line, start.column + column - 1), message)
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,7 @@ class _Reader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.places: dict[KeyPath, Loc] = {}
+        self.texts: dict[KeyPath, Loc] = {}
         self.problems: list[Problem] = []
         self._constructor = yaml.SafeLoader("")
 
@@ -92,7 +106,16 @@ class _Reader:
             return dict(self._pairs(node, path))
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
-        return self._constructor.construct_object(node)
+        quotes = 0 if node.style is None else 1
+        length = node.end_mark.index - node.start_mark.index - 2 * quotes
+        if length == len(node.value):
+            start = self.loc(node)
+            self.texts[path] = Loc(start.file, start.line, start.column + quotes)
+        try:
+            return self._constructor.construct_object(node)
+        except ValueError as error:
+            reason = f"{_short(node.value)} is no value; put it in quotes"
+            raise yaml.MarkedYAMLError(problem=reason, problem_mark=node.start_mark) from error
 
     def _pairs(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()
@@ -132,8 +155,9 @@ def _parse_yaml(path: Path, file: str) -> tuple[dict[str, Any] | None, Source, l
         place = _place(file, error.problem_mark)
         return None, Source(file, {}), [Problem(place, f"not YAML: {_yaml_reason(error)}")]
     except (OSError, yaml.YAMLError, ValueError) as error:
-        return None, Source(file, {}), [Problem(Loc(file, 1, 1), f"not a spec: {error}")]
-    return content, Source(file, reader.places), reader.problems
+        reason = getattr(error, "strerror", None) or error
+        return None, Source(file, {}), [Problem(Loc(file, 1, 1), f"not a spec: {reason}")]
+    return content, Source(file, reader.places, reader.texts), reader.problems
 
 
 def _read_text(path: Path) -> str:
@@ -186,6 +210,7 @@ _EXPECTED = {
     "float": "a number",
     "bool": "true or false",
     "mapping": "keys and values",
+    "dict": "keys and values",
     "dataclass": "keys and values",
     "tuple": "a list",
     "none": "nothing",
@@ -203,20 +228,31 @@ def _explain(error: Any, spec: type[Any]) -> tuple[str, KeyPath]:
             known = _field_names(spec, path[:-1])
             return f"unknown key {path[-1]!r}{did_you_mean(str(path[-1]), known)}", path
         case "missing" if isinstance(path[-1], int):
-            return f"too few entries in {got}", path[:-1]
+            return f"expected at least {path[-1] + 1} entries, got {got}", path[:-1]
         case "missing":
             return f"missing key {path[-1]!r}", path[:-1]
-        case "enum" | "literal_error":
+        case "enum":
+            known = re.findall(r"'([^']*)'", context["expected"])
+            return f"unknown value {got}{did_you_mean(str(error['input']), known)}", path
+        case "literal_error":
             return f"expected {context['expected']}, got {got}", path
         case "string_pattern_mismatch":
-            return f"{got} does not match {context['pattern']}", path
+            return f"expected {PATTERNS[context['pattern']]}, got {got}", path
+        case "string_too_long" | "too_long":
+            return f"expected at most {context['max_length']} {_unit(kind)}, got {got}", path
+        case "string_too_short" | "too_short":
+            return f"expected at least {context['min_length']} {_unit(kind)}, got {got}", path
         case _ if "path" in context:
             return str(context["text"]), (*path, *context["path"])
     word = _EXPECTED.get(kind.partition("_")[0])
     if word and kind.endswith(("_type", "_parsing", "_from_float")):
         return f"expected {word}, got {got}", path
     reason: str = error["msg"]
-    return f"{reason[0].lower()}{reason[1:]}, got {got}", path
+    return f"{reason.replace('Input should be', 'expected a value')}, got {got}", path
+
+
+def _unit(kind: str) -> str:
+    return "characters" if kind.startswith("string") else "entries"
 
 
 def _short(value: object) -> str:
@@ -231,10 +267,9 @@ def _field_names(spec: type[Any], path: KeyPath) -> list[str]:
     node: Any = schema
     for part in path:
         node = _deref(node, schema)
-        properties = node.get("properties", {})
-        node = properties.get(part) or node.get("additionalProperties") or node.get("items", {})
-        if not isinstance(node, dict):
-            return []
+        named = [*node.get("patternProperties", {}).values(), node.get("additionalProperties")]
+        choices = (node.get("properties", {}).get(part), *named, node.get("items"))
+        node = next((choice for choice in choices if isinstance(choice, dict)), {})
     return list(_deref(node, schema).get("properties", {}))
 
 
@@ -273,10 +308,11 @@ def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec, Source]:
     try:
         spec: AnySpec = adapter(kind.spec).validate_python(content)
     except ValidationError as error:
-        seen: set[Loc] = {problem.loc for problem in problems}
+        seen: set[Loc] = set()
         for item in error.errors(include_url=False):
             message, key = _explain(item, kind.spec)
-            if source.loc(*key) not in seen:
+            # A key that is not written is a branch of a union: its first branch says enough.
+            if key in source.places or source.loc(*key) not in seen:
                 problems.append(source.problem(message, *key))
                 seen.add(source.loc(*key))
         raise SpecError(problems) from None

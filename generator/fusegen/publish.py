@@ -712,8 +712,8 @@ def _ways_out(kinds: set[ChangeKind]) -> list[str]:
     ways = [
         "keep the change where it lasts: make it in the spec or template, delete or move away the "
         "files above, and run `fusegen generate` again",
-        "take the new output: delete the files above and run `fusegen generate` again",
-        "own the code yourself: `fusegen eject` takes a module out of the lock for good",
+        "take the new output: delete the files above, or restore them with git, and run "
+        "`fusegen generate` again",
     ]
     if ChangeKind.REFORMATTED in kinds:
         ways.append("overwrite what differs in layout only: `fusegen generate --accept-format`")

@@ -61,7 +61,7 @@ def new(kind: str, name: str, *, origin: str | None = None, folder: Path | None 
     specs = load(folders)
     if name in specs.of(which):
         place = specs.source(which, name).loc(which.key)
-        raise ExistsError(f"{which.key} {name!r} is already defined at {place}; choose another name")
+        raise ExistsError(f"{which.key} {name!r} is already at {place}; choose another name")
     text = _copy(which, name, origin, specs, folders) if origin else _MINIMAL[which](name, specs)
     _validate(which, name, text, folders)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,9 +96,7 @@ def _article(kind: SpecKind) -> str:
     return f"an {kind.key}" if kind.key[0] in "aeiou" else f"a {kind.key}"
 
 
-def _copy(
-    kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Sequence[Path]
-) -> str:
+def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Sequence[Path]) -> str:
     known(kind.key, origin, specs.of(kind))
     files = [folder / kind.folder / f"{origin}.yaml" for folder in folders]
     text = next(file for file in files if file.is_file()).read_text(encoding="utf-8")

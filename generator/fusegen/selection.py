@@ -159,6 +159,19 @@ def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, tuple[Cell
     return {arch: tuple(sorted(cells)) for arch, cells in found.items()}
 
 
+def targets_or_names(targets: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a target together with single names.
+
+    Raises:
+        UsageError: both are given.
+    """
+    if targets and names:
+        raise UsageError(
+            "--target names archs, modules and recipes at once; leave out --arch, --module and "
+            "--recipe, or --target"
+        )
+
+
 def without(selection: Selection, cells: Iterable[Cell], where: Path) -> Selection:
     """The selection without these cells.
 
@@ -197,10 +210,8 @@ def check_cells(
 
 def removal(cell: Cell, arch: str, bundle: Path) -> str:
     """The command that takes one cell out of a bundle."""
-    out = _out_option(bundle.parent)
-    return (
-        f"fusegen generate --remove --arch {arch} --module {cell.module} --recipe {cell.recipe}{out}"
-    )
+    names = f"--arch {arch} --module {cell.module} --recipe {cell.recipe}"
+    return f"fusegen generate --remove {names}{_out_option(bundle.parent)}"
 
 
 def regeneration(bundles: Sequence[Path], sources: Mapping[str, Sequence[Path]]) -> str:

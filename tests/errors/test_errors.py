@@ -9,6 +9,7 @@ import ast
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -170,6 +171,7 @@ def _starts(path: Path) -> dict[int, tuple[int, bool]]:
     return lines
 
 
+@cache
 def _last_lines(file: str, function: str) -> range:
     tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     for node in ast.walk(tree):

@@ -37,9 +37,9 @@ def runs_on(arch: str, capability: tuple[int, int]) -> bool:
     return capability[0] == major and capability[1] >= minor
 
 
-def compiled_bundles(generated: Path = GENERATED) -> list[Path]:
+def compiled_bundles() -> list[Path]:
     """Every bundle that has kernels, by name; the folder's name is its architecture."""
-    return sorted(path.parents[1] for path in generated.glob("*/csrc/sources.cmake"))
+    return sorted(path.parents[1] for path in GENERATED.glob("*/csrc/sources.cmake"))
 
 
 def library_of(folder: Path) -> Path | None:

@@ -215,13 +215,15 @@ def exact_grouped_linear(
 ) -> Tensor:
     """The product group by group; rows past the groups are zero."""
     rows = bounds(split_sizes.tolist(), x.shape[0])
-    parts = [
-        exact_linear(x[start:end], weight[group], None if bias is None else bias[group])
-        for group, (start, end) in enumerate(rows)
-        if end > start
-    ]
     used = rows[-1][1]
-    return torch.cat([*parts, x.new_zeros(x.shape[0] - used, weight.shape[1])])
+    *parts, rest = x.split([*(end - start for start, end in rows), x.shape[0] - used])
+    biases = [None] * len(rows) if bias is None else bias.unbind()
+    y = [
+        exact_linear(part, weight_g, bias_g)
+        for part, weight_g, bias_g in zip(parts, weight.unbind(), biases, strict=True)
+        if len(part)
+    ]
+    return torch.cat([*y, rest.new_zeros(len(rest), weight.shape[1])])
 
 
 def exact_grouped_mlp(

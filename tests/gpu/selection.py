@@ -25,7 +25,7 @@ _GEMM = re.compile(
     r"ragged_gemm<\(fusegen::Gemm\)(\d), (\w+), fusegen::Config<"
     r"(\d+), (\d+), (\d+), (\d+), \(fusegen::Schedule\)(\d)"
 )
-_KINDS = ("fprop", "dgrad", "wgrad")
+KINDS = ("fprop", "dgrad", "wgrad")
 _SCHEDULES = ("cooperative", "pingpong")
 _ELEMENTS = {"__nv_bfloat16": "bfloat16", "__half": "float16"}
 
@@ -70,6 +70,12 @@ def read_rules(plan: str) -> dict[str, list[Rule]]:
     return rules
 
 
+def gemm_rules(plan: str, kind: str) -> list[Rule]:
+    """Rules of a plan's one set of matrix kernels of this kind."""
+    (rules,) = [rules for name, rules in read_rules(plan).items() if name.endswith(f"_{kind}")]
+    return rules
+
+
 def chosen(rules: list[Rule], sizes: Mapping[str, int]) -> str:
     """The point of the first rule that holds."""
     return next(rule.point for rule in rules if rule.holds(sizes))
@@ -109,7 +115,7 @@ def launch_of(kernel: str) -> Launch | None:
         return None
     m, n, k, cluster = match.group(3, 4, 5, 6)
     point = f"{_SCHEDULES[int(match[7])]}_{m}x{n}x{k}_{cluster}x1"
-    return Launch(_KINDS[int(match[1])], _ELEMENTS[match[2]], point)
+    return Launch(KINDS[int(match[1])], _ELEMENTS[match[2]], point)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-KINDS = ("fprop", "dgrad", "wgrad")
-
 
 def kernels_of(call: Callable[[], Any]) -> list[str]:
     """Names of what ran on the device during the call, in order."""
@@ -31,13 +29,6 @@ def kernels_of(call: Callable[[], Any]) -> list[str]:
 def launches(names: list[str]) -> list[selection.Launch]:
     found = [selection.launch_of(name) for name in names]
     return [launch for launch in found if launch is not None]
-
-
-def gemm_rules(bundle: ModuleType, kind: str) -> list[selection.Rule]:
-    module = bundles.load_cell(bundle, "grouped_linear__bf16").GroupedLinear
-    sets = selection.read_rules(module.describe())
-    (name,) = [name for name in sets if name.endswith(f"_{kind}")]
-    return sets[name]
 
 
 def assert_ours_alone(names: list[str]) -> None:
@@ -56,7 +47,7 @@ def test_grouped_linear_runs_our_kernels_alone(bundle: ModuleType, dtype: torch.
     function = support.function_of(bundle, "grouped_linear")
     names = kernels_of(lambda: support.forward_backward(function, operands, dy))
     assert_ours_alone(names)
-    assert [launch.kind for launch in launches(names)] == list(KINDS)
+    assert [launch.kind for launch in launches(names)] == list(selection.KINDS)
     assert sum("group_sum" in name for name in names) == 1
 
 
@@ -71,7 +62,7 @@ def test_linear_runs_our_kernels_alone(bundle: ModuleType, dtype: torch.dtype) -
     function = support.function_of(bundle, "linear")
     names = kernels_of(lambda: support.forward_backward(function, operands, dy))
     assert_ours_alone(names)
-    assert [launch.kind for launch in launches(names)] == list(KINDS)
+    assert [launch.kind for launch in launches(names)] == list(selection.KINDS)
     assert sum("group_sum" in name for name in names) == 1
 
 
@@ -101,10 +92,12 @@ def _call(bundle: ModuleType, kind: str, sizes: selection.Reach, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", support.DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", selection.KINDS)
 def test_the_chosen_kernel_runs(bundle: ModuleType, kind: str, dtype: torch.dtype) -> None:
     element = str(dtype).removeprefix("torch.")
-    for point, sizes in selection.reach_every_point(kind, gemm_rules(bundle, kind)).items():
+    plan = bundles.load_cell(bundle, "grouped_linear__bf16").GroupedLinear.describe()
+    rules = selection.gemm_rules(plan, kind)
+    for point, sizes in selection.reach_every_point(kind, rules).items():
         names = kernels_of(_call(bundle, kind, sizes, dtype))
         assert_ours_alone(names)
         assert launches(names) == [selection.Launch(kind, element, point)], sizes

@@ -8,20 +8,10 @@ import bundles
 import pytest
 import selection
 
-KINDS = ("fprop", "dgrad", "wgrad")
-
-
-def gemm_rules(bundle: ModuleType, kind: str) -> list[selection.Rule]:
-    """Rules of the one matrix kernel set of this kind."""
-    module = bundles.load_cell(bundle, "grouped_linear__bf16").GroupedLinear
-    sets = selection.read_rules(module.describe())
-    (name,) = [name for name in sets if name.endswith(f"_{kind}")]
-    return sets[name]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", selection.KINDS)
 def test_every_point_can_be_reached(bundle: ModuleType, kind: str) -> None:
-    rules = gemm_rules(bundle, kind)
+    module = bundles.load_cell(bundle, "grouped_linear__bf16").GroupedLinear
+    rules = selection.gemm_rules(module.describe(), kind)
     assert rules[-1].condition == "always"
     reached = selection.reach_every_point(kind, rules)
     assert reached.keys() == {rule.point for rule in rules}

@@ -274,8 +274,8 @@ def test_one_edit_refuses_everything_and_names_the_ways_out(tmp_path: Path) -> N
         "Ways out:",
         "  - keep the change where it lasts: make it in the spec or template, delete or move away "
         "the files above, and run `fusegen generate` again",
-        "  - take the new output: delete the files above and run `fusegen generate` again",
-        "  - own the code yourself: `fusegen eject` takes a module out of the lock for good",
+        "  - take the new output: delete the files above, or restore them with git, and run "
+        "`fusegen generate` again",
     ]
 
 

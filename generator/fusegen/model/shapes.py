@@ -163,7 +163,7 @@ def _from_ast(node: ast.expr, text: str) -> Expr:
         case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]) if name in _AST_CALL:
             return _combine(_AST_CALL[name], _from_ast(left, text), _from_ast(right, text))
     raise ValueError(
-        f"{text!r} may use names, integers, + - * //, ceildiv(a, b) and align(a, b) only"
+        f"{text!r}: a size uses names, integers, + - * //, ceildiv(a, b) and align(a, b) only"
     )
 
 

@@ -30,15 +30,23 @@ from .source import did_you_mean
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-Name = Annotated[
-    str, StringConstraints(pattern=r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$", max_length=40)
-]
+_NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
+_CAPITAL = r"^[A-Z][A-Za-z0-9]*$"
+_ARCH = r"^(cpu|sm_[0-9]+a?)$"
+PATTERNS = {
+    _NAME: "a name in snake_case with single underscores",
+    _CAPITAL: "a capital letter, then letters and digits",
+    _ARCH: "cpu or sm_<number>, with an a behind it for its own instructions",
+}
+"""Every pattern, in words for error messages."""
+
+Name = Annotated[str, StringConstraints(pattern=_NAME, max_length=40)]
 """snake_case without double underscores, which separate the parts of a cell's name."""
 
-Symbol = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=8)]
+Symbol = Annotated[str, StringConstraints(pattern=_CAPITAL, max_length=8)]
 """A dimension: starts with a capital."""
 
-ClassName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=40)]
+ClassName = Annotated[str, StringConstraints(pattern=_CAPITAL, max_length=40)]
 Summary = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Edition = Literal[1]
 Positive = Annotated[int, Field(ge=1)]
@@ -211,7 +219,7 @@ def _step(value: object) -> object:
     signature = SIGNATURES[primitive]
     if signature.variadic:
         raise _error(
-            "step", f"{primitive.value} is made by the passes; write 'pointwise' instead", "step"
+            "step", f"the passes write {primitive.value}; use 'pointwise:' with an expression", "step"
         )
     kind = value.get("kind")
     wrong = kind_problem(primitive, kind)
@@ -578,7 +586,7 @@ class ArchSpec:
     """
 
     edition: Edition
-    arch: Annotated[str, StringConstraints(pattern=r"^(cpu|sm_[0-9]+a?)$")]
+    arch: Annotated[str, StringConstraints(pattern=_ARCH)]
     summary: Summary
     capability: tuple[int, int] | None = None
     gencode: str | None = None

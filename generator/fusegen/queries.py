@@ -1,0 +1,226 @@
+"""Questions that write nothing: which specs exist, what would be made of them, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from fusegen.gpu import arch_named
+from fusegen.load import SpecSet
+from fusegen.model.plan import ModulePlan, Status, Unsupported
+from fusegen.model.predicate import Predicate
+from fusegen.model.shapes import Binary, Const, Shape, Sym
+from fusegen.model.specs import (
+    AnySpec,
+    ArchSpec,
+    FusionSpec,
+    ModuleSpec,
+    RecipeSpec,
+    SpecKind,
+    TargetSpec,
+)
+from fusegen.naming import Cell
+from fusegen.passes.expand import chain_of
+from fusegen.selection import known, product, target_cells, targets_or_names
+from fusegen.sources import BUILTIN, Sources, load_specs
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A spec as `list` shows it.
+
+    Attributes:
+        kind: folder of its kind, such as `ops`.
+        name: what commands call it.
+        summary: one line.
+        file: where it stands.
+        details: what else a choice may depend on, by name; JSON values.
+    """
+
+    kind: str
+    name: str
+    summary: str
+    file: str
+    details: Mapping[str, object]
+
+    def to_json(self) -> dict[str, object]:
+        """Name, summary, file and details in one object."""
+        head: dict[str, object] = {"name": self.name, "summary": self.summary, "file": self.file}
+        return head | dict(self.details)
+
+
+def list_specs(kind: str | None = None, sources: Sources = BUILTIN) -> tuple[Entry, ...]:
+    """The specs of one kind, named by its folder, or of all kinds.
+
+    Raises:
+        SpecError: the specs are wrong.
+        UsageError: there is no such kind.
+    """
+    if kind is not None:
+        known("kind", kind, [each.folder for each in SpecKind])
+    specs = load_specs(sources)
+    return tuple(
+        Entry(
+            each.folder, name, _summary(spec, specs), specs.source(each, name).file, _details(spec)
+        )
+        for each in SpecKind
+        if kind in (None, each.folder)
+        for name, spec in specs.of(each).items()
+    )
+
+
+def _summary(spec: AnySpec, specs: SpecSet) -> str:
+    if isinstance(spec, ModuleSpec):
+        return spec.summary or specs.ops[spec.op or ""].summary
+    return spec.summary
+
+
+def _details(spec: AnySpec) -> dict[str, object]:
+    match spec:
+        case ModuleSpec():
+            ops = [item.op for item in chain_of(spec)]
+            return {"class": spec.class_, "ops": ops}
+        case RecipeSpec():
+            return {"source": spec.source, "roles": [role.value for role in spec.roles]}
+        case ArchSpec():
+            capability = list(spec.capability) if spec.capability else None
+            return {"capability": capability, "toolkit": spec.toolkit}
+        case TargetSpec():
+            return {
+                "archs": list(spec.archs),
+                "modules": list(spec.modules),
+                "recipes": list(spec.recipes),
+            }
+        case FusionSpec():
+            return {"pass": spec.pass_.value}
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which cells `plan` shows. Empty means all, except that a target narrows everything."""
+
+    targets: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+
+
+EVERYTHING = Query()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """A cell on an architecture, and what it would be made of."""
+
+    module: str
+    recipe: str
+    arch: str
+    status: str
+    reason: str
+    kernels: tuple[str, ...]
+    saved: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """All fields."""
+        return dataclasses.asdict(self)
+
+
+def plan(query: Query = EVERYTHING, sources: Sources = BUILTIN) -> tuple[PlanRow, ...]:
+    """Plan cells and write nothing; sorted by architecture, module and recipe.
+
+    Raises:
+        SpecError: the specs are wrong.
+        UsageError: an unknown name, a target together with other names, `native` without a GPU.
+    """
+    from fusegen.resolve import resolve
+
+    specs = load_specs(sources)
+    targets_or_names(query.targets, (*query.archs, *query.modules, *query.recipes))
+    if query.targets:
+        wanted = target_cells(specs, query.targets)
+    else:
+        modules = [known("module", name, specs.modules) for name in query.modules]
+        recipes = [known("recipe", name, specs.recipes) for name in query.recipes]
+        cells = product(modules or specs.modules, recipes or specs.recipes)
+        archs = [arch_named(name, specs) for name in query.archs] or list(specs.archs)
+        wanted = dict.fromkeys(archs, cells)
+    rows: list[PlanRow] = []
+    for arch, cells in sorted(wanted.items()):
+        found = resolve(specs, arch, cells)
+        rows += map(_plan_row, found.modules)
+        rows += map(unsupported_row, found.unsupported)
+    return tuple(sorted(rows, key=lambda row: (row.arch, row.module, row.recipe)))
+
+
+def _plan_row(plan: ModulePlan) -> PlanRow:
+    return PlanRow(
+        plan.module,
+        plan.recipe,
+        plan.arch,
+        plan.status.value,
+        plan.reason,
+        tuple(kernel.name for kernel in plan.kernels),
+        tuple(result.buffer for result in plan.saved),
+    )
+
+
+def unsupported_row(cell: Unsupported) -> PlanRow:
+    """A cell that cannot be made, as a row."""
+    status = Status.UNSUPPORTED.value
+    return PlanRow(cell.module, cell.recipe, cell.arch, status, cell.reason, (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One cell on one architecture: the plan and its text, or why there is none.
+
+    Attributes:
+        row: status and reason.
+        lines: for people.
+        plan: the whole plan, None for an unsupported cell.
+    """
+
+    row: PlanRow
+    lines: tuple[str, ...]
+    plan: ModulePlan | None
+
+    def to_json(self) -> dict[str, object]:
+        """The row, the text and the plan; formulas and conditions as text."""
+        return self.row.to_json() | {"text": list(self.lines), "plan": _plain(self.plan)}
+
+
+def explain(module: str, recipe: str, arch: str, sources: Sources = BUILTIN) -> Explanation:
+    """What one module does, keeps, runs and costs, or why it cannot be made.
+
+    Raises:
+        SpecError: the specs are wrong.
+        UsageError: an unknown name, or `native` without a GPU.
+    """
+    from fusegen.emit.explain import explain as explain_plan
+    from fusegen.resolve import resolve
+
+    specs = load_specs(sources)
+    cell = Cell(known("module", module, specs.modules), known("recipe", recipe, specs.recipes))
+    found = resolve(specs, arch_named(arch, specs), [cell])
+    if found.unsupported:
+        row = unsupported_row(found.unsupported[0])
+        return Explanation(row, (f"{cell} on {row.arch}: {row.status} ({row.reason})",), None)
+    made = found.modules[0]
+    return Explanation(_plan_row(made), tuple(explain_plan(made)), made)
+
+
+def _plain(value: Any) -> Any:
+    """A plan as JSON values."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Shape | Predicate | Binary | Const | Sym):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

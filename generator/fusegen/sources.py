@@ -1,0 +1,67 @@
+"""Which folders of specs and templates a command reads, and reading each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusegen import paths
+from fusegen.load import SpecSet, load
+from fusegen.selection import merge_folders
+
+if TYPE_CHECKING:
+    from fusegen.render import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Folders to read besides the built-in ones."""
+
+    specs: tuple[Path, ...] = ()
+    templates: tuple[Path, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Sequence[Path]]:
+        """The folders by the option that names them."""
+        return {"--specs": self.specs, "--templates": self.templates}
+
+
+class Inputs:
+    """Specs and renderers by their extra folders; each set of folders is read once."""
+
+    def __init__(self) -> None:
+        self._specs: dict[tuple[Path, ...], SpecSet] = {}
+        self._renderers: dict[tuple[Path, ...], Renderer] = {}
+
+    def specs(self, extra: Iterable[Path]) -> SpecSet:
+        folders = _besides(paths.builtin_specs(), extra)
+        if folders not in self._specs:
+            self._specs[folders] = load(folders)
+        return self._specs[folders]
+
+    def renderer(self, extra: Iterable[Path]) -> Renderer:
+        from fusegen.render import Renderer
+
+        folders = _besides(paths.builtin_templates(), extra)
+        if folders not in self._renderers:
+            self._renderers[folders] = Renderer(folders)
+        return self._renderers[folders]
+
+
+def _besides(builtin: Path, extra: Iterable[Path]) -> tuple[Path, ...]:
+    """The built-in folder first, then the others, however they were written."""
+    return (builtin, *(path for path in merge_folders(extra) if path != builtin))
+
+
+BUILTIN = Sources()
+
+
+def load_specs(sources: Sources = BUILTIN) -> SpecSet:
+    """The built-in specs and those of the extra folders, checked.
+
+    Raises:
+        SpecError: with every problem of every file.
+    """
+    return Inputs().specs(sources.specs)

@@ -1,0 +1,248 @@
+"""Runs every kernel of a bundle under compute-sanitizer and reports per kernel.
+
+    python tests/gpu/sanitize.py [--bundle generated/sm_90a] [--json report.json]
+
+Every matrix kernel that the plan's rules can reach runs on ragged groups with empty ones, short
+rows and NaN behind them; every module runs forward and backward on the inputs of its own tests.
+Needs compute-sanitizer (in the CUDA toolkit) on PATH or in $CUDA_HOME/bin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import bundles
+import selection
+
+TOOLS = ("memcheck", "racecheck")
+MARK = "@@ sanitize:"
+TIMEOUT = 900  # seconds for one tool; it takes about a minute on an H200
+ELEMENTS = ("bfloat16", "float16")
+
+_PROBLEM = re.compile(
+    r"=+ +(?:(?:Error|Warning|Invalid|Misaligned|Uninitialized|Program hit|Out-of-range"
+    r"|Potential|Barrier|Unused|Stack|Fatal|Internal)\b.*)"
+)
+_SUMMARY = re.compile(r"=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)")
+
+
+class SanitizeError(Exception):
+    """The tool could not do its work: what happened, and the end of what it printed."""
+
+
+@dataclass(frozen=True)
+class ToolReport:
+    """What one tool said.
+
+    Attributes:
+        tool: its name.
+        total: problems by the tool's own count.
+        kernels: first lines of problems, by the kernel or module that ran.
+    """
+
+    tool: str
+    total: int
+    kernels: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def clean(self) -> bool:
+        return self.total == 0 and not any(self.kernels.values())
+
+
+def parse_log(tool: str, log: str) -> ToolReport:
+    """Read a tool's output, in which every case is announced before it runs.
+
+    Raises:
+        SanitizeError: no summary, no case, or a case that did not end: the program broke off.
+    """
+    kernels: dict[str, list[str]] = {}
+    current = ""
+    for line in log.splitlines():
+        if line.startswith(MARK):
+            current = line.removeprefix(MARK).strip()
+            kernels.setdefault(current, [])
+        elif _PROBLEM.match(line):
+            kernels.setdefault(current or "before any kernel", []).append(line.strip("= "))
+    summaries = _SUMMARY.findall(log)
+    finished = kernels.pop("end", None) is not None
+    if not summaries or not finished or not kernels:
+        tail = "\n".join(log.splitlines()[-25:])
+        raise SanitizeError(f"{tool} broke off after {current or 'the start'}:\n{tail}")
+    return ToolReport(tool, max(int(count) for count in summaries), kernels)
+
+
+def find_sanitizer() -> str | None:
+    """The path of compute-sanitizer, or None."""
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    return shutil.which("compute-sanitizer") or shutil.which(f"{home}/bin/compute-sanitizer")
+
+
+def run_tool(sanitizer: str, tool: str, bundle: Path) -> ToolReport:
+    """One tool over all cases.
+
+    Raises:
+        SanitizeError: the tool or the program under it broke off.
+    """
+    words = [sanitizer, "--tool", tool, "--print-limit", "200", "--report-api-errors", "no"]
+    words += [sys.executable, str(HERE / "sanitize.py"), "--cases", "--bundle", str(bundle)]
+    # The caching allocator would hide a read past one tensor in the block of the next.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
+    try:
+        done = subprocess.run(
+            words,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SanitizeError(f"{tool} took longer than {TIMEOUT} s") from error
+    return parse_log(tool, done.stdout)
+
+
+def sanitize(bundle: Path) -> list[ToolReport] | None:
+    """Every tool over a bundle, or None where compute-sanitizer is not installed.
+
+    Raises:
+        SanitizeError: a tool broke off.
+    """
+    sanitizer = find_sanitizer()
+    return None if sanitizer is None else [run_tool(sanitizer, tool, bundle) for tool in TOOLS]
+
+
+# ---- the cases, run below the tool
+
+
+Case = tuple[str, Callable[[], Any]]
+
+
+def cells_of(folder: Path) -> list[str]:
+    """Modules of a bundle that have tests which run them."""
+    cells = [path.stem for path in sorted(folder.glob("*__*.py")) if path.stem != "__init__"]
+    return [cell for cell in cells if (folder / "csrc" / f"{cell}.cpp").exists()]
+
+
+def _gemm_case(bundle: Any, kind: str, sizes: selection.Reach, element: str) -> Callable[[], Any]:
+    import gpu_support as support
+    import torch
+
+    dtype = getattr(torch, element)
+    x = support.guarded(torch.randn(sizes.tokens, sizes.k).to("cuda", dtype))
+    weight = support.guarded(torch.randn(sizes.groups, sizes.n, sizes.k).to("cuda", dtype))
+    dy = support.guarded(torch.randn(sizes.tokens, sizes.n).to("cuda", dtype))
+    bias = support.guarded(torch.randn(sizes.groups, sizes.n).to("cuda", dtype))
+    splits = support.dirichlet(sizes.groups, sizes.tokens - sizes.tokens // 10, 1.0)
+    device_splits = support.splits_tensor(splits)
+    if kind == "fprop":
+        forward = support.op_of(bundle, "grouped_linear__bf16_forward")
+        return lambda: forward(x, weight, device_splits, bias)
+    backward = support.op_of(bundle, "grouped_linear__bf16_backward")
+    return lambda: backward(dy, x, device_splits, weight, kind == "dgrad", kind == "wgrad", False)
+
+
+def gemm_cases(bundle: Any) -> Iterator[Case]:
+    """One case per matrix kernel, named as its unit is."""
+    plan = bundles.load_cell(bundle, "grouped_linear__bf16").GroupedLinear.describe()
+    for name, rules in selection.read_rules(plan).items():
+        kind = name.rpartition("_")[2]
+        if kind not in selection.KINDS:
+            continue
+        for point, sizes in selection.reach_every_point(kind, rules).items():
+            for element in ELEMENTS:
+                run = _gemm_case(bundle, kind, sizes, element)
+                yield f"{name}_{element}_{point}", run
+
+
+def _cell_case(tests: Any, element: str) -> Callable[[], Any]:
+    import torch
+
+    tensors = tests.make_inputs(getattr(torch, element), "cuda")
+    return lambda: tests.run(tensors, tests.make_dy(tensors))
+
+
+def cell_cases(bundle: Any, folder: Path) -> Iterator[Case]:
+    """Forward and backward of every module: its bias gradients and pointwise kernels too."""
+    for cell in cells_of(folder):
+        tests = bundles.load_cell(bundle, f"tests.test_{cell}")
+        for element in ELEMENTS:
+            yield f"{cell} {element}", _cell_case(tests, element)
+
+
+def run_cases(folder: Path) -> None:
+    """Announce and run every case; each ends before the next is announced."""
+    import torch
+
+    bundle = bundles.load_bundle(folder)
+    for cases in (gemm_cases(bundle), cell_cases(bundle, folder)):
+        for name, run in cases:
+            print(MARK, name, flush=True)
+            run()
+            torch.cuda.synchronize()
+    print(MARK, "end", flush=True)
+
+
+# ---- command line
+
+
+def _folders(wanted: str | None) -> list[Path]:
+    import torch
+
+    if wanted:
+        return [Path(wanted).resolve()]
+    return bundles.bundles_to_test(torch.cuda.get_device_capability())
+
+
+def print_report(folder: Path, reports: list[ToolReport]) -> None:
+    """One line per kernel, then the problems."""
+    for name in reports[0].kernels:
+        counts = ", ".join(f"{r.tool} {len(r.kernels.get(name, []))}" for r in reports)
+        print(f"{folder.name}  {name}: {counts}")
+    for report in reports:
+        print(f"{folder.name}  {report.tool}: {report.total} problems")
+        for name, problems in report.kernels.items():
+            for problem in problems[:5]:
+                print(f"  {name}: {problem}")
+
+
+def main() -> int:
+    """0 clean, 1 problems, 2 not installed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--bundle", help="the bundle; by default every one that this GPU runs")
+    parser.add_argument("--json", type=Path, help="write the reports there")
+    parser.add_argument("--cases", action="store_true", help="run the cases without a tool")
+    arguments = parser.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {}
+    clean = True
+    for folder in _folders(arguments.bundle):
+        if arguments.cases:
+            run_cases(folder)
+            continue
+        reports = sanitize(folder)
+        if reports is None:
+            print("compute-sanitizer: not on PATH nor in $CUDA_HOME/bin", file=sys.stderr)
+            return 2
+        print_report(folder, reports)
+        found[folder.name] = [asdict(report) for report in reports]
+        clean = clean and all(report.clean for report in reports)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

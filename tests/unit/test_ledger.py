@@ -1,0 +1,381 @@
+"""Comment stripping, include expansion, staleness and the texts of tests/gpu/ledger.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+GPU = Path(__file__).parents[1] / "gpu"
+
+
+def load(name: str) -> ModuleType:
+    """A file of tests/gpu under a name of its own."""
+    spec = importlib.util.spec_from_file_location(f"gpu_{name}", GPU / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+ledger = load("ledger")
+sanitize = load("sanitize")
+bundles = load("bundles")
+
+
+# ---- comments
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("int a; // note", "int a;  "),
+        ("int/* x */a;", "int a;"),
+        ("a /* one\ntwo */ b", "a   b"),
+        ('s = "// no /* comment";', 's = "// no /* comment";'),
+        (r's = "\"// in"; // out', r's = "\"// in";  '),
+        ("c = '\"'; // out", "c = '\"';  "),
+        ("c = '\\''; /* out */ d", "c = '\\'';   d"),
+        ("n = 1'000'000; // out's", "n = 1'000'000;  "),
+        ('r = R"x(// " )" */ in)x"; // out', 'r = R"x(// " )" */ in)x";  '),
+        ("// goes on \\\nhere\nint a;", " \nint a;"),
+        ("a /**/ b", "a   b"),
+        ("a / b * c // d", "a / b * c  "),
+    ],
+)
+def test_strip_comments(text: str, expected: str) -> None:
+    assert ledger.strip_comments(text) == expected
+
+
+# ---- a bundle on disk
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+FILES = {
+    "csrc/kernels/a.cu": '#include "fusegen/gemm.cuh"\nint a;\n',
+    "csrc/kernels/b.cu": '// b\n#include "fusegen/sum.cuh"\n#include <cuda.h>\nint b;\n',
+    "csrc/cell.cpp": '#include "fusegen/checks.h"\nint cell;\n',
+    "csrc/fusegen/gemm.cuh": '#pragma once\n#include "status.h"\nint gemm;\n',
+    "csrc/fusegen/sum.cuh": '#pragma once\n#include "status.h"\nint sum;\n',
+    "csrc/fusegen/checks.h": "#pragma once\nint checks;\n",
+    "csrc/fusegen/status.h": "#pragma once\nint status;\n",
+}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write(tmp_path / "sm_90a", FILES)
+
+
+def changed(bundle: Path, files: dict[str, str]) -> set[str]:
+    """Units whose hash is another after these files are written."""
+    before = ledger.hash_units(bundle)
+    after = ledger.hash_units(write(bundle, files))
+    return {unit for unit in after if before.get(unit) != after[unit]}
+
+
+def test_includes_are_put_in_place_once(bundle: Path) -> None:
+    csrc = bundle / "csrc"
+    twice = '#include "fusegen/sum.cuh"\n#include "fusegen/gemm.cuh"\n  int   c ;\n\n'
+    write(bundle, {"csrc/kernels/c.cu": twice})
+    assert ledger.expand(csrc / "kernels/c.cu", csrc) == [
+        *("#pragma once", "#pragma once", "int status;", "int sum;"),
+        *("#pragma once", "int gemm;", "int c ;"),
+    ]
+    assert "#include <cuda.h>" in ledger.expand(csrc / "kernels/b.cu", csrc)
+
+
+def test_comments_and_spaces_make_nothing_stale(bundle: Path) -> None:
+    files = {
+        "csrc/kernels/a.cu": '// header\n#include  "fusegen/gemm.cuh"  // why\n\n  int a;\n',
+        "csrc/fusegen/status.h": "/* c */\n#pragma once\nint   status; // s\n",
+    }
+    assert changed(bundle, files) == set()
+
+
+def test_a_changed_header_makes_its_users_stale_and_nothing_else(bundle: Path) -> None:
+    assert changed(bundle, {"csrc/fusegen/sum.cuh": "#pragma once\nlong sum;\n"}) == {
+        "kernels/b.cu"
+    }
+    assert changed(bundle, {"csrc/fusegen/checks.h": "#pragma once\nlong checks;\n"}) == {"cell.cpp"}
+    write(bundle, FILES)
+    status = {"csrc/fusegen/status.h": "#pragma once\nlong status;\n"}
+    assert changed(bundle, status) == {"kernels/a.cu", "kernels/b.cu"}
+
+
+def test_a_commented_out_include_is_none(bundle: Path) -> None:
+    write(bundle, {"csrc/kernels/d.cu": '// #include "gone.h"\nint d;\n'})
+    assert ledger.hash_units(bundle)["kernels/d.cu"]
+
+
+def test_an_include_that_leads_nowhere_is_told(bundle: Path) -> None:
+    write(bundle, {"csrc/kernels/d.cu": '#include "gone.h"\n'})
+    with pytest.raises(ledger.LedgerError, match=r'd\.cu: #include "gone\.h" is in neither'):
+        ledger.hash_units(bundle)
+
+
+# ---- entries
+
+
+def entry(value: str, date: str = "2026-11-20", tests: int = 7) -> object:
+    return ledger.Entry(
+        value, "NVIDIA H200", "580.1", "2.11.0", "13.0", date, tests, "memcheck clean"
+    )
+
+
+def test_dump_reads_back_and_has_one_line_per_unit(tmp_path: Path) -> None:
+    entries = {
+        "sm_90a": {"kernels/b.cu": entry("2"), "cell.cpp": entry("1")},
+        "sm_80": {"cell.cpp": entry("3")},
+    }
+    path = tmp_path / "ledger.json"
+    text = ledger.dump(entries)
+    path.write_text(text)
+    assert ledger.load(path) == entries
+    assert ledger.dump(ledger.load(path)) == text
+    lines = [line for line in text.splitlines() if '"hash"' in line]
+    assert [line.split('"')[1] for line in lines] == ["cell.cpp", "cell.cpp", "kernels/b.cu"]
+    path.write_text(ledger.dump({}))
+    assert ledger.load(path) == {}
+    assert ledger.load(tmp_path / "none.json") == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 2}', '{"version": 1}'])
+def test_a_broken_ledger_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_text(text)
+    with pytest.raises(ledger.LedgerError, match=r"ledger\.json: "):
+        ledger.load(path)
+
+
+def test_states() -> None:
+    hashes = {"a": "1", "b": "2", "c": "3"}
+    known = {"a": entry("1"), "b": entry("old", "2026-01-02"), "d": entry("4", "2026-01-03")}
+    state = ledger.State
+    states = ledger.state_of(hashes, known)
+    assert states == {"a": state.CURRENT, "b": state.STALE, "c": state.NEVER}
+    assert ledger.combine(states.values()) is state.STALE
+    assert ledger.combine([state.CURRENT]) is state.CURRENT
+    assert ledger.combine([state.NEVER, state.NEVER]) is state.NEVER
+    assert ledger.combine([state.NEVER, state.CURRENT]) is state.STALE
+    assert ledger.gaps(hashes, known) == [
+        "b: stale, changed since it ran on 2026-01-02",
+        "c: never ran",
+        "d: gone, last ran on 2026-01-03",
+    ]
+    assert ledger.gaps(hashes, {}) == []
+
+
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one compiled bundle that ran as it is."""
+    folder = write(tmp_path / "generated" / "sm_90a", FILES)
+    write(folder, {"csrc/sources.cmake": ""})
+    monkeypatch.setattr(ledger.bundles, "GENERATED", tmp_path / "generated")
+    monkeypatch.setattr(ledger, "LEDGER", tmp_path / "ledger.json")
+    known = {unit: entry(value) for unit, value in ledger.hash_units(folder).items()}
+    (tmp_path / "ledger.json").write_text(ledger.dump({"sm_90a": known}))
+    return folder
+
+
+def test_check_and_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = repository(tmp_path, monkeypatch)
+    assert ledger.main(["check"]) == 0
+    assert ledger.main(["report"]) == 0
+    assert capsys.readouterr().out == "sm_90a: current, ran on NVIDIA H200 on 2026-11-20\n"
+    write(folder, {"csrc/kernels/a.cu": "int other;\n", "csrc/kernels/e.cu": "int e;\n"})
+    assert ledger.main(["check"]) == 1
+    assert capsys.readouterr().err == (
+        "sm_90a: kernels/a.cu: stale, changed since it ran on 2026-11-20\n"
+        "sm_90a: kernels/e.cu: never ran\n"
+        "on a machine with that GPU, run: make gpu-test\n"
+    )
+    assert ledger.main(["report"]) == 0
+    assert capsys.readouterr().out.startswith("sm_90a: stale, ran on NVIDIA H200")
+    (tmp_path / "ledger.json").unlink()
+    assert ledger.main(["check"]) == 0
+    ledger.main(["report"])
+    assert capsys.readouterr().out == "sm_90a: never ran (compiled only), 4 units\n"
+
+
+def test_a_library_from_other_sources_is_refused(bundle: Path) -> None:
+    write(bundle, {"lib/x.so": "code"})
+    with pytest.raises(ledger.LedgerError, match="no library that says what it was built from"):
+        ledger.verify_build(bundle)
+    units = ledger.hash_units(bundle)
+    library = ledger._sha256(bundle / "lib/x.so")
+    write(bundle, {"lib/units.json": json.dumps({"library": library, "units": units})})
+    ledger.verify_build(bundle)
+    write(bundle, {"csrc/kernels/a.cu": "int other;\n"})
+    with pytest.raises(ledger.LedgerError, match="built from other sources"):
+        ledger.verify_build(bundle)
+    write(bundle, {**FILES, "lib/x.so": "other code"})
+    with pytest.raises(ledger.LedgerError, match="not the library that"):
+        ledger.verify_build(bundle)
+
+
+def test_passed_tests_are_counted() -> None:
+    junit = """<testsuites><testsuite>
+    <testcase name="a"/><testcase name="b"><failure/></testcase>
+    <testcase name="c"><system-out/></testcase><testcase name="d"><skipped/></testcase>
+    <testcase name="e"><error/></testcase></testsuite></testsuites>"""
+    assert ledger.count_passed(junit) == 2
+
+
+# ---- support matrix
+
+
+BUNDLE_README = """\
+| module | class | recipe | status | gradients of |
+|---|---|---|---|---|
+| [`linear__bf16`](linear__bf16.py) | `Linear` | bf16 | native | x, weight, bias |
+| [`linear__mxfp8__main_grad`](x.py) | `Linear` | mxfp8 | emulated | x, weight |
+| [`quantize__bf16`](quantize__bf16.py) | `Quantize` | bf16 | native | x |
+"""
+
+
+def facts(entries: dict[str, object], arch: str = "sm_90a") -> object:
+    return ledger.BundleFacts(
+        arch=arch,
+        cells=tuple(ledger.read_cells(BUNDLE_README)),
+        owners={"linear__bf16": {"a.cu", "linear.cpp"}, "linear__mxfp8__main_grad": {"b.cu"}},
+        hashes={} if arch == "cpu" else {"a.cu": "1", "linear.cpp": "2", "b.cu": "3"},
+        entries=entries,
+    )
+
+
+def test_cells_of_a_readme() -> None:
+    cells = ledger.read_cells(BUNDLE_README)
+    assert [(cell.module, cell.recipe, cell.status) for cell in cells] == [
+        ("linear", "bf16", "native"),
+        ("linear", "mxfp8", "emulated"),
+        ("quantize", "bf16", "native"),
+    ]
+
+
+def test_owners_of_units() -> None:
+    files = {
+        "csrc/kernels/a.cu": {"owners": ["x", "y"]},
+        "csrc/y.cpp": {"owners": ["y"]},
+        "csrc/fusegen/gemm.cuh": {"owners": ["x"]},
+        "x.py": {"owners": ["x"]},
+    }
+    owners = ledger.read_owners(json.dumps({"files": files}))
+    assert owners == {"x": {"kernels/a.cu"}, "y": {"kernels/a.cu", "y.cpp"}}
+
+
+def test_matrix() -> None:
+    ran = {"a.cu": entry("1"), "linear.cpp": entry("2"), "b.cu": entry("old")}
+    assert ledger.matrix([facts(ran), facts({}, "cpu"), facts({}, "sm_80")]).splitlines() == [
+        "| module | recipe | `cpu` | `sm_80` | `sm_90a` |",
+        "|---|---|---|---|---|",
+        "| `linear` | `bf16` | reference | native, compiled only | native, ran |",
+        "| `linear` | `mxfp8` | reference | emulated, compiled only | emulated, stale |",
+        "| `quantize` | `bf16` | reference | native, no kernels | native, no kernels |",
+        "",
+        "- `cpu`: the PyTorch reference; runs in every test",
+        "- `sm_80`: compiled only: it has run on no GPU yet",
+        "- `sm_90a`: ran on NVIDIA H200, torch 2.11.0, CUDA 13.0, 2026-11-20; 7 tests; "
+        "compute-sanitizer: memcheck clean; some kernels have changed since",
+    ]
+
+
+def test_a_cell_that_one_bundle_lacks() -> None:
+    other = ledger.BundleFacts("cpu", (ledger.Cell("silu", "bf16", "native", "s"),), {}, {}, {})
+    assert "| `silu` | `bf16` | reference | not generated |" in ledger.matrix([other, facts({})])
+
+
+def test_readme_marks() -> None:
+    text = f"a\n{ledger.BEGIN}\nold\n{ledger.END}\nb\n"
+    once = ledger.replace_matrix(text, "new")
+    assert once == f"a\n{ledger.BEGIN}\nnew\n{ledger.END}\nb\n"
+    assert ledger.replace_matrix(once, "new") == once
+    for broken in ("a", ledger.BEGIN, ledger.END + ledger.BEGIN, text + text):
+        with pytest.raises(ledger.LedgerError, match="once each"):
+            ledger.replace_matrix(broken, "new")
+
+
+def test_readme_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = repository(tmp_path, monkeypatch)
+    lock = {"files": {"csrc/kernels/a.cu": {"owners": ["linear__bf16"]}}}
+    write(folder, {"README.md": BUNDLE_README, "fusegen.lock": json.dumps(lock)})
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{ledger.BEGIN}\n{ledger.END}\n")
+    monkeypatch.setattr(ledger, "README", readme)
+    assert ledger.main(["readme", "--check"]) == 1
+    assert "run: python tests/gpu/ledger.py readme" in capsys.readouterr().err
+    assert ledger.main(["readme"]) == 0
+    assert "| `linear` | `bf16` | native, ran |" in readme.read_text()
+    assert ledger.main(["readme", "--check"]) == 0
+
+
+# ---- bundles and the sanitizer's log
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "expected"),
+    [
+        ("sm_90a", (9, 0), True),
+        ("sm_90a", (10, 0), False),
+        ("sm_80", (8, 6), True),
+        ("sm_89", (8, 6), False),
+        ("sm_80", (9, 0), False),
+        ("sm_100a", (10, 0), True),
+        ("sm_100a", (10, 3), False),
+        ("sm_120a", (12, 0), True),
+        ("cpu", (9, 0), False),
+    ],
+)
+def test_runs_on(arch: str, capability: tuple[int, int], expected: bool) -> None:
+    assert bundles.runs_on(arch, capability) is expected
+
+
+LOG = """\
+========= COMPUTE-SANITIZER
+@@ sanitize: gemm_a
+@@ sanitize: gemm_b
+========= Invalid __global__ write of size 16 bytes
+=========     at void kernel<int>(int *)+0x120
+=========     by thread (0,0,0) in block (0,0,0)
+@@ sanitize: end
+========= ERROR SUMMARY: 1 error
+"""
+
+
+def test_problems_belong_to_the_kernel_that_ran() -> None:
+    report = sanitize.parse_log("memcheck", LOG)
+    assert report.total == 1
+    assert report.kernels == {
+        "gemm_a": [],
+        "gemm_b": ["Invalid __global__ write of size 16 bytes"],
+    }
+    assert not report.clean
+
+
+def test_a_clean_log() -> None:
+    log = LOG.replace("========= Invalid __global__ write of size 16 bytes\n", "")
+    assert sanitize.parse_log("memcheck", log.replace("1 error", "0 errors")).clean
+    races = "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+    assert sanitize.parse_log("racecheck", log.replace("ERROR SUMMARY: 1 error", races)).clean
+
+
+@pytest.mark.parametrize("cut", ["ERROR SUMMARY", "@@ sanitize: end", "@@ sanitize: "])
+def test_a_run_that_broke_off_is_told(cut: str) -> None:
+    log = "\n".join(line for line in LOG.splitlines() if cut not in line)
+    with pytest.raises(sanitize.SanitizeError, match="memcheck broke off"):
+        sanitize.parse_log("memcheck", log)

@@ -1,0 +1,133 @@
+"""`fusegen new`: every file it writes is valid as it is, and nothing is ever overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fusegen import api, scaffold
+from fusegen.model.source import SpecError
+from fusegen.scaffold import ExistsError, new
+from fusegen.selection import UsageError
+
+
+def load(folder: Path) -> None:
+    api.load_specs(api.Sources(specs=(folder,)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("recipe", "mine"), ("op", "mine"), ("module", "mine"), ("arch", "sm_89"), ("arch", "sm_100a")],
+)
+def test_the_minimal_file_is_valid_and_commented(tmp_path: Path, kind: str, name: str) -> None:
+    made = new(kind, name, folder=tmp_path)
+    assert made.path == tmp_path / f"{kind}s" / f"{name}.yaml"
+    assert made.path.read_text() == made.text
+    assert sum(line.startswith("#") for line in made.text.splitlines()) >= 2
+    assert yaml.safe_load(made.text)[kind] == name
+    load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "origin", "name"),
+    [
+        ("recipe", "bf16", "mine"),
+        ("op", "grouped_linear", "mine"),
+        ("module", "grouped_mlp", "my_mlp"),
+        ("arch", "sm_90a", "sm_100a"),
+    ],
+)
+def test_a_copy_keeps_everything_but_the_names(
+    tmp_path: Path, kind: str, origin: str, name: str
+) -> None:
+    made = new(kind, name, origin=origin, folder=tmp_path)
+    source = scaffold.paths.builtin_specs() / f"{kind}s" / f"{origin}.yaml"
+    changed = [
+        after
+        for before, after in zip(
+            source.read_text().splitlines(), made.text.splitlines(), strict=True
+        )
+        if before != after
+    ]
+    expected = {
+        "module": ["module: my_mlp", "class: MyMlp"],
+        "arch": [
+            "arch: sm_100a",
+            "capability: [10, 0]",
+            "gencode: arch=compute_100a,code=sm_100a",
+        ],
+    }
+    assert changed == expected.get(kind, [f"{kind}: {name}"])
+    load(tmp_path)
+
+
+def test_a_copy_of_a_users_spec_keeps_its_comments(tmp_path: Path) -> None:
+    made = new("recipe", "first", folder=tmp_path)
+    text = made.text.replace("recipe: first", "recipe: first  # the name")
+    made.path.write_text("# mine\n" + text)
+    copy = new("recipe", "second", origin="first", folder=tmp_path)
+    assert copy.text.startswith("# mine\nedition: 1\nrecipe: second  # the name\n")
+
+
+def test_a_new_op_becomes_a_module_and_is_generated(tmp_path: Path) -> None:
+    specs = tmp_path / "specs"
+    op = new("op", "squared_relu", folder=specs)
+    assert op.steps[-1] == f"fusegen new module squared_relu --specs {specs}"
+    module = new("module", "squared_relu", folder=specs)
+    assert "op: squared_relu\n" in module.text
+    named = api.Request(
+        tmp_path / "out", (), ("cpu",), ("squared_relu",), ("bf16",), sources=api.Sources((specs,))
+    )
+    api.generate(named)
+    text = (tmp_path / "out" / "cpu" / "squared_relu__bf16.py").read_text()
+    assert "class SquaredRelu(" in text
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    made = new("recipe", "mine", folder=tmp_path)
+    made.path.write_text("mine: 1\n")
+    with pytest.raises(ExistsError, match=r"mine\.yaml exists"):
+        new("recipe", "mine", folder=tmp_path)
+    assert made.path.read_text() == "mine: 1\n"
+
+
+def test_a_name_of_the_built_in_specs_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(ExistsError, match=r"recipe 'bf16' is already at specs/recipes/bf16.yaml:2"):
+        new("recipe", "bf16", folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("op", "../up"), ("op", "Big"), ("op", "a__b"), ("op", "a" * 41), ("arch", "hopper")],
+)
+def test_a_bad_name_is_refused(tmp_path: Path, kind: str, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot name an"):
+        new(kind, name, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_words_get_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown kind 'recip'; did you mean 'recipe'"):
+        new("recip", "mine", folder=tmp_path)
+    with pytest.raises(UsageError, match="unknown recipe 'bf61'; did you mean 'bf16'"):
+        new("recipe", "mine", origin="bf61", folder=tmp_path)
+
+
+def test_a_broken_folder_is_reported_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "ops").mkdir()
+    (tmp_path / "ops" / "bad.yaml").write_text("op: [\n")
+    with pytest.raises(SpecError, match=r"ops/bad\.yaml:2:1"):
+        new("op", "mine", folder=tmp_path)
+    assert [path.name for path in (tmp_path / "ops").iterdir()] == ["bad.yaml"]
+
+
+def test_outside_the_checkout_the_folder_is_specs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert scaffold.default_folder() == Path("specs")
+    monkeypatch.chdir(Path(__file__).parent)
+    assert scaffold.default_folder() == Path(__file__).parents[2] / "specs"

@@ -1,0 +1,318 @@
+"""What a lock records of a bundle's making, and how requests change it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusegen import api, paths, selection
+from fusegen.lock import LockError
+from fusegen.naming import Cell
+from fusegen.selection import Selection, SelectionError, UsageError
+
+NAMES = st.from_regex(r"[a-z][a-z0-9]{0,5}(_[a-z0-9]{1,4}){0,2}", fullmatch=True)
+FOLDERS = st.lists(st.from_regex(r"(\.\./){0,3}[a-z]{1,8}", fullmatch=True), unique=True)
+CELLS = st.lists(st.builds(Cell, NAMES, NAMES, st.lists(NAMES, max_size=2).map(tuple)), unique=True)
+SELECTIONS = st.builds(
+    Selection,
+    arch=NAMES,
+    namespace=NAMES,
+    cells=CELLS.map(lambda cells: tuple(sorted(cells))),
+    specs=FOLDERS.map(lambda folders: tuple(sorted(folders))),
+    templates=FOLDERS.map(lambda folders: tuple(sorted(folders))),
+)
+LOCK = Path("generated/cpu/fusegen.lock")
+
+
+@given(SELECTIONS)
+def test_a_selection_survives_the_lock(one: Selection) -> None:
+    assert Selection.parse(json.loads(json.dumps(one.to_json())), LOCK) == one
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arch": None}, "expected a name as 'arch', got None"),
+        ({"arch": "../up"}, "expected a name as 'arch', got '../up'"),
+        ({"namespace": "Acme"}, "expected a name as 'namespace', got 'Acme'"),
+        ({"cells": ["linear"]}, "'linear' is not <module>__<recipe>"),
+        ({"cells": "linear__bf16"}, "expected a list of strings as 'cells'"),
+        ({"specs": [1]}, "expected a list of strings as 'specs'"),
+        ({"extra": 1}, "unknown key 'extra'"),
+    ],
+)
+def test_a_broken_selection_names_lock_key_and_remedy(
+    change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SelectionError) as caught:
+        Selection.parse(Selection("cpu").to_json() | change, LOCK)
+    assert str(caught.value).startswith(f"{LOCK}: ")
+    assert message in str(caught.value)
+    assert str(caught.value).endswith("fusegen generate --target <target>")
+
+
+def test_a_missing_key_is_named() -> None:
+    data = Selection("cpu").to_json()
+    del data["cells"]
+    with pytest.raises(LockError, match="missing key 'cells'"):
+        Selection.parse(data, LOCK)
+
+
+@pytest.mark.parametrize("word", ["", "Acme", "a-b", "a__b", "_a", "1a", "a b"])
+def test_a_namespace_is_snake_case(word: str) -> None:
+    with pytest.raises(UsageError, match="--namespace: expected a name"):
+        selection.check_prefix(word)
+
+
+def test_folders_are_recorded_relative_to_the_lock(tmp_path: Path) -> None:
+    bundle, folder = tmp_path / "out" / "cpu", tmp_path / "mine" / "specs"
+    folder.mkdir(parents=True)
+    written = selection.relative_folders(bundle, [folder])
+    assert written == ("../../mine/specs",)
+    assert selection.recorded_folders(bundle, written) == (folder.resolve(),)
+
+
+def test_a_cell_that_is_not_there_cannot_be_removed() -> None:
+    one = Selection("cpu", cells=(Cell("linear", "bf16"),))
+    with pytest.raises(UsageError, match="did you mean 'linear__bf16'"):
+        selection.without(one, [Cell("linaer", "bf16")], Path("generated/cpu"))
+    assert selection.without(one, one.cells, Path("generated/cpu")).cells == ()
+
+
+def test_the_fix_names_what_is_not_a_default() -> None:
+    bundles = [Path("generated/cpu"), Path("generated/sm_90a"), Path("vendored/hopper")]
+    command = selection.regeneration(bundles, {"--specs": (Path("mine"),), "--templates": ()})
+    assert command.splitlines() == [
+        "fusegen generate --specs mine",
+        "fusegen generate --out vendored --specs mine",
+    ]
+
+
+# Requests
+
+
+def request(out: Path, **named: object) -> api.Request:
+    return replace(api.Request(out), **named)  # type: ignore[arg-type]
+
+
+def cells_of(bundle: Path) -> list[str]:
+    found = selection.read_selection(bundle)
+    assert found is not None
+    return [str(cell) for cell in found.cells]
+
+
+SILU = {"archs": ("cpu",), "modules": ("silu",), "recipes": ("bf16",)}
+SWIGLU = {"archs": ("cpu",), "modules": ("swiglu",), "recipes": ("bf16",)}
+
+
+def test_names_add_and_remove_and_a_target_replaces(tmp_path: Path) -> None:
+    bundle = tmp_path / "cpu"
+    api.generate(request(tmp_path, **SILU))
+    assert cells_of(bundle) == ["silu__bf16"]
+    api.generate(request(tmp_path, **SWIGLU))
+    assert cells_of(bundle) == ["silu__bf16", "swiglu__bf16"]
+    api.generate(request(tmp_path, **SILU, remove=True))
+    assert cells_of(bundle) == ["swiglu__bf16"]
+    assert not (bundle / "silu__bf16.py").exists()
+    api.generate(request(tmp_path, targets=("cpu",)))
+    every = [row for row in api.plan(api.Query(targets=("cpu",)))]
+    assert len(cells_of(bundle)) == len(every) > 2
+
+
+def test_removing_everything_removes_the_bundle(tmp_path: Path) -> None:
+    api.generate(request(tmp_path, **SILU))
+    api.generate(request(tmp_path, **SILU, remove=True))
+    assert not (tmp_path / "cpu").exists()
+
+
+def test_removing_everything_leaves_files_of_others(tmp_path: Path) -> None:
+    api.generate(request(tmp_path, **SILU))
+    note = tmp_path / "cpu" / "note.txt"
+    note.write_text("mine")
+    api.generate(request(tmp_path, **SILU, remove=True))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [note]
+
+
+def test_the_namespace_stays_until_another_is_named(tmp_path: Path) -> None:
+    api.generate(request(tmp_path, **SILU, namespace="acme"))
+    api.generate(request(tmp_path, **SWIGLU))
+    api.generate(request(tmp_path, targets=("cpu",)))
+    library = tmp_path / "cpu" / "_library.py"
+    assert 'NAMESPACE = "acme_cpu"' in library.read_text()
+    api.generate(request(tmp_path, namespace="other"))
+    assert 'NAMESPACE = "other_cpu"' in library.read_text()
+
+
+def test_nothing_is_written_where_nothing_changes(tmp_path: Path) -> None:
+    api.generate(request(tmp_path, **SILU))
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    done = api.generate(request(tmp_path))
+    assert not done.drifted
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == times
+
+
+def test_a_moved_bundle_is_still_found_and_checked(tmp_path: Path) -> None:
+    api.generate(request(tmp_path / "out", **SILU))
+    (tmp_path / "vendored").mkdir()
+    moved = (tmp_path / "out" / "cpu").rename(tmp_path / "vendored" / "reference")
+    assert not api.check([moved]).drifted
+    api.generate(request(tmp_path / "vendored", **SWIGLU))
+    assert cells_of(moved) == ["silu__bf16", "swiglu__bf16"]
+    assert not (tmp_path / "vendored" / "cpu").exists()
+
+
+def test_one_edited_bundle_keeps_the_others_from_being_written(tmp_path: Path) -> None:
+    sm_90a = {**SILU, "archs": ("cpu", "sm_90a")}
+    api.generate(request(tmp_path, **sm_90a))
+    (tmp_path / "sm_90a" / "silu__bf16.py").write_text("mine = 1\n")
+    done = api.generate(request(tmp_path, namespace="acme"))
+    assert [report.bundle.name for report in done.refused] == ["sm_90a"]
+    assert 'NAMESPACE = "fusegen_cpu"' in (tmp_path / "cpu" / "_library.py").read_text()
+
+
+def test_comparing_writes_nothing(tmp_path: Path) -> None:
+    done = api.generate(request(tmp_path / "out", **SILU), api.Policy.COMPARE)
+    assert done.drifted
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"modules": ("silu",), "recipes": ("bf16",)}, "add --arch"),
+        ({"archs": ("cpu",), "modules": ("silu",)}, "add --recipe"),
+        ({**SILU, "targets": ("cpu",)}, "leave out --arch, --module and --recipe, or --target"),
+        ({"remove": True}, "--remove: say what"),
+        ({**SILU, "remove": True}, "nothing to remove"),
+        ({"targets": ("hoper",)}, "unknown target 'hoper'; did you mean 'hopper'?"),
+        ({**SILU, "archs": ("sm_90",)}, "unknown arch 'sm_90'; did you mean 'sm_90a'?"),
+        ({**SILU, "archs": ("../cpu",)}, "unknown arch '../cpu'; did you mean 'cpu'?"),
+        ({**SILU, "modules": ("silo",)}, "unknown module 'silo'; did you mean 'silu'?"),
+        ({**SILU, "recipes": ("bf61",)}, "unknown recipe 'bf61'; did you mean 'bf16'?"),
+        ({}, "holds no bundle to regenerate"),
+        ({"archs": ("cpu",)}, "holds no bundle for it yet"),
+    ],
+)
+def test_a_request_without_meaning_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, object], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        api.generate(request(Path("generated"), **named))
+    assert message in str(caught.value)
+    assert list(tmp_path.rglob("*")) == []
+
+
+# Folders of users
+
+
+RECIPE = (paths.builtin_specs() / "recipes" / "bf16.yaml").read_text()
+TOY = {"archs": ("cpu",), "modules": ("silu",), "recipes": ("toy",)}
+
+
+@pytest.fixture
+def extra(tmp_path: Path) -> api.Sources:
+    folder = tmp_path / "extra"
+    (folder / "recipes").mkdir(parents=True)
+    (folder / "recipes" / "toy.yaml").write_text(RECIPE.replace("recipe: bf16", "recipe: toy"))
+    return api.Sources(specs=(folder,))
+
+
+def test_a_folder_is_recorded_while_a_cell_needs_it(tmp_path: Path, extra: api.Sources) -> None:
+    out = tmp_path / "out"
+    bundle = out / "cpu"
+    api.generate(request(out, **SILU, sources=extra))
+    before = selection.read_selection(bundle)
+    assert before is not None and before.specs == ()
+    api.generate(request(out, **TOY, sources=extra))
+    recorded = selection.read_selection(bundle)
+    assert recorded is not None and recorded.specs == ("../../extra",)
+    assert not api.generate(request(out)).drifted
+    assert not api.check([bundle]).drifted
+    api.generate(request(out, **TOY, remove=True))
+    assert selection.read_selection(bundle) == before
+
+
+def test_a_recorded_folder_that_is_gone_is_named(tmp_path: Path, extra: api.Sources) -> None:
+    out = tmp_path / "out"
+    api.generate(request(out, **SILU))
+    api.generate(request(out, **TOY, sources=extra))
+    moved = extra.specs[0].rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match=r"records the folder .*extra, which does not exist"):
+        api.generate(request(out))
+    api.generate(request(out, sources=api.Sources(specs=(moved,))))
+    recorded = selection.read_selection(out / "cpu")
+    assert recorded is not None and recorded.specs == ("../../moved",)
+
+
+def test_a_recorded_name_that_is_gone_can_be_taken_out(
+    tmp_path: Path, extra: api.Sources
+) -> None:
+    out = tmp_path / "out"
+    api.generate(request(out, **SILU))
+    api.generate(request(out, **TOY, sources=extra))
+    (extra.specs[0] / "recipes" / "toy.yaml").unlink()
+    with pytest.raises(UsageError) as caught:
+        api.generate(request(out))
+    words = f"fusegen generate --remove --arch cpu --module silu --recipe toy --out {out}"
+    assert str(caught.value).endswith(words)
+    api.generate(request(out, **TOY, remove=True))
+    assert cells_of(out / "cpu") == ["silu__bf16"]
+
+
+ARCH = """\
+edition: 1
+arch: sm_80
+summary: A GPU without kernels for products
+capability: [8, 0]
+gencode: arch=compute_80,code=sm_80
+toolkit: "12.3"
+kernels:
+  pointwise:
+    implements: [pointwise, pointwise_grad]
+"""
+TARGET = """\
+edition: 1
+target: older
+summary: A target of which only a part can be made
+archs: [sm_80]
+modules: [linear, silu]
+recipes: [bf16]
+"""
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> api.Sources:
+    folder = tmp_path / "older"
+    for kind, name, text in (("archs", "sm_80", ARCH), ("targets", "older", TARGET)):
+        (folder / kind).mkdir(parents=True)
+        (folder / kind / f"{name}.yaml").write_text(text)
+    return api.Sources(specs=(folder,))
+
+
+def test_what_a_target_cannot_have_is_reported(tmp_path: Path, older: api.Sources) -> None:
+    done = api.generate(request(tmp_path / "out", targets=("older",), sources=older))
+    (report,) = done.bundles
+    assert [(cell.cell, cell.reason) for cell in report.unsupported] == [
+        ("linear__bf16", "sm_80 has no kernels for gemm")
+    ]
+    assert cells_of(report.bundle) == ["silu__bf16"]
+    assert not api.generate(request(tmp_path / "out")).drifted
+
+
+def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
+    tmp_path: Path, older: api.Sources
+) -> None:
+    named = {"archs": ("sm_80",), "modules": ("linear",), "recipes": ("bf16",)}
+    with pytest.raises(UsageError) as caught:
+        api.generate(request(tmp_path / "out", **named, sources=older))
+    assert str(caught.value) == (
+        "linear__bf16 cannot be made for sm_80: sm_80 has no kernels for gemm"
+    )
+    assert not (tmp_path / "out").exists()
