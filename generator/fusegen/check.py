@@ -241,6 +241,7 @@ def _check_operand(
         yield source.problem("an operand of an expression is always there", section, name, "optional")
     if tensor.halves and tensor.broadcast:
         yield source.problem("an operand has 'halves' or 'broadcast', not both", section, name)
+        return
     if tensor.interleave and not tensor.halves:
         yield source.problem("'interleave' needs 'halves'", section, name, "interleave")
     if read is not None and not read & {*(tensor.halves or (name,))}:
@@ -359,6 +360,7 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
     available = dict(module.inputs)
     read: set[str] = set()
     previous = next(iter(module.inputs), "")
+    leading = module.inputs[previous].shape.leading if previous else None
     for index, item in enumerate(module.chain):
         shared = item.as_ in prefixes or (item.as_ is None and len(module.chain) > 1)
         if shared:
@@ -387,7 +389,8 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
                     f"{name!r} is already there; give the result another name with 'out'",
                     "chain", index,
                 )
-            available[name] = replace(spec, shape=spec.shape.substitute(item.dims))
+            shape = spec.shape.substitute(item.dims).led_by(leading)
+            available[name] = replace(spec, shape=shape)
         previous = results[0]
 
 
@@ -407,6 +410,12 @@ def _check_reading(
         yield source.problem(
             f"{item.op} reads {expected}, but {tensor!r} is {got.shape}; map the dimensions with"
             " 'dims'",
+            "chain", index,
+        )
+    elif got.shape.leading and not expected.leading:
+        yield source.problem(
+            f"{item.op} reads {expected}, but {tensor!r} is {got.shape}; give it a fixed number of"
+            " dimensions",
             "chain", index,
         )
     if spec.dtype is not got.dtype:
@@ -544,7 +553,7 @@ def _check_fusion(
         yield source.problem("a forward fusion has no backward steps; say pass: joint", "pass")
     if fusion.pass_ is FusionPass.BACKWARD and (fusion.match.forward or fusion.rewrite.forward):
         yield source.problem("a backward fusion has no forward steps; say pass: joint", "pass")
-    yield from _check_pattern(fusion, source)
+    yield from _check_pattern(fusion, specs, source, complete)
     yield from _check_replacement(fusion, source)
     yield from _check_saving(fusion, source)
     if complete:
@@ -556,17 +565,26 @@ def _check_fusion(
                 yield from _unknown(source, key[:-1], word, known, "when", key, index)
 
 
-def _check_pattern(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
+def _check_pattern(
+    fusion: FusionSpec, specs: SpecSet, source: Source, complete: bool
+) -> Iterator[Problem]:
     """Steps that can occur, and at most one expression per direction: it is what the rewrite keeps."""
     for section, steps in (("forward", fusion.match.forward), ("backward", fusion.match.backward)):
         for index, step in enumerate(steps):
             if step.kind is not None:
                 yield from _check_step_kind(step, source, "match", section, index)
             yield from _check_arity(step, source, "match", section, index)
-        pointwise = [i for i, s in enumerate(steps) if s.step in PRINTED]
+            if step.op and complete:
+                yield from _unknown(source, "op", step.op, specs.ops, "match", section, index, "op")
+            if step.with_:
+                yield source.problem(
+                    "a pattern names all operands in 'in'", "match", section, index, "with"
+                )
+        pointwise = [i for i, s in enumerate(steps) if s.step in PRINTED and not s.op]
         for index in pointwise[1:]:
             yield source.problem(
-                f"a second {steps[index].step.value} step; a fusion keeps the expression of one",
+                f"a second {steps[index].step.value} step without 'op'; a fusion keeps the"
+                " expression of one",
                 "match", section, index,
             )
 
@@ -582,10 +600,19 @@ def _check_replacement(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         for index, step in enumerate(steps):
             yield from _check_step_kind(step, source, "rewrite", section, index)
             yield from _check_arity(step, source, "rewrite", section, index)
-            for key, names in (("in", step.in_), ("out", step.out)):
+            for key, names in (("in", step.in_), ("with", step.with_.values()), ("out", step.out)):
                 for name in names:
                     path = ("rewrite", section, index, key)
                     yield from _unknown(source, "variable", name, variables, *path)
+            slots = SIGNATURES[step.step].optional_inputs
+            for slot in step.with_:
+                yield from _unknown(
+                    source, "slot", slot, slots, "rewrite", section, index, "with", slot
+                )
+            if step.op:
+                yield source.problem(
+                    "a replacement names no op; remove it", "rewrite", section, index, "op"
+                )
 
 
 def _variables(steps: Iterable[PatternStep]) -> set[str]:
@@ -618,7 +645,9 @@ def _check_arity(step: PatternStep, source: Source, *path: str | int) -> Iterato
 
 def _check_saving(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
     """What a joint fusion says of its saved tensors follows from its steps, and is checked."""
-    read = {name for step in fusion.rewrite.backward for name in step.in_}
+    read = {
+        name for step in fusion.rewrite.backward for name in (*step.in_, *step.with_.values())
+    }
     written = {name for step in fusion.rewrite.backward for name in step.out}
     for key, names, found, verb in (
         ("keep", fusion.keep, read, "reads"),

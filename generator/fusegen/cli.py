@@ -56,6 +56,8 @@ class Program(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run one command line and end the process."""
+        if os.environ.get("NO_COLOR"):
+            extra["color"] = False  # Otherwise click decides by whether it writes to a terminal.
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False})
         except Exception as error:
@@ -74,22 +76,18 @@ class Program(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class Word(click.ParamType[str]):
-    """One of a few words; an unknown one ends with the closest."""
+def _one_of(
+    what: str, choices: Sequence[str]
+) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    """A check of an argument that may be one of a few words; the error names the closest."""
 
-    name = "word"
-
-    def __init__(self, what: str, choices: Sequence[str]) -> None:
-        self.what = what
-        self.choices = choices
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The word, if it is one of the choices."""
-        if value not in self.choices:
-            self.fail(
-                f"unknown {self.what} {value!r}{_did_you_mean(value, self.choices)}", param, ctx
-            )
+    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        if value is not None and value not in choices:
+            hint = _did_you_mean(value, choices)
+            raise click.UsageError(f"unknown {what} {value!r}{hint}", ctx)
         return value
+
+    return check
 
 
 def _did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -121,6 +119,8 @@ def _failed(error: Exception) -> int:
             f"This is a fault of fusegen {__version__}, not yours. Please report it with the "
             f"command line and the output of the same command with {TRACEBACK}=1 in front."
         )
+    elif isinstance(error, OSError) and error.filename:
+        _say(f"{error.filename}: {error.strerror}")
     else:
         _say(str(error))
     return code
@@ -219,14 +219,9 @@ def _examples(*lines: str) -> str:
 # ---- commands
 
 
-def _colour() -> bool | None:
-    """None lets click decide by whether the stream is a terminal."""
-    return False if os.environ.get("NO_COLOR") else None
-
-
 @click.group(
     cls=Program,
-    context_settings={"help_option_names": ["-h", "--help"], "color": _colour()},
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog=_examples("fusegen list modules", "fusegen generate --target cpu"),
 )
 @click.version_option(__version__, prog_name="fusegen")
@@ -243,7 +238,9 @@ def program() -> None:
     short_help="Show what exists.",
     epilog=_examples("fusegen list", "fusegen list recipes --json"),
 )
-@click.argument("kind", required=False, type=Word("kind", KINDS), metavar=f"[{'|'.join(KINDS)}]")
+@click.argument(
+    "kind", required=False, callback=_one_of("kind", KINDS), metavar=f"[{'|'.join(KINDS)}]"
+)
 @_folders
 @_json
 def list_command(
@@ -516,7 +513,9 @@ def check(
     elif found.drifted:
         _show_drift(found, sources)
     else:
-        _say(f"{len(found.bundles)} bundles are what their specs and templates give")
+        count = len(found.bundles)
+        subject = "1 bundle is what its" if count == 1 else f"{count} bundles are what their"
+        _say(f"{subject} specs and templates give")
     return ExitCode.DRIFT if found.drifted else ExitCode.OK
 
 
@@ -703,7 +702,7 @@ def demo(
         "fusegen new recipe my_fp8 --from bf16", "fusegen new op squared_relu --specs my_specs"
     ),
 )
-@click.argument("kind", type=Word("kind", NEW_KINDS), metavar=f"[{'|'.join(NEW_KINDS)}]")
+@click.argument("kind", callback=_one_of("kind", NEW_KINDS), metavar=f"[{'|'.join(NEW_KINDS)}]")
 @click.argument("name")
 @click.option("--from", "origin", metavar="NAME", help="Copy this spec, with its comments.")
 @click.option(

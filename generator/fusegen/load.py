@@ -106,7 +106,8 @@ class _Reader:
             return dict(self._pairs(node, path))
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
-        quotes = 0 if node.style is None else 1
+        assert isinstance(node, yaml.ScalarNode)
+        quotes = int(node.style in ("'", '"'))
         length = node.end_mark.index - node.start_mark.index - 2 * quotes
         if length == len(node.value):
             start = self.loc(node)

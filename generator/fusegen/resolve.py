@@ -18,7 +18,7 @@ from .passes.kernels import choose_kernels
 from .passes.liveness import add_conditions, saved
 from .passes.math import derive_math
 from .passes.programs import backward_program, forward_program
-from .passes.quantize import quantize
+from .passes.quantize import quantize, unquantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     draft = write_backward(expand(module, specs.ops))
     draft = derive_math(draft)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
-    draft = quantize(draft, recipe)
+    exact = unquantized(draft)
+    draft = quantize(draft, recipe, arch)
     draft = add_conditions(draft)
     kept = saved(draft)
     draft, kernel_sets = choose_kernels(draft, arch)
@@ -82,6 +83,9 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
         saved=kept,
         kernel_sets=kernel_sets,
         quantizes=any(item.op == "quantize" for item in chain_of(module)),
+        exact=exact,
+        quantizations=tuple(recipe.roles.items()),
+        layout=arch.layout,
         tolerance=_tolerance(recipe),
         sources=_sources(specs, module, recipe, arch, draft),
     )

@@ -9,10 +9,9 @@ import ast
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import pytest
 
@@ -24,8 +23,14 @@ from fusegen.paths import builtin_specs
 CASES = tuple(sorted(path.parent for path in Path(__file__).parent.glob("*/expected.txt")))
 BUILTIN = builtin_specs()
 SIZE_LIMIT = 1 << 20
+MODULES = (check, load, specs)
 FINDERS = ("_unknown", "_known")
 """Functions that find a problem for others: what counts is the place they are called from."""
+MAKERS = ("problem", "problem_within", "Problem", "_error")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Line = tuple[str, int]
 
 
 def messages(*folders: Path) -> str:
@@ -75,25 +80,29 @@ def test_hidden_files_are_no_specs(tmp_path: Path) -> None:
     assert messages(BUILTIN, tmp_path / "mine") == ""
 
 
-def test_every_problem_of_the_code_has_a_case(tmp_path: Path) -> None:
-    """Trace the lines that make a problem: each must run for at least one case."""
-    expected = {
-        (Path(module.__file__ or "").name, line)
-        for module in (check, load, specs)
-        for line in _problem_lines(Path(module.__file__ or ""))
-    }
-    write(tmp_path / "big" / "ops" / "toy.yaml", "#" * (SIZE_LIMIT + 1))
-    found = _Lines({Path(module.__file__ or ""): module for module in (check, load, specs)})
-    before = sys.gettrace()
-    sys.settrace(found.trace)
-    try:
-        for case in (*CASES, tmp_path / "big", tmp_path / "nowhere"):
-            messages(BUILTIN, case)
-    finally:
-        sys.settrace(before)
-    missed = sorted(expected - found.statements)
-    assert not missed, "no case reaches " + ", ".join(f"{file}:{line}" for file, line in missed)
-    assert len(expected) > 90
+def test_every_problem_of_the_code_has_a_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record from which lines problems come: every statement that makes one must be among them."""
+    lines: set[Line] = set()
+    monkeypatch.setattr(load.Source, "problem", _recorded(load.Source.problem, lines))
+    monkeypatch.setattr(load.Source, "problem_within", _recorded(load.Source.problem_within, lines))
+    monkeypatch.setattr(load, "Problem", _recorded(load.Problem, lines))
+    monkeypatch.setattr(specs, "_error", _recorded(specs._error, lines))
+    for case in (*CASES, tmp_path / "nowhere"):
+        messages(BUILTIN, case)
+    statements = [
+        (Path(module.__file__), statement)
+        for module in MODULES
+        for statement in _problem_statements(Path(module.__file__))
+    ]
+    missed = [
+        f"{path.name}:{statement.lineno}"
+        for path, statement in statements
+        if not any((str(path), line) in lines for line in _lines_of(statement))
+    ]
+    assert not missed, f"no case reaches {', '.join(missed)}"
+    assert len(statements) > 90
 
 
 def write(path: Path, text: str) -> None:
@@ -101,81 +110,39 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr | ast.Raise | ast.Assign | ast.Return):
-            yield node
+def _recorded(function: Callable[P, R], lines: set[Line]) -> Callable[P, R]:
+    """The function, noting the line of every frame that led to a call of it."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            lines.add((frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+        return function(*args, **kwargs)
+
+    return call
 
 
-def _problem_lines(path: Path) -> Iterator[int]:
-    """First lines of the statements that make a problem, but not of those inside a finder."""
+def _problem_statements(path: Path) -> Iterator[ast.stmt]:
+    """Simple statements that make a problem, or ask a finder to, outside the makers themselves."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    finders = [
-        range(node.lineno, (node.end_lineno or 0) + 1)
+    makers = [
+        _lines_of(node)
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name in (*FINDERS, "problem", "_error")
+        if isinstance(node, ast.FunctionDef) and node.name in (*MAKERS, *FINDERS)
     ]
-    for statement in _statements(tree):
-        inside = any(statement.lineno in lines for lines in finders)
-        if not inside and any(_makes_problem(node) for node in ast.walk(statement)):
-            yield statement.lineno
+    for node in ast.walk(tree):
+        simple = isinstance(node, ast.Expr | ast.Raise | ast.Assign | ast.Return)
+        if simple and any(_makes_problem(part) for part in ast.walk(node)):
+            if not any(node.lineno in lines for lines in makers):
+                yield node
+
+
+def _lines_of(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _makes_problem(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-    return name in (*FINDERS, "problem", "Problem", "_error", "ValueError")
-
-
-class _Lines:
-    """Statements that ran; a call of a finder counts where the finder found something."""
-
-    def __init__(self, modules: dict[Path, Any]) -> None:
-        self.statements: set[tuple[str, int]] = set()
-        self._starts = {str(path): _starts(path) for path in modules}
-
-    def trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        return self._line if frame.f_code.co_filename in self._starts else None
-
-    def _line(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        caller = frame.f_back
-        finder = frame.f_code.co_name in FINDERS
-        if event == "line" and not finder:
-            self._add(frame)
-        if finder and caller and event == "line" and self._finds(frame):
-            self._add(caller, finder=True)
-        return self._line
-
-    def _finds(self, frame: FrameType) -> bool:
-        """Whether the finder is at its last statement, which makes the problem."""
-        return frame.f_lineno in _last_lines(frame.f_code.co_filename, frame.f_code.co_name)
-
-    def _add(self, frame: FrameType, *, finder: bool = False) -> None:
-        start, calls_finder = self._starts.get(frame.f_code.co_filename, {}).get(
-            frame.f_lineno, (0, False)
-        )
-        if calls_finder == finder:
-            self.statements.add((Path(frame.f_code.co_filename).name, start))
-
-
-def _starts(path: Path) -> dict[int, tuple[int, bool]]:
-    """Line -> first line of its statement, and whether the statement calls a finder."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    lines = {}
-    for statement in _statements(tree):
-        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
-        finder = any(getattr(call.func, "id", "") in FINDERS for call in calls)
-        for line in range(statement.lineno, (statement.end_lineno or 0) + 1):
-            lines[line] = (statement.lineno, finder)
-    return lines
-
-
-@cache
-def _last_lines(file: str, function: str) -> range:
-    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            last = node.body[-1].body[-1] if isinstance(node.body[-1], ast.If) else node.body[-1]
-            return range(last.lineno, (last.end_lineno or 0) + 1)
-    raise AssertionError(f"{file} has no {function}")
+    return getattr(node.func, "id", getattr(node.func, "attr", "")) in (*MAKERS, *FINDERS)

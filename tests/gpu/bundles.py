@@ -16,6 +16,9 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
 
+# "cpu" runs the tests that need no GPU on the reference instead: a check of the tests themselves.
+DEVICE = os.environ.get("FUSEGEN_TEST_DEVICE", "cuda")
+
 # Restricts the GPU tests to one bundle folder; without it they run on every bundle that fits.
 BUNDLE_VARIABLE = "FUSEGEN_TEST_BUNDLE"
 
@@ -51,9 +54,7 @@ def bundles_to_test(capability: tuple[int, int]) -> list[Path]:
     """Built bundles that a device of this capability runs, or the one that is asked for."""
     wanted = os.environ.get(BUNDLE_VARIABLE)
     folders = [Path(wanted).resolve()] if wanted else compiled_bundles()
-    return [
-        folder for folder in folders if runs_on(folder.name, capability) and library_of(folder)
-    ]
+    return [folder for folder in folders if runs_on(folder.name, capability) and library_of(folder)]
 
 
 def load_bundle(folder: Path, name: str | None = None) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,17 +11,21 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import torch
-from bundles import bundles_to_test, compiled_bundles, load_bundle
-from gpu_support import DEVICE
+from bundles import DEVICE, bundles_to_test, compiled_bundles, load_bundle
+
+HERE = Path(__file__).parent
 
 # What needs neither streams, graphs, the profiler nor large memory runs on the CPU reference too.
 _DEVICE_ONLY = ["test_device.py", "test_graphs.py", "test_kernels.py", "test_large.py"]
 
 
 def _folders() -> list[Path]:
+    if importlib.util.find_spec("torch") is None:
+        return []
     if DEVICE == "cpu":
         return compiled_bundles()
+    import torch
+
     if not torch.cuda.is_available():
         return []
     return bundles_to_test(torch.cuda.get_device_capability())
@@ -31,14 +36,9 @@ collect_ignore_glob = [] if FOLDERS else ["test_*.py"]
 collect_ignore = _DEVICE_ONLY if DEVICE == "cpu" else []
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a GPU that runs one of the built bundles")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
     for item in items:
-        if item.path.parent == here:
+        if item.path.parent == HERE:
             item.add_marker(pytest.mark.gpu)
 
 

@@ -1,29 +1,27 @@
 """What the GPU tests share: cases, random operands, exact results, comparisons, kernel names.
 
-`FUSEGEN_TEST_DEVICE=cpu` runs the tests that need no GPU on the CPU reference instead, with small
-sizes: a check of the tests themselves.
+Under `FUSEGEN_TEST_DEVICE=cpu` everything lies on the CPU and the costly cases are left out.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
-from bundles import load_cell
+from bundles import DEVICE, load_cell
 from torch import Tensor
 
-DEVICE = os.environ.get("FUSEGEN_TEST_DEVICE", "cuda")
+cuda: Any = torch.cuda  # its classes carry no types
 DTYPES = (torch.bfloat16, torch.float16)
 
 # One rounding to the result's type costs half a unit in the last place of every element, 2^-9 and
 # 2^-12 at most; the rest is room for sums in fp32.
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
 # Chains round between their products too.
-CHAIN_TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
+CHAIN_TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 8e-4}
 
 GUARD = 4096  # elements of NaN on both sides of every operand
 
@@ -75,7 +73,7 @@ def bounds(splits: Sequence[int], tokens: int) -> list[tuple[int, int]]:
 
 
 def grouped_cases() -> list[Case]:
-    """Ragged, empty, single, short and out-of-range groups; sizes that are no multiple of a tile."""
+    """Ragged, empty, single, short and out-of-range groups; odd widths."""
     largest = 2**63 - 1
     cases = [
         *(ragged(f"E{groups}", groups, 2111, 136, 200) for groups in (1, 2, 7, 64, 128, 512)),
@@ -95,8 +93,7 @@ def grouped_cases() -> list[Case]:
     ]
     widths = (8, 24, 72, 136, 200, 1032)
     cases += [
-        ragged(f"K{k}N{n}", 6, 700, k, n)
-        for k, n in zip(widths, reversed(widths), strict=True)
+        ragged(f"K{k}N{n}", 6, 700, k, n) for k, n in zip(widths, reversed(widths), strict=True)
     ]
     cases += [ragged(f"square{width}", 5, 600, width, width) for width in widths]
     return [case for case in cases if DEVICE != "cpu" or case.work < 3e8]
@@ -216,7 +213,8 @@ def exact_grouped_linear(
     """The product group by group; rows past the groups are zero."""
     rows = bounds(split_sizes.tolist(), x.shape[0])
     used = rows[-1][1]
-    *parts, rest = x.split([*(end - start for start, end in rows), x.shape[0] - used])
+    sizes = [*(end - start for start, end in rows), x.shape[0] - used]
+    *parts, rest = torch.split_with_sizes(x, sizes)
     biases = [None] * len(rows) if bias is None else bias.unbind()
     y = [
         exact_linear(part, weight_g, bias_g)
@@ -275,23 +273,20 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     return error / scale if scale > 0 else error
 
 
-def worst_group(got: Tensor, expected: Tensor, pieces: Sequence[tuple[int, int]]) -> float:
-    """The largest relative error of any piece of the first dimension, each by itself."""
-    if not bool(torch.isfinite(got).all()):
+def worst_row(got: Tensor, expected: Tensor) -> float:
+    """The largest relative error of any row of the last dimension, each by itself.
+
+    An error in one row of thousands would not show in the whole. Rounding to a subnormal number,
+    whose step does not shrink with it, is allowed for.
+    """
+    if got.shape != expected.shape or not bool(torch.isfinite(got).all()):
         return float("inf")
-    error = (got.double() - expected).square().flatten(1).sum(1) if got.dim() > 1 else None
-    if error is None:
-        error = (got.double() - expected).square()
-    scale = expected.square().flatten(1).sum(1) if expected.dim() > 1 else expected.square()
-    zero = error.new_zeros(1)
-    errors, scales = (torch.cat((zero, t.cumsum(0))) for t in (error, scale))
-    ends = torch.tensor([end for start, end in pieces if end > start], device=got.device)
-    starts = torch.tensor([start for start, end in pieces if end > start], device=got.device)
-    if len(ends) == 0:
+    if got.numel() == 0:
         return 0.0
-    missed, wanted = errors[ends] - errors[starts], scales[ends] - scales[starts]
-    ratio = torch.where(wanted > 0, missed / wanted, missed)
-    return float(ratio.clamp(min=0).max().sqrt())
+    missed, wanted = (got.double() - expected).norm(dim=-1), expected.norm(dim=-1)
+    step = torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps
+    missed = (missed - step / 2 * got.shape[-1] ** 0.5).clamp(min=0)
+    return float(torch.where(wanted > 0, missed / wanted, missed).max())
 
 
 def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -315,9 +310,3 @@ def first_line(call: Callable[[], object]) -> str:
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return ""
-
-
-def flatten(groups: Sequence[Sequence[Any]]) -> Iterator[Any]:
-    """The members of all groups in turn."""
-    for group in groups:
-        yield from group

@@ -28,11 +28,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
 import bundles
 
+HERE = Path(__file__).resolve().parent
 LEDGER = HERE / "ledger.json"
 README = bundles.ROOT / "README.md"
 BEGIN = "<!-- matrix:begin -->"
@@ -95,7 +93,9 @@ def expand(path: Path, root: Path, seen: set[Path] | None = None) -> list[str]:
             continue
         header = _find(match[1], path.parent, root)
         if header is None:
-            raise LedgerError(f'{path}: #include "{match[1]}" is in neither {path.parent} nor {root}')
+            raise LedgerError(
+                f'{path}: #include "{match[1]}" is in neither {path.parent} nor {root}'
+            )
         if header not in seen:
             seen.add(header)
             lines += expand(header, root, seen)
@@ -181,7 +181,9 @@ def dump(entries: Entries) -> str:
             for unit in sorted(units)
         ]
         body = ",\n".join(lines)
-        blocks.append(f"    {json.dumps(arch)}: {{\n{body}\n    }}" if lines else f'    "{arch}": {{}}')
+        blocks.append(
+            f"    {json.dumps(arch)}: {{\n{body}\n    }}" if lines else f'    "{arch}": {{}}'
+        )
     joined = ",\n".join(blocks)
     content = f"{{\n{joined}\n  }}" if blocks else "{}"
     return f'{{\n  "version": {VERSION},\n  "bundles": {content}\n}}\n'
@@ -307,7 +309,11 @@ def matrix(facts: Iterable[BundleFacts]) -> str:
     for module, recipe in rows:
         shown = [
             next(
-                (bundle.evidence(c) for c in bundle.cells if (c.module, c.recipe) == (module, recipe)),
+                (
+                    bundle.evidence(c)
+                    for c in bundle.cells
+                    if (c.module, c.recipe) == (module, recipe)
+                ),
                 "not generated",
             )
             for bundle in columns
@@ -500,7 +506,7 @@ def run_tests(folder: Path) -> dict[str, Entry]:
         driver=driver_version(),
         torch=torch.__version__.partition("+")[0],
         cuda=str(torch.version.cuda),
-        date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         tests=tests,
         sanitizer=run_sanitizer(folder),
     )

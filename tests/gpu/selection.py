@@ -131,6 +131,11 @@ class Reach:
     def work(self) -> int:
         return self.tokens * self.n * self.k + self.groups * self.n * self.k
 
+    @property
+    def simple(self) -> bool:
+        """Whether one group or one tile is all there is, which exercises little of a kernel."""
+        return self.groups == 1 or self.tokens < 280 or min(self.n, self.k) < 264
+
 
 _GROUPS = (1, 4, 64)
 _MEANS = (5, 20, 40, 70, 130, 300, 600, 1100, 2100, 4200, 8400)
@@ -146,13 +151,13 @@ def _candidates() -> Iterator[Reach]:
 
 
 def reach_every_point(kind: str, rules: list[Rule]) -> dict[str, Reach]:
-    """The cheapest sizes for every point of a kernel set.
+    """The cheapest sizes for every point of a kernel set, several groups and tiles where possible.
 
     Raises:
         LookupError: a point that no sizes lead to, so nothing could ever run it.
     """
     found: dict[str, Reach] = {}
-    for sizes in sorted(_candidates(), key=lambda sizes: sizes.work):
+    for sizes in sorted(_candidates(), key=lambda sizes: (sizes.simple, sizes.work)):
         facts = gemm_sizes(kind, sizes.tokens, sizes.groups, sizes.n, sizes.k)
         found.setdefault(chosen(rules, facts), sizes)
     missing = {rule.point for rule in rules} - found.keys()

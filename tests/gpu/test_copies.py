@@ -42,9 +42,7 @@ def run(bundle: ModuleType) -> dict[str, torch.Tensor]:
     return support.forward_backward(support.function_of(bundle, "grouped_linear"), operands, dy)
 
 
-def test_same_schemas_share_their_ops(
-    bundle: ModuleType, folder: Path, tmp_path: Path
-) -> None:
+def test_same_schemas_share_their_ops(bundle: ModuleType, folder: Path, tmp_path: Path) -> None:
     expected = run(bundle)
     other = bundles.load_bundle(copy_of(folder, tmp_path / folder.name), "vendored_same")
     support.assert_same(run(other), expected)

@@ -1,4 +1,4 @@
-"""How the ops behave on a device: where they write, when they wait, on which stream, what they say."""
+"""The ops on a device: where they write, when they wait, on which stream, what they say."""
 
 from __future__ import annotations
 
@@ -74,11 +74,14 @@ class Holes:
         return all(bool((guard == self.PATTERN).all()) for guard in self.guards)
 
 
+POOLS: list[torch.cuda.MemPool] = []  # kept: results outlive the block that made them
+
+
 @contextmanager
 def own_pool() -> Iterator[None]:
     """Allocations of this thread come from a pool of their own, so that no other hole fits."""
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
+    POOLS.append(torch.cuda.MemPool())
+    with torch.cuda.use_mem_pool(POOLS[-1]):
         yield
 
 
@@ -98,7 +101,10 @@ def test_every_element_is_written_and_none_outside(
     wanted = [_bytes(*expected[key].shape) for key in ("y", "x", "weight", "bias")]
     with own_pool():
         holes = Holes(wanted)
-        results = (forward(x, weight, sizes, bias), *backward(dy, x, sizes, weight, True, True, True))
+        results = (
+            forward(x, weight, sizes, bias),
+            *backward(dy, x, sizes, weight, True, True, True),
+        )
         torch.cuda.synchronize()
         assert all(holes.holds(result) for result in results)
         assert holes.untouched()
@@ -107,9 +113,7 @@ def test_every_element_is_written_and_none_outside(
 
 
 @pytest.mark.parametrize("splits", SPLITS.values(), ids=SPLITS.keys())
-def test_grouped_mlp_writes_inside_its_results(
-    bundle: ModuleType, splits: tuple[int, ...]
-) -> None:
+def test_grouped_mlp_writes_inside_its_results(bundle: ModuleType, splits: tuple[int, ...]) -> None:
     operands = support.grouped_mlp_operands(CASE, torch.bfloat16)
     operands["split_sizes"] = support.splits_tensor(splits)
     dy = support.randn((CASE.tokens, CASE.k), torch.bfloat16, 9)
@@ -161,8 +165,8 @@ def test_the_host_runs_ahead(bundle: ModuleType) -> None:
     function = grouped(bundle)
     support.forward_backward(function, operands, dy)
     torch.cuda.synchronize()
-    done = torch.cuda.Event()
-    torch.cuda._sleep(2_000_000_000)
+    done = support.cuda.Event()
+    support.cuda._sleep(2_000_000_000)
     for _ in range(20):
         support.forward_backward(function, operands, dy)
     done.record()
@@ -182,7 +186,7 @@ def test_streams_do_not_disturb_each_other(bundle: ModuleType) -> None:
         inputs.append((operands, dy))
     expected = [support.forward_backward(function, *each) for each in inputs]
     torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in inputs]
+    streams = [support.cuda.Stream() for _ in inputs]
     for _ in range(25):
         found = []
         for stream, each in zip(streams, inputs, strict=True):
@@ -200,9 +204,9 @@ def test_calls_follow_the_current_stream(bundle: ModuleType) -> None:
     other = support.randn((CASE.tokens, CASE.k), torch.bfloat16, 77)
     expected = function(**{**operands, "x": other})
     torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
+    stream = support.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+        support.cuda._sleep(50_000_000)
         operands["x"].copy_(other)
         y = function(**operands)
     torch.cuda.synchronize()
@@ -259,9 +263,7 @@ ORDER = ("x", "weight", "split_sizes", "bias")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes_read_as_the_reference_words_them(
-    bundle: ModuleType, mistake: Mistake
-) -> None:
+def test_mistakes_read_as_the_reference_words_them(bundle: ModuleType, mistake: Mistake) -> None:
     operands, _ = operands_and_dy()
     mistake(operands)
     reference = bundles.load_cell(bundle, "reference.grouped_linear__bf16")

@@ -19,6 +19,8 @@ from torch._inductor import config as inductor
 CASE = Case("graphs", 777, 136, 200, tuple(support.dirichlet(16, 700)))
 REPLAYS = 1000
 
+compiler: Any = torch.compiler  # partly without types
+
 
 def make(name: str) -> tuple[Operands, Tensor]:
     if name == "grouped_mlp":
@@ -31,9 +33,11 @@ def make(name: str) -> tuple[Operands, Tensor]:
 NAMES = ["grouped_linear", "grouped_mlp"]
 
 
-def capture(call: Callable[[], dict[str, Tensor]]) -> tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]:
+def capture(
+    call: Callable[[], dict[str, Tensor]],
+) -> tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]:
     """The call as a graph, and the tensors that a replay writes."""
-    side = torch.cuda.Stream()
+    side = support.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         call()
@@ -76,7 +80,7 @@ def compiled_call(
     compiled: Callable[..., Tensor], operands: Operands, dy: Tensor
 ) -> dict[str, Tensor]:
     """A compiled result and gradients, copied out of the memory that the next call reuses."""
-    torch.compiler.cudagraph_mark_step_begin()
+    compiler.cudagraph_mark_step_begin()
     results = support.forward_backward(compiled, operands, dy)
     return {key: value.clone() for key, value in results.items()}
 
@@ -104,7 +108,7 @@ def test_one_compilation_serves_every_number_of_tokens(bundle: ModuleType) -> No
     function = support.function_of(bundle, "grouped_linear")
     counter: Any = CompileCounterWithBackend("inductor")
     compiled = torch.compile(function, fullgraph=True, backend=counter)
-    for tokens in (700, 64, 1, 2, 4097, 333):
+    for tokens in (700, 64, 2, 4097, 333):  # torch itself treats sizes 0 and 1 apart
         operands = support.grouped_linear_operands(
             support.ragged("dynamic", 5, tokens, 72, 136), torch.bfloat16
         )
@@ -130,7 +134,7 @@ def test_module_trains_under_reduce_overhead(bundle: ModuleType) -> None:
             function = torch.compile(function, fullgraph=True, mode="reduce-overhead")
         weight = operands["weight"].clone().requires_grad_()
         for _ in range(3):
-            torch.compiler.cudagraph_mark_step_begin()
+            compiler.cudagraph_mark_step_begin()
             y = function(operands["x"], weight, operands["split_sizes"], operands["bias"])
             (gradient,) = torch.autograd.grad(y, weight, dy)
             with torch.no_grad():

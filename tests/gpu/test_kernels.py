@@ -11,7 +11,7 @@ import gpu_support as support
 import pytest
 import selection
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 

@@ -97,7 +97,9 @@ def test_each_gradient_alone_has_the_same_bits(
         leaf = operands[key].detach().requires_grad_()
         y = function(**{**operands, key: leaf})
         (gradient,) = torch.autograd.grad(y, leaf, dy)
-        support.assert_same({"y": y.detach(), key: gradient}, {"y": together["y"], key: together[key]})
+        support.assert_same(
+            {"y": y.detach(), key: gradient}, {"y": together["y"], key: together[key]}
+        )
 
 
 @pytest.mark.parametrize("dtype", support.DTYPES)

@@ -8,6 +8,7 @@ import bundles
 import pytest
 import selection
 
+
 @pytest.mark.parametrize("kind", selection.KINDS)
 def test_every_point_can_be_reached(bundle: ModuleType, kind: str) -> None:
     module = bundles.load_cell(bundle, "grouped_linear__bf16").GroupedLinear

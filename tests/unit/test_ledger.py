@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 GPU = Path(__file__).parents[1] / "gpu"
+sys.path.insert(0, str(GPU))  # where its files find each other
 
 
 def load(name: str) -> ModuleType:
@@ -109,7 +110,9 @@ def test_a_changed_header_makes_its_users_stale_and_nothing_else(bundle: Path) -
     assert changed(bundle, {"csrc/fusegen/sum.cuh": "#pragma once\nlong sum;\n"}) == {
         "kernels/b.cu"
     }
-    assert changed(bundle, {"csrc/fusegen/checks.h": "#pragma once\nlong checks;\n"}) == {"cell.cpp"}
+    assert changed(bundle, {"csrc/fusegen/checks.h": "#pragma once\nlong checks;\n"}) == {
+        "cell.cpp"
+    }
     write(bundle, FILES)
     status = {"csrc/fusegen/status.h": "#pragma once\nlong status;\n"}
     assert changed(bundle, status) == {"kernels/a.cu", "kernels/b.cu"}

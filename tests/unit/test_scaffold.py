@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fusegen import api, scaffold
+from fusegen import api, paths, scaffold
 from fusegen.model.source import SpecError
 from fusegen.scaffold import ExistsError, new
 from fusegen.selection import UsageError
@@ -19,7 +19,13 @@ def load(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("recipe", "mine"), ("op", "mine"), ("module", "mine"), ("arch", "sm_89"), ("arch", "sm_100a")],
+    [
+        ("recipe", "mine"),
+        ("op", "mine"),
+        ("module", "mine"),
+        ("arch", "sm_89"),
+        ("arch", "sm_100a"),
+    ],
 )
 def test_the_minimal_file_is_valid_and_commented(tmp_path: Path, kind: str, name: str) -> None:
     made = new(kind, name, folder=tmp_path)
@@ -43,7 +49,7 @@ def test_a_copy_keeps_everything_but_the_names(
     tmp_path: Path, kind: str, origin: str, name: str
 ) -> None:
     made = new(kind, name, origin=origin, folder=tmp_path)
-    source = scaffold.paths.builtin_specs() / f"{kind}s" / f"{origin}.yaml"
+    source = paths.builtin_specs() / f"{kind}s" / f"{origin}.yaml"
     changed = [
         after
         for before, after in zip(

@@ -31,6 +31,16 @@ def join(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((first, second), dim=-1).to(dtype)
 
 
+def rows(x: Tensor) -> Tensor:
+    """[..., K] -> [T, K]."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def with_leading(y: Tensor, like: Tensor) -> Tensor:
+    """[T, N] with the leading dimensions of `like`."""
+    return y.reshape(*like.shape[:-1], y.shape[-1])
+
+
 def row_sum(x: Tensor) -> Tensor:
     """[T, D] -> [T], kept in the type it was computed in."""
     return x.sum(dim=-1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..model import dtypes
@@ -15,6 +16,7 @@ from ..model.plan import (
     Buffer,
     Check,
     CheckKind,
+    Copy,
     ModulePlan,
     Operand,
     Pointwise,
@@ -22,8 +24,10 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.shapes import Shape, Sym, parse_expr, substitute, symbols, to_python
-from ..model.specs import AttributeType, Init
+from ..model.primitives import Primitive
+from ..model.shapes import Shape, Sym, parse_expr, product, substitute, symbols, to_code, to_python
+from ..model.primitives import Primitive
+from ..model.specs import AttributeType, Extent, Init, Orientation, Role
 from ..naming import gradient, need
 
 _SCHEMA_TYPE = {
@@ -249,6 +253,7 @@ class PointwiseText:
     Attributes:
         name: of the function.
         formula: for its docstring.
+        differentiated: whether it computes the formula's gradients.
         arguments: buffers and scalars read.
         loads: fp32 views of the operands.
         body: printed program.
@@ -258,6 +263,7 @@ class PointwiseText:
 
     name: str
     formula: str
+    differentiated: bool
     arguments: tuple[str, ...]
     scalars: tuple[str, ...]
     loads: tuple[LoadText, ...]
@@ -276,6 +282,7 @@ class CheckedProgram:
         check_dims: sizes that the other checks compare with.
         size_checks: those calls.
         absent: results that stay None where no flag asks for them.
+        dims: sizes that the steps need.
         steps: in order.
         returned: source of the return value.
     """
@@ -285,20 +292,29 @@ class CheckedProgram:
     check_dims: tuple[str, ...]
     size_checks: tuple[str, ...]
     absent: tuple[str, ...]
+    dims: tuple[str, ...]
     steps: tuple[StepText, ...]
     returned: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceContext:
-    """Everything ``reference/<cell>.py`` states."""
+    """Everything ``reference/<cell>.py`` states.
+
+    Attributes:
+        constants: how each role is quantised; empty where nothing is.
+        exact: the forward without quantisation, where it differs.
+    """
 
     cell: str
     summary: str
     recipe: str
+    constants: tuple[str, ...]
     pointwise: tuple[PointwiseText, ...]
+    exact: tuple[StepText, ...]
     uses_math: bool
     uses_torch: bool
+    uses_steps: bool
     forward: CheckedProgram
     backward: CheckedProgram
 
@@ -367,7 +383,7 @@ def _bind_lines(program: Program, used: Iterable[str]) -> tuple[str, ...]:
 
 def shape_source(shape: Shape, first: Buffer) -> str:
     """Tuple source; leading dimensions are those of the program's first argument."""
-    dims = [to_python(dim) for dim in shape.dims]
+    dims = [to_code(dim) for dim in shape.dims]
     if shape.leading:
         trailing = len(first.shape.dims)
         lead = f"*{first.name}.shape[:-{trailing}]" if trailing else f"*{first.name}.shape"
@@ -583,39 +599,88 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
     programs = _checked(plan, plan.forward), _checked(plan, plan.backward)
     lines = [line for text in pointwise for line in text.body]
     lines += [line for program in programs for line in program.type_checks]
+    exact = tuple(
+        _step_text(plan, plan.forward, step, index)
+        for index, step in enumerate(plan.exact if plan.quantizations else (), 1)
+    )
+    calls = [step.call for program in programs for step in program.steps]
+    calls += [step.call for step in exact]
+    calls += [load.source for text in pointwise for load in text.loads]
+    dims = [line for program in programs for line in (*program.check_dims, *program.dims)]
     return ReferenceContext(
         cell=plan.cell,
         summary=plan.summary,
         recipe=plan.recipe,
+        constants=tuple(_constants(plan)),
         pointwise=pointwise,
-        uses_math=_uses_math(line for program in programs for line in program.check_dims),
+        exact=exact,
+        uses_math=_uses_math(dims),
         uses_torch=any("torch." in line for line in lines),
+        uses_steps=any("steps." in call for call in calls),
         forward=programs[0],
         backward=programs[1],
     )
+
+
+def _constants(plan: ModulePlan) -> Iterator[str]:
+    """``INPUT = quantized.Quantization(...)`` for every role, and the layout of the copies."""
+    for role, spec in plan.quantizations:
+        fields: dict[str, object] = {
+            "format": spec.format.value,
+            "block": tuple(None if extent is Extent.ALL else extent for extent in spec.block),
+            "scale_dtype": spec.scale.dtype.value,
+            "rule": spec.scale.rule.value,
+            "round": spec.scale.round.value,
+            "source": spec.scale.source.value,
+            "epsilon": spec.scale.epsilon,
+            "margin": spec.scale.margin,
+            "history": spec.scale.history,
+            "tensor_scale": spec.tensor_scale is not None,
+            "rounding": spec.rounding.value,
+            "hadamard": spec.hadamard.orientation.value if spec.hadamard else None,
+        }
+        values = ", ".join(f"{name}={_literal(value)}" for name, value in fields.items())
+        yield f"{role.value.upper()} = quantized.Quantization({values})"
+    if plan.quantizations:
+        layout = plan.layout
+        yield (
+            f"LAYOUT = quantized.Layout(transposed={layout.transposed},"
+            f" align={layout.token_alignment}, pitch={layout.pitch})"
+        )
+
+
+def _literal(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
     sized = [check for check in program.checks if check.expr is not None]
     used = {name for check in sized if check.expr for name in symbols(check.expr)}
     backward = program.name == "backward"
+    steps = tuple(_step_text(plan, program, step, i) for i, step in enumerate(program.steps, 1))
+    words = {word for step in steps for word in re.findall(r"\w+", step.call)}
     return CheckedProgram(
         text=program_text(plan, program),
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
         check_dims=_bind_lines(program, used),
         size_checks=tuple(_check_line(plan, check) for check in sized),
         absent=tuple(r.buffer for r in program.results if r.when) if backward else (),
-        steps=tuple(_step_text(plan, step, index) for index, step in enumerate(program.steps, 1)),
+        dims=_bind_lines(program, words),
+        steps=steps,
         returned=", ".join(_returned(program, result) for result in program.results),
     )
 
 
 def _returned(program: Program, result: Result) -> str:
-    """A result, or None where its step ran for the sake of others."""
+    """A result, or None where its step ran for the sake of others; part of a copy by its field."""
     writer = next((step for step in program.steps if result.buffer in step.writes), None)
+    source = result.buffer
+    for copy in writer.copies if writer and writer.primitive is Primitive.QUANTIZE else ():
+        for name, part in zip(copy.buffers, ("data", "scale", "amax"), strict=False):
+            source = f"{_copy_name(copy)}.{part}" if name == result.buffer else source
     if not result.when or (writer and writer.when == result.when):
-        return result.buffer
-    return f"{result.buffer} if {condition(result.when)} else None"
+        return source
+    return f"{source} if {condition(result.when)} else None"
 
 
 def _check_line(plan: ModulePlan, check: Check) -> str:
@@ -635,13 +700,13 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
             return f'checks.rank(CELL, {name}, {check.number}, "{check.label}"{exact})'
         case CheckKind.SIZE:
             assert check.expr is not None
-            size = to_python(check.expr)
+            size = to_code(check.expr)
             if check.axis == 0:
                 return f'checks.leading(CELL, {name}, {check.number}, {size}, "{check.label}")'
             return f'checks.size(CELL, {name}, {check.axis}, {size}, "{check.label}")'
         case CheckKind.MULTIPLE:
             assert check.expr is not None
-            size = to_python(check.expr)
+            size = to_code(check.expr)
             return f'checks.multiple(CELL, "{check.label}", {size}, {check.number}, "{plan.arch}")'
 
 
@@ -653,14 +718,64 @@ def step_comment(step: Step, index: int) -> str:
     return f"{index}. {step.primitive.value}{kind}: {reads} -> {writes}{formula}"
 
 
-def _step_text(plan: ModulePlan, step: Step, index: int) -> StepText:
+def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText:
+    comment, when = step_comment(step, index), condition(step.when)
+    if step.primitive is Primitive.QUANTIZE:
+        return StepText(comment, when, *_quantize_call(plan, step))
+    if step.copies:
+        return StepText(comment, when, step.writes, _product_of_copies(plan, program, step))
     if step.pointwise:
         values = [*_buffers(step.pointwise.operands), *_scalars(step)]
         call = f"{_function_name(step)}({', '.join(values)})"
     else:
         kind = f"_{step.kind}" if step.kind else ""
         call = f"steps.{step.primitive.value}{kind}({', '.join(_slots(step.inputs))})"
-    return StepText(step_comment(step, index), condition(step.when), step.writes, call)
+    return StepText(comment, when, step.writes, call)
+
+
+def _copy_name(copy: Copy) -> str:
+    return f"{copy.data}_copy"
+
+
+def _quantize_call(plan: ModulePlan, step: Step) -> tuple[tuple[str, ...], str]:
+    """Targets, one per orientation, and the call that makes the copies."""
+    made = {copy.orientation: copy for copy in step.copies}
+    targets, wanted = [], []
+    for orientation in Orientation:
+        copy = made.get(orientation)
+        targets.append(_copy_name(copy) if copy else "_")
+        asked = condition(step.wanted(copy.data)) or "True" if copy else "False"
+        wanted.append(f"{orientation.value}={asked}")
+    source = step.reads[0]
+    rows = f"steps.rows({source})" if plan.buffer(source).shape.leading else source
+    groups = step.input("groups")
+    words = [rows, step.copies[0].role.value.upper(), *wanted]
+    words += [f"split_sizes={groups}"] if groups else []
+    return tuple(targets), f"quantized.quantize({', '.join(words)}, layout=LAYOUT)"
+
+
+def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
+    """A product of two copies: made in this program, or put together from what was saved."""
+    first = plan.buffer(program.arguments[0].buffer)
+    made = {c for s in program.steps if s.primitive is Primitive.QUANTIZE for c in s.copies}
+    words = [_copy_name(c) if c in made else _saved_copy(plan, c) for c in step.copies]
+    words += [o.buffer for o in step.inputs if o.slot == "groups"]
+    words.append(f"dtype={first.name}.dtype")
+    words += [f"add={o.buffer}" for o in step.inputs if o.slot == "add"]
+    call = f"quantized.{step.primitive.value}_{step.kind}({', '.join(words)})"
+    leading = plan.buffer(step.out).shape.leading
+    return f"steps.with_leading({call}, {first.name})" if leading else call
+
+
+def _saved_copy(plan: ModulePlan, copy: Copy) -> str:
+    flat = plan.buffer(copy.source).shape.fixed()
+    if copy.role is not Role.WEIGHT:
+        flat = Shape(None, (product(flat.dims[:-1]), flat.dims[-1]))
+    shape = ", ".join(to_code(dim) for dim in flat.dims)
+    columnwise = copy.orientation is Orientation.COLUMNWISE
+    words = [copy.data, copy.scale, copy.role.value.upper(), f"({shape})"]
+    words += [f"amax={copy.amax}"] if copy.amax else []
+    return f"quantized.Operand({', '.join(words)}, columnwise={columnwise}, layout=LAYOUT)"
 
 
 def _slots(operands: tuple[Operand, ...]) -> list[str]:
@@ -710,6 +825,7 @@ def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
     return PointwiseText(
         name=_function_name(step),
         formula=math.formula,
+        differentiated=step.primitive is Primitive.POINTWISE_GRAD,
         arguments=tuple(_buffers(math.operands)),
         scalars=math.attributes,
         loads=tuple(loads),

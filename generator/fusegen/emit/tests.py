@@ -125,8 +125,7 @@ def _outer(plan: ModulePlan, name: str) -> str:
 
 def _tolerance(plan: ModulePlan, name: str) -> float:
     """A chain rounds between its ops; a single op rounds once, and an fp32 result not at all."""
-    steps = len(plan.forward.steps)
-    if steps > 1:
+    if len(plan.forward.steps) > 1:
         return plan.tolerance.end_to_end
     buffer = plan.buffer(name if name == "y" else f"d{name}")
     return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
@@ -160,6 +159,8 @@ def _random(buffer: Buffer, parameter: Parameter | None, seed: int) -> str:
 
 
 def _exact_call(plan: ModulePlan) -> str:
+    if plan.quantizations:
+        return "reference.exact"
     if len(plan.forward.results) == 1:
         return "reference.forward"
     flags = ", ".join(f"{flag}=True" for flag in plan.forward.flags)

@@ -13,7 +13,15 @@ from .dtypes import DType
 from .predicate import Predicate
 from .primitives import GemmKind, Primitive
 from .shapes import Expr, Shape
-from .specs import AttributeType, Init, PointSpec, Role
+from .specs import (
+    AttributeType,
+    Init,
+    LayoutSpec,
+    Orientation,
+    PointSpec,
+    QuantizationSpec,
+    Role,
+)
 
 
 class Status(str, Enum):
@@ -132,6 +140,42 @@ class Pointwise:
 
 
 @dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor result of a program; conditional ones are None unless a flag asks for them."""
+
+    buffer: str
+    when: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One quantised copy of a tensor: the buffers it consists of.
+
+    Attributes:
+        source: buffer it was made from.
+        role: decides its format.
+        orientation: along which dimension its blocks run.
+        data: codes.
+        scale: stored scale factors.
+        amax: of the tensor or its groups, where the format keeps it.
+        groups: buffer of the group sizes, where rows are grouped.
+    """
+
+    source: str
+    role: Role
+    orientation: Orientation
+    data: str
+    scale: str
+    amax: str | None = None
+    groups: str | None = None
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Its buffers, data first."""
+        return (self.data, self.scale, *([self.amax] if self.amax else []))
+
+
+@dataclass(frozen=True, slots=True)
 class Operand:
     """A buffer in a slot of a step."""
 
@@ -150,9 +194,11 @@ class Step:
         inputs: operands by slot.
         outputs: results by slot.
         when: it runs if any of these flags is set; empty is always.
+        output_when: flags of results that only some of them ask for; the others are not listed.
         sizes: rows (or tokens), columns and depth of a product, for selection rules.
         kernels: name of the kernel set that runs it; None on cpu.
         pointwise: math of a pointwise step.
+        copies: quantised copies that it reads or, for ``quantize``, writes.
         rule: fusion that made it.
         lane: 0 is the caller's stream; others fork and join inside the call.
         mutates: buffers changed in place.
@@ -165,9 +211,11 @@ class Step:
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
     when: tuple[str, ...] = ()
+    output_when: tuple[Result, ...] = ()
     sizes: tuple[tuple[str, Expr], ...] = ()
     kernels: str | None = None
     pointwise: Pointwise | None = None
+    copies: tuple[Copy, ...] = ()
     rule: str | None = None
     lane: int = 0
     mutates: tuple[str, ...] = ()
@@ -176,6 +224,10 @@ class Step:
     def input(self, slot: str) -> str | None:
         """The buffer in an input slot, or None."""
         return next((operand.buffer for operand in self.inputs if operand.slot == slot), None)
+
+    def wanted(self, buffer: str) -> tuple[str, ...]:
+        """Flags that ask for a result; empty where it is written whenever the step runs."""
+        return next((r.when for r in self.output_when if r.buffer == buffer), ())
 
     @property
     def out(self) -> str:
@@ -199,14 +251,6 @@ class Argument:
 
     buffer: str
     optional: bool
-    when: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A tensor result of a program; conditional ones are None unless a flag asks for them."""
-
-    buffer: str
     when: tuple[str, ...] = ()
 
 
@@ -375,6 +419,9 @@ class ModulePlan:
         forward, backward: the programs.
         saved: what the backward reads of the forward, each with the flags that ask for it.
         kernel_sets: kernels of the steps.
+        exact: forward steps without quantisation, what the recipe's error is measured against.
+        quantizations: how each role is quantised.
+        layout: of quantised copies.
         quantizes: whether the module exports ``quantize`` and ``dequantize``.
         tolerance: of its tests.
         sources: spec files it was made from.
@@ -399,6 +446,9 @@ class ModulePlan:
     backward: Program
     saved: tuple[Result, ...]
     kernel_sets: tuple[KernelSet, ...]
+    exact: tuple[Step, ...]
+    quantizations: tuple[tuple[Role, QuantizationSpec], ...]
+    layout: LayoutSpec
     quantizes: bool
     tolerance: Tolerance
     sources: tuple[str, ...]

@@ -68,9 +68,9 @@ _NORM_KINDS = ("layer", "rms", "l2")
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 SIGNATURES: dict[Primitive, Signature] = {
-    Primitive.GEMM: Signature(("a", "b"), ("add",), kinds=_GEMM_KINDS),
+    Primitive.GEMM: Signature(("a", "b"), ("add", "accumulate"), kinds=_GEMM_KINDS),
     Primitive.GROUPED_GEMM: Signature(
-        ("a", "b", "groups"), ("add", "add_scales"), kinds=_GEMM_KINDS
+        ("a", "b", "groups"), ("add", "add_scales", "accumulate"), kinds=_GEMM_KINDS
     ),
     Primitive.COLUMN_SUM: Signature(("a",), ("scales",)),
     Primitive.GROUP_SUM: Signature(("a", "groups"), ("scales",)),
@@ -106,13 +106,16 @@ SIGNATURES: dict[Primitive, Signature] = {
     Primitive.COLLECTIVE: Signature(("a",), kinds=_COLLECTIVES, attributes=("group",)),
 }
 
+_COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
+
 REFERENCE_SLOTS: dict[Primitive, frozenset[str]] = {
-    Primitive.GEMM: frozenset(("a", "b", "add")),
-    Primitive.GROUPED_GEMM: frozenset(("a", "b", "groups", "add")),
+    Primitive.GEMM: frozenset(("a", "b", "add")) | _COPIES,
+    Primitive.GROUPED_GEMM: frozenset(("a", "b", "groups", "add")) | _COPIES,
+    Primitive.QUANTIZE: frozenset(("a", "groups")),
     Primitive.COLUMN_SUM: frozenset(("a",)),
     Primitive.GROUP_SUM: frozenset(("a", "groups")),
 }
-"""Operands that ``reference/_steps.py`` takes, by step; it is normative for every architecture."""
+"""Operands that the functions of ``reference/_steps.py`` takes, by step; it is normative for every architecture."""
 
 PRINTED = frozenset((Primitive.POINTWISE, Primitive.POINTWISE_GRAD))
 """Steps whose math is printed from their expression, so that the reference needs no function."""

@@ -108,6 +108,21 @@ def mul(left: Expr, right: Expr) -> Expr:
     return _combine(Operator.MUL, left, right)
 
 
+def ceildiv(left: Expr, right: int) -> Expr:
+    """left / right, rounded up."""
+    return _combine(Operator.CEILDIV, left, Const(right))
+
+
+def floordiv(left: Expr, right: int) -> Expr:
+    """left / right, rounded down."""
+    return _combine(Operator.FLOORDIV, left, Const(right))
+
+
+def align(left: Expr, right: int) -> Expr:
+    """left, rounded up to a multiple of right."""
+    return _combine(Operator.ALIGN, left, Const(right))
+
+
 def product(factors: Iterator[Expr] | tuple[Expr, ...]) -> Expr:
     """The product of any number of factors; 1 where there are none."""
     result: Expr = Const(1)
@@ -219,6 +234,17 @@ def to_python(expr: Expr) -> str:
     return _print(expr, {operator: operator.value for operator in _INFIX})
 
 
+def to_code(expr: Expr) -> str:
+    """Python source that needs no functions: ``ceildiv(a, b)`` becomes ``-(-a // b)``."""
+    match expr:
+        case Binary(operator=Operator.CEILDIV | Operator.ALIGN as operator, left=left, right=right):
+            blocks = f"-(-({to_code(left)}) // {to_code(right)})"
+            return blocks if operator is Operator.CEILDIV else f"{blocks} * {to_code(right)}"
+        case Binary(operator=operator, left=left, right=right):
+            return f"({to_code(left)}) {operator.value} ({to_code(right)})"
+    return str(expr)
+
+
 def to_cpp(expr: Expr) -> str:
     """C++ source on ``int64_t``; the values are non-negative, so ``/`` is floor division."""
     return _print(expr, {op: "/" if op is Operator.FLOORDIV else op.value for op in _INFIX})
@@ -300,6 +326,10 @@ class Shape:
         if isinstance(lead, Sym):
             return Shape(lead.name, dims)
         return Shape(None, (lead, *dims))
+
+    def led_by(self, leading: str | None) -> Shape:
+        """The same shape, its leading dimensions counted as one unless they are the given ones."""
+        return self if self.leading == leading else self.fixed()
 
     def fixed(self) -> Shape:
         """The same shape with its leading dimensions counted as one."""

@@ -574,6 +574,21 @@ class FamilySpec:
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
+class LayoutSpec:
+    """How an architecture's kernels store quantised copies.
+
+    Attributes:
+        transposed: columnwise data is ``[K, rows]``, because the MMA reads one major only.
+        token_alignment: elements that a group's transposed data starts at a multiple of.
+        pitch: bytes that rows of data are padded to a multiple of.
+    """
+
+    transposed: bool = True
+    token_alignment: Annotated[int, Field(ge=1)] = 32
+    pitch: Annotated[int, Field(ge=1)] = 16
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class ArchSpec:
     """A GPU architecture, or ``cpu``: the reference alone.
 
@@ -582,6 +597,7 @@ class ArchSpec:
         gencode: what nvcc is told.
         toolkit: oldest CUDA toolkit that knows the architecture.
         limits: hardware limits by name, for people and tests.
+        layout: of quantised copies.
         kernels: families by name.
     """
 
@@ -592,6 +608,7 @@ class ArchSpec:
     gencode: str | None = None
     toolkit: str | None = None
     limits: Mapping[Name, int] = field(default_factory=dict)
+    layout: LayoutSpec = LayoutSpec()
     kernels: Mapping[Name, FamilySpec] = field(default_factory=dict)
 
     @property
@@ -630,12 +647,25 @@ class FusionPass(str, Enum):
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class PatternStep:
-    """A step of a pattern, or the step that replaces it; names are pattern variables."""
+    """A step of a pattern, or the step that replaces it; names are pattern variables.
+
+    Attributes:
+        in_: operands in the order of the step's slots.
+        out: results in that order.
+        kind: variant of the primitive; a pattern that says none matches every one.
+        op: in a pattern, the op that a pointwise step computes.  The replacement does it by itself,
+            whereas the expression of a step without ``op`` goes along to the replacement.
+        with_: in a replacement, further operands by slot.
+    """
 
     step: Primitive
     in_: Annotated[tuple[Name, ...], Field(alias="in")]
     out: tuple[Name, ...]
     kind: str | None = None
+    op: Name | None = None
+    with_: Annotated[Mapping[Name, Name], Field(alias="with", default_factory=dict)] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)

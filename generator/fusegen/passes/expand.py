@@ -21,7 +21,8 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
     """Name every tensor of every op in the module's terms and string the ops' forward steps together."""
     chain = chain_of(module)
     module_inputs = module.inputs or ops[chain[0].op].inputs
-    buffers = {name: _buffer(name, spec, {}) for name, spec in module_inputs.items()}
+    leading = next(iter(module_inputs.values())).shape.leading
+    buffers = {name: _buffer(name, spec, {}, leading) for name, spec in module_inputs.items()}
     instances: list[Instance] = []
     parameters: list[Parameter] = []
     attributes: list[Attribute] = []
@@ -30,7 +31,7 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
         op = ops[item.op]
         instance = _instance(item, op, previous, last=position == len(chain) - 1)
         for name, spec in op.tensors.items():
-            buffer = _buffer(instance.tensors[name], spec, instance.dims)
+            buffer = _buffer(instance.tensors[name], spec, instance.dims, leading)
             buffers.setdefault(buffer.name, buffer)
         parameters += _parameters(instance)
         attributes += [
@@ -70,8 +71,12 @@ def _instance(item: ChainItem, op: OpSpec, previous: str, *, last: bool) -> Inst
     )
 
 
-def _buffer(name: str, spec: TensorSpec, dims: Mapping[str, Expr]) -> Buffer:
-    return Buffer(name, spec.dtype, spec.shape.substitute(dims), spec.role, spec.optional)
+def _buffer(
+    name: str, spec: TensorSpec, dims: Mapping[str, Expr], leading: str | None
+) -> Buffer:
+    """A tensor has any number of leading dimensions only where the module's first input has them."""
+    shape = spec.shape.substitute(dims).led_by(leading)
+    return Buffer(name, spec.dtype, shape, spec.role, spec.optional)
 
 
 def _parameters(instance: Instance) -> list[Parameter]:

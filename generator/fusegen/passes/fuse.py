@@ -8,14 +8,16 @@ may rebuild a buffer of the forward in the backward: then liveness no longer sav
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ..model.plan import Operand, Step
+from ..model.primitives import SIGNATURES
 from ..model.specs import FusionPass, FusionSpec, PatternStep, RecipeSpec
 from .draft import Draft
 
 Variables = Mapping[str, str]
+Indices = tuple[int, ...]
 
 
 def fuse(draft: Draft, fusions: Mapping[str, FusionSpec], arch: str, recipe: RecipeSpec) -> Draft:
@@ -47,22 +49,18 @@ def _apply_everywhere(draft: Draft, fusion: FusionSpec) -> Draft:
 
 def _apply_once(draft: Draft, fusion: FusionSpec) -> Draft | None:
     """The draft with the first match rewritten, or None where nothing matches."""
-    for variables, forward in _matches(
-        draft.forward, fusion.match.forward, {}, fusion.name
-    ):
-        for bound, backward in _matches(
-            draft.backward, fusion.match.backward, variables, fusion.name
-        ):
-            if not _removable(draft, fusion, bound, forward, backward):
+    ops = {instance.item: instance.op.name for instance in draft.instances}
+    match, rewrite = fusion.match, fusion.rewrite
+    forward = _Candidates(draft.forward, match.forward, rewrite.forward, fusion.name, ops)
+    backward = _Candidates(draft.backward, match.backward, rewrite.backward, fusion.name, ops)
+    for variables, first in forward.matches({}):
+        for bound, second in backward.matches(variables):
+            if not _removable(draft, forward, backward, first, second, bound):
                 continue
-            first = _in_order(
-                _rewrite(draft.forward, forward, fusion, fusion.rewrite.forward, bound)
-            )
-            second = _in_order(
-                _rewrite(draft.backward, backward, fusion, fusion.rewrite.backward, bound)
-            )
-            if first is not None and second is not None:
-                return replace(draft, forward=first, backward=second)
+            steps = _in_order(forward.rewritten(first, bound))
+            gradients = _in_order(backward.rewritten(second, bound))
+            if steps is not None and gradients is not None:
+                return replace(draft, forward=steps, backward=gradients)
     return None
 
 
@@ -79,101 +77,121 @@ def _in_order(steps: Sequence[Step]) -> tuple[Step, ...] | None:
     return tuple(ordered)
 
 
-def _matches(
-    steps: Sequence[Step],
-    pattern: Sequence[PatternStep],
-    variables: Variables,
-    fusion: str,
-    start: int = 0,
-) -> list[tuple[Variables, tuple[int, ...]]]:
-    """Every way to read the pattern in the program: the variables' buffers and the steps' indices.
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """One direction: a program, what to find in it, and what to put there.
 
-    What the fusion made is no part of it, so that a pattern that occurs in its own replacement ends.
+    ``ops`` names the op of each item.
     """
-    if not pattern:
-        return [(variables, ())]
-    found = []
-    for index in range(start, len(steps)):
-        bound = _unify(steps[index], pattern[0], variables)
-        if bound is not None and steps[index].rule != fusion:
-            for rest, indices in _matches(steps, pattern[1:], bound, fusion, index + 1):
-                found.append((rest, (index, *indices)))
-    return found
 
+    steps: Sequence[Step]
+    pattern: Sequence[PatternStep]
+    replacement: Sequence[PatternStep]
+    rule: str
+    ops: Mapping[str, str]
 
-def _unify(step: Step, pattern: PatternStep, variables: Variables) -> Variables | None:
-    if step.primitive is not pattern.step or (pattern.kind and pattern.kind != step.kind):
-        return None
-    reads = tuple(operand.buffer for operand in step.inputs)
-    if len(reads) != len(pattern.in_) or len(step.writes) != len(pattern.out):
-        return None
-    bound = dict(variables)
-    pairs = [*zip(pattern.in_, reads, strict=True), *zip(pattern.out, step.writes, strict=True)]
-    for variable, buffer in pairs:
-        if bound.setdefault(variable, buffer) != buffer:
+    def matches(self, variables: Variables, done: Indices = ()) -> Iterator[tuple[Variables, Indices]]:
+        """Every way to read the pattern in the program: the variables' buffers, the steps' indices.
+
+        What the fusion made is no part of it, so that a pattern that occurs in its own replacement
+        ends.
+        """
+        if len(done) == len(self.pattern):
+            yield variables, done
+            return
+        for index in range(done[-1] + 1 if done else 0, len(self.steps)):
+            bound = self._unify(self.steps[index], self.pattern[len(done)], variables)
+            if bound is not None:
+                yield from self.matches(bound, (*done, index))
+
+    def _unify(self, step: Step, pattern: PatternStep, variables: Variables) -> Variables | None:
+        if step.primitive is not pattern.step or pattern.kind not in (None, step.kind):
             return None
-    return bound
+        if step.rule == self.rule or pattern.op not in (None, self.ops[step.item]):
+            return None
+        reads = tuple(operand.buffer for operand in step.inputs)
+        if len(reads) != len(pattern.in_) or len(step.writes) != len(pattern.out):
+            return None
+        bound = dict(variables)
+        pairs = [*zip(pattern.in_, reads, strict=True), *zip(pattern.out, step.writes, strict=True)]
+        if any(bound.setdefault(variable, buffer) != buffer for variable, buffer in pairs):
+            return None
+        return bound
+
+    def gone(self, matched: Indices, variables: Variables) -> set[str]:
+        """Buffers that the pattern writes and the replacement does not."""
+        before = {name for index in matched for name in self.steps[index].writes}
+        return before - self.written(variables)
+
+    def written(self, variables: Variables) -> set[str]:
+        """Buffers that the replacement writes."""
+        return {variables[name] for step in self.replacement for name in step.out}
+
+    def read_elsewhere(self, matched: Indices) -> set[str]:
+        """Buffers that the other steps of the program read."""
+        others = (step for index, step in enumerate(self.steps) if index not in matched)
+        return {name for step in others for name in step.reads}
+
+    def rewritten(self, matched: Indices, variables: Variables) -> tuple[Step, ...]:
+        """The program with the matched steps replaced, at the place of the last of them."""
+        if not matched:
+            return tuple(self.steps)
+        last = matched[-1]
+        found = [self.steps[index] for index in matched]
+        kept = [step for step, pattern in zip(found, self.pattern, strict=True) if not pattern.op]
+        math = next((step.pointwise for step in kept if step.pointwise), None)
+        slots = {each.buffer: each.slot for step in found for each in (*step.outputs, *step.inputs)}
+        new = [
+            Step(
+                primitive=step.step,
+                kind=step.kind,
+                item=found[-1].item,
+                inputs=_inputs(step, variables, slots),
+                outputs=_operands(step, step.out, SIGNATURES[step.step].outputs, variables, slots),
+                pointwise=math,
+                rule=self.rule,
+            )
+            for step in self.replacement
+        ]
+        before = [step for i, step in enumerate(self.steps[:last]) if i not in matched]
+        return (*before, *new, *self.steps[last + 1 :])
+
+
+def _inputs(
+    step: PatternStep, variables: Variables, slots: Mapping[str, str]
+) -> tuple[Operand, ...]:
+    signature = SIGNATURES[step.step]
+    named = tuple(Operand(slot, variables[name]) for slot, name in step.with_.items())
+    order = (*signature.inputs, *signature.optional_inputs)
+    return _operands(step, step.in_, order, variables, slots) + named
+
+
+def _operands(
+    step: PatternStep,
+    names: tuple[str, ...],
+    order: tuple[str, ...],
+    variables: Variables,
+    slots: Mapping[str, str],
+) -> tuple[Operand, ...]:
+    """Buffers in the slots of the step, in order; a step of the passes keeps those they had."""
+    buffers = [variables[name] for name in names]
+    if SIGNATURES[step.step].variadic:
+        return tuple(Operand(slots.get(buffer, buffer), buffer) for buffer in buffers)
+    return tuple(Operand(slot, buffer) for slot, buffer in zip(order, buffers, strict=False))
 
 
 def _removable(
     draft: Draft,
-    fusion: FusionSpec,
+    forward: _Candidates,
+    backward: _Candidates,
+    first: Indices,
+    second: Indices,
     variables: Variables,
-    forward: tuple[int, ...],
-    backward: tuple[int, ...],
 ) -> bool:
-    """Whether every buffer that disappears is read by the replaced steps alone."""
-    rewrites = (*fusion.rewrite.forward, *fusion.rewrite.backward)
-    remaining = {variables.get(name, name) for step in rewrites for name in step.out}
-    inside = {("f", index) for index in forward} | {("b", index) for index in backward}
-    gone = {
-        name
-        for index in forward
-        for name in draft.forward[index].writes
-        if name not in remaining
-    } | {
-        name
-        for index in backward
-        for name in draft.backward[index].writes
-        if name not in remaining
-    }
-    programs = [("f", i, s) for i, s in enumerate(draft.forward)]
-    programs += [("b", i, s) for i, s in enumerate(draft.backward)]
-    outside = {name for tag, i, step in programs if (tag, i) not in inside for name in step.reads}
-    ends = {*draft.outputs, *(gradient for _, gradient in draft.gradients)}
-    return not gone & (outside | ends)
-
-
-def _rewrite(
-    steps: Sequence[Step],
-    matched: tuple[int, ...],
-    fusion: FusionSpec,
-    replacement: Sequence[PatternStep],
-    variables: Variables,
-) -> tuple[Step, ...]:
-    """The program with the matched steps replaced, at the place of the last of them."""
-    if not matched:
-        return tuple(steps)
-    read = {operand.buffer: operand.slot for i in matched for operand in steps[i].inputs}
-    written = {operand.buffer: operand.slot for i in matched for operand in steps[i].outputs}
-
-    def operands(names: tuple[str, ...], slots: Mapping[str, str]) -> tuple[Operand, ...]:
-        buffers = [variables[name] for name in names]
-        return tuple(Operand(slots.get(buffer, buffer), buffer) for buffer in buffers)
-
-    last = steps[matched[-1]]
-    math = next((steps[i].pointwise for i in matched if steps[i].pointwise), None)
-    new = tuple(
-        Step(
-            primitive=step.step,
-            kind=step.kind,
-            item=last.item,
-            inputs=operands(step.in_, {**written, **read}),
-            outputs=operands(step.out, {**read, **written}),
-            pointwise=math,
-            rule=fusion.name,
-        )
-        for step in replacement
-    )
-    before = [step for i, step in enumerate(steps[: matched[-1]]) if i not in matched]
-    return (*before, *new, *steps[matched[-1] + 1 :])
+    """Whether no other step misses a buffer that disappears."""
+    gone = forward.gone(first, variables)
+    if gone & (forward.read_elsewhere(first) | {*draft.outputs}):
+        return False
+    gone = (gone - backward.written(variables)) | backward.gone(second, variables)
+    gradients = {gradient for _, gradient in draft.gradients}
+    return not gone & (backward.read_elsewhere(second) | gradients)

@@ -13,7 +13,7 @@ from ..model.specs import ArchSpec, FamilySpec, KindSpec
 from ..naming import ElementKernel, GemmKernel
 from .draft import Draft, NotPossible
 
-_GEMMS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
+GEMMS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
 _SUMS = (Primitive.COLUMN_SUM, Primitive.GROUP_SUM)
 
 
@@ -27,7 +27,7 @@ def choose_kernels(draft: Draft, arch: ArchSpec) -> tuple[Draft, tuple[KernelSet
 
     def choose(step: Step) -> Step:
         _check_known(step)
-        step = with_sizes(draft, step)
+        step = step if step.sizes else with_sizes(draft, step)
         if not arch.has_kernels:
             return step
         chosen = _kernel_set(step, arch)
@@ -72,10 +72,10 @@ def with_sizes(draft: Draft, step: Step) -> Step:
     def sized(tokens: Expr, n: Expr, k: Expr) -> Step:
         groups = shape("groups").dims[0] if step.input("groups") else Const(1)
         sizes = (("tokens", tokens), ("groups", groups), ("n", n), ("k", k))
-        flops = mul(Const(2), product((tokens, n, k))) if step.primitive in _GEMMS else None
+        flops = mul(Const(2), product((tokens, n, k))) if step.primitive in GEMMS else None
         return replace(step, sizes=sizes, flops=flops)
 
-    if step.primitive in _GEMMS:
+    if step.primitive in GEMMS:
         a, out = shape("a"), draft.buffers[step.out].shape
         tokens = product(a.flat[:-1])
         match GemmKind(step.kind):
@@ -106,7 +106,7 @@ def family_of(primitive: Primitive, arch: ArchSpec) -> tuple[str, FamilySpec]:
 
 def _kernel_set(step: Step, arch: ArchSpec) -> KernelSet:
     name, family = family_of(step.primitive, arch)
-    if step.primitive in _GEMMS:
+    if step.primitive in GEMMS:
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")

@@ -29,7 +29,12 @@ def add_conditions(draft: Draft) -> Draft:
         for name in step.reads:
             wanted.setdefault(name, set()).update(asked)
         if asked:
-            steps.append(replace(step, when=ordered(asked, flags)))
+            conditions = tuple(
+                Result(name, ordered(wanted.get(name, set()), flags))
+                for name in step.writes
+                if wanted.get(name, set()) != asked
+            )
+            steps.append(replace(step, when=ordered(asked, flags), output_when=conditions))
     return replace(draft, backward=tuple(reversed(steps)))
 
 
@@ -53,4 +58,20 @@ def saved(draft: Draft) -> tuple[Result, ...]:
     position = {name: index for index, name in enumerate(draft.buffers)}
     return tuple(
         Result(name, ordered(asked[name], flags)) for name in sorted(asked, key=position.__getitem__)
+    )
+
+
+def forward_conditions(steps: tuple[Step, ...], kept: tuple[Result, ...]) -> tuple[Step, ...]:
+    """Forward steps whose results for the backward are written only under their flags."""
+    read = {name for step in steps for name in step.reads}
+    return tuple(
+        replace(
+            step,
+            output_when=tuple(
+                each for each in kept if each.buffer in step.writes and each.buffer not in read
+            ),
+        )
+        if len(step.writes) > 1
+        else step
+        for step in steps
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from ..model.dtypes import DType
 from ..model.plan import Argument, Binding, Buffer, Check, CheckKind, Program, Result, Step
@@ -11,7 +12,7 @@ from ..model.specs import ArchSpec
 from ..naming import gradient, need
 from .draft import Draft, NotPossible
 from .kernels import family_of
-from .liveness import flags_of
+from .liveness import flags_of, forward_conditions
 
 Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
@@ -28,6 +29,7 @@ def forward_program(
     asked = {flag for result in kept for flag in result.when or flags_of(draft)}
     flags = tuple(flag for flag in flags_of(draft) if flag in asked)
     kept = tuple(Result(result.buffer, result.when or flags) for result in kept)
+    draft = replace(draft, forward=forward_conditions(draft.forward, kept))
     return _program("forward", draft, arguments, flags, (*outputs, *kept), arch, dims)
 
 
@@ -90,7 +92,7 @@ def _symbols_used(draft: Draft, steps: Iterable[Step], results: Iterable[Result]
             used |= symbols(size)
         if step.pointwise:
             used |= symbols(step.pointwise.rows) | symbols(step.pointwise.columns)
-        for name in step.writes:
+        for name in (*step.writes, *(copy.source for copy in step.copies)):
             used |= draft.buffers[name].shape.symbols()
     for result in results:
         used |= draft.buffers[result.buffer].shape.symbols()

@@ -1,30 +1,142 @@
 """Pass 5, quantise: put a product's operands into the recipe's formats.
 
+Each product reads copies of its operands: blocks run along the contraction, so fprop and dgrad read
+rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All copies of a
+tensor are made in one step, from high precision, where its first product needs one.
+
 A role that the recipe does not name stays in the module's own type: an explicit ``quantize`` step of
 such a role is the identity, and disappears by renaming its result to its operand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from ..model.plan import Operand, Step
-from ..model.primitives import Primitive
-from ..model.specs import RecipeSpec
+from ..model.plan import Buffer, Copy, Operand, Step
+from ..model.primitives import GemmKind, Primitive
+from ..model.specs import ArchSpec, Orientation, RecipeSpec, Role
+from ..naming import gradient
+from .copies import make_copy
 from .draft import Draft, NotPossible
+from .kernels import GEMMS, with_sizes
+
+OPERANDS: Mapping[tuple[GemmKind, str], tuple[Role, Orientation]] = {
+    (GemmKind.FPROP, "a"): (Role.INPUT, Orientation.ROWWISE),
+    (GemmKind.FPROP, "b"): (Role.WEIGHT, Orientation.ROWWISE),
+    (GemmKind.DGRAD, "a"): (Role.GRAD_OUTPUT, Orientation.ROWWISE),
+    (GemmKind.DGRAD, "b"): (Role.WEIGHT, Orientation.COLUMNWISE),
+    (GemmKind.WGRAD, "a"): (Role.GRAD_OUTPUT, Orientation.COLUMNWISE),
+    (GemmKind.WGRAD, "b"): (Role.INPUT, Orientation.COLUMNWISE),
+}
+"""What each operand of each product is, and along which dimension its blocks run."""
 
 
-def quantize(draft: Draft, recipe: RecipeSpec) -> Draft:
+def quantize(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
     """Insert quantisation where the recipe asks for it.
 
     Raises:
-        NotPossible: the recipe quantises a role; no kernel family writes quantised operands.
+        NotPossible: the recipe needs state that no module keeps.
     """
-    if recipe.roles:
-        roles = ", ".join(role.value for role in recipe.roles)
-        raise NotPossible(f"recipe {recipe.name!r} quantises {roles}; no kernel family does")
-    return _drop_identities(draft)
+    for role, spec in recipe.roles.items():
+        if spec.scale.history or spec.rounding.value == "stochastic":
+            kind = "an amax history" if spec.scale.history else "a random number state"
+            raise NotPossible(f"recipe {recipe.name!r} keeps {kind} for {role.value}; no pass does")
+    if recipe.roles and any(_is_identity(step) for step in draft.forward):
+        raise NotPossible(f"no pass expands step quantize under recipe {recipe.name!r}")
+    draft = _drop_identities(draft)
+    return _Copies(recipe, arch).insert(draft) if recipe.roles else draft
+
+
+def unquantized(draft: Draft) -> tuple[Step, ...]:
+    """The forward as a recipe without roles would run it: what a recipe's error is measured against."""
+    return _drop_identities(draft).forward
+
+
+@dataclass(slots=True)
+class _Copies:
+    """Copies made so far, in the order in which products ask for them."""
+
+    recipe: RecipeSpec
+    arch: ArchSpec
+    made: dict[tuple[str, Role], dict[Orientation, Copy]] = field(default_factory=dict)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+
+    def insert(self, draft: Draft) -> Draft:
+        """Give every product its copies and put a step that makes them before the first of them."""
+        programs = [
+            [self._with_copies(draft, step) for step in program]
+            for program in (draft.forward, draft.backward)
+        ]
+        done: set[tuple[str, Role]] = set()
+        forward, backward = (tuple(self._with_steps(program, done)) for program in programs)
+        return replace(draft.with_buffers(self.buffers), forward=forward, backward=backward)
+
+    def _with_copies(self, draft: Draft, step: Step) -> Step:
+        if step.primitive not in GEMMS:
+            return step
+        step = with_sizes(draft, step)
+        copies = []
+        inputs = []
+        for operand in step.inputs:
+            role, orientation = OPERANDS.get((GemmKind(step.kind), operand.slot), (None, None))
+            if role is None or orientation is None or role not in self.recipe.roles:
+                inputs.append(operand)
+                continue
+            copy = self._copy(draft, operand.buffer, role, orientation, step.input("groups"))
+            copies.append(copy)
+            inputs += _slots(operand.slot, copy)
+        if len(copies) == 1:
+            raise NotPossible(
+                f"recipe {self.recipe.name!r} quantises one operand of {step.kind} only"
+            )
+        return replace(step, inputs=tuple(inputs), copies=tuple(copies))
+
+    def _copy(
+        self, draft: Draft, source: str, role: Role, orientation: Orientation, groups: str | None
+    ) -> Copy:
+        known = self.made.setdefault((source, role), {})
+        if orientation not in known:
+            copy, buffers = make_copy(
+                draft.buffers[source],
+                role,
+                orientation,
+                self.recipe.roles[role],
+                self.arch.layout,
+                draft.buffers[groups] if groups else None,
+            )
+            known[orientation] = copy
+            self.buffers |= {buffer.name: buffer for buffer in buffers}
+        return known[orientation]
+
+    def _with_steps(self, program: list[Step], done: set[tuple[str, Role]]) -> Iterable[Step]:
+        for step in program:
+            for copy in step.copies:
+                key = (copy.source, copy.role)
+                if key not in done:
+                    done.add(key)
+                    yield self._step(key, step.item)
+            yield step
+
+    def _step(self, key: tuple[str, Role], item: str) -> Step:
+        copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
+        groups = copies[0].groups
+        return Step(
+            primitive=Primitive.QUANTIZE,
+            kind=None,
+            item=item,
+            inputs=(Operand("a", key[0]), *([Operand("groups", groups)] if groups else [])),
+            outputs=tuple(
+                operand for copy in copies for operand in _slots(copy.orientation.value, copy)
+            ),
+            copies=copies,
+        )
+
+
+def _slots(slot: str, copy: Copy) -> list[Operand]:
+    """Data, scale and, where there is one, amax of a copy as operands."""
+    names = (slot, f"{slot}_scale", f"{slot}_amax")
+    return [Operand(name, buffer) for name, buffer in zip(names, copy.buffers, strict=False)]
 
 
 def _drop_identities(draft: Draft) -> Draft:
@@ -43,13 +155,21 @@ def _drop_identities(draft: Draft) -> Draft:
             name = renamed[name]
         return name
 
-    for step in filter(_is_identity, steps):
+    def join(step: Step) -> None:
         operand, result = final(step.reads[0]), final(step.out)
         if result in ends and operand in written and operand not in ends:
             renamed[operand] = result
             written.add(result)
-        else:
+        elif operand != result:
             renamed[result] = operand
+
+    for step in filter(_is_identity, draft.forward):
+        join(step)
+    for name in draft.outputs:
+        if final(name) != name:  # an output that is an input: so are their gradients
+            renamed[gradient(name)] = gradient(final(name))
+    for step in filter(_is_identity, draft.backward):
+        join(step)
 
     def kept(program: tuple[Step, ...]) -> tuple[Step, ...]:
         return tuple(_rename(step, final) for step in program if not _is_identity(step))

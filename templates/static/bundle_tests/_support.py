@@ -25,6 +25,17 @@ def op(name: str) -> Callable[..., Any]:
     return getattr(getattr(torch.ops, _library.NAMESPACE), name).default
 
 
+def opcheck(name: str, arguments: tuple[Any, ...]) -> None:
+    """PyTorch's own tests of an op.
+
+    The one for schemas does arithmetic on its arguments, which float8 tensors do not have.
+    """
+    tests = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    if all(a.element_size() > 1 for a in arguments if isinstance(a, Tensor)):
+        tests.append("test_schema")
+    torch.library.opcheck(op(name), arguments, test_utils=tests)
+
+
 def random_tensor(
     shape: Sequence[int], dtype: torch.dtype, device: str, seed: int, scale: float = 1.0
 ) -> Tensor:

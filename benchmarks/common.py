@@ -1,0 +1,257 @@
+"""What every benchmark shares: fair timing, facts about the machine, and the form of results."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
+
+import bundles
+
+DEVICE = bundles.DEVICE
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+OURS = "fusegen"
+
+L2_BYTES = 60 * 10**6
+# Rounds are short so that no contender heats the card for the next, and rests are equal.
+ROUNDS = 5
+BLOCK_SECONDS = 0.06
+REST_SECONDS = 0.06
+
+
+# ---- results
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender on one case.
+
+    Attributes:
+        case: what was computed.
+        contender: who computed it.
+        unit: of median, low, high, samples and floor.
+        median: over the samples.
+        low: the least sample.
+        high: the largest.
+        samples: one per round.
+        floor: the least time that operations and bytes allow at the rates measured in this run.
+        rate: work per time.
+        rate_unit: of rate.
+        fraction: floor over median, or rate over the measured ceiling.
+        extra: further numbers by name.
+    """
+
+    case: str
+    contender: str
+    unit: str
+    median: float
+    low: float
+    high: float
+    samples: tuple[float, ...]
+    floor: float | None = None
+    rate: float | None = None
+    rate_unit: str = ""
+    fraction: float | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+def row(case: str, contender: str, unit: str, samples: Sequence[float], **more: Any) -> Row:
+    """A row with its median and spread."""
+    values = tuple(float(f"{value:.6g}") for value in samples)
+    return Row(
+        case, contender, unit, statistics.median(values), min(values), max(values), values, **more
+    )
+
+
+def with_ratios(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows as JSON, each with the ratio of its median to ours on the same case of the same run."""
+    ours = {each.case: each.median for each in rows if each.contender == OURS}
+    found = []
+    for each in rows:
+        data = asdict(each)
+        if each.case in ours:
+            data["times_ours"] = each.median / ours[each.case]
+        found.append(data)
+    return found
+
+
+def write(name: str, rows: Sequence[Row], facts: Mapping[str, Any]) -> Path:
+    """Write one result file and print its rows."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    device = str(facts["device"]).lower().replace(" ", "-")
+    path = RESULTS / f"{name}_{device}_{facts['date'][:10]}.json"
+    found = with_ratios(rows)
+    data = {"name": name, "environment": dict(facts), "rows": found}
+    path.write_text(json.dumps(data, indent=1) + "\n")
+    for each in found:
+        print(describe(each))
+    print(path)
+    return path
+
+
+def describe(data: Mapping[str, Any]) -> str:
+    """A row as one line."""
+    words = f"{data['case']:34} {data['contender']:16} {data['median']:10.4g} {data['unit']}"
+    words += f" [{data['low']:.4g}, {data['high']:.4g}]"
+    if data["rate"] is not None:
+        words += f"  {data['rate']:.4g} {data['rate_unit']}"
+    if data["fraction"] is not None:
+        words += f"  {data['fraction']:.3f} of the ceiling"
+    if "times_ours" in data and data["contender"] != OURS:
+        words += f"  x{data['times_ours']:.3f} of {OURS}'s time"
+    return words
+
+
+# ---- the machine
+
+
+def _output(*words: str) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+_QUERY = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
+
+
+def environment() -> dict[str, Any]:
+    """The date, this commit, and the processor's share of the facts."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "device": "cpu",
+    }
+
+
+def gpu_environment() -> dict[str, Any]:
+    """The above, and device, driver, versions and clocks."""
+    import torch
+
+    answer = _output("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader", "--id=0")
+    clocks = dict(zip(_QUERY.split(","), answer.split(", "), strict=False))
+    return {
+        **environment(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "driver": clocks.pop("driver_version", "unknown"),
+        "clocks": clocks,
+    }
+
+
+def bundle() -> ModuleType:
+    """The bundle for this GPU, loaded by path."""
+    import torch
+
+    folders = bundles.bundles_to_test(torch.cuda.get_device_capability())
+    if not folders:
+        raise SystemExit("no built bundle runs on this GPU; build one: fusegen build generated/...")
+    return bundles.load_bundle(folders[0])
+
+
+def op(package: ModuleType, name: str) -> Callable[..., Any]:
+    """An op of the bundle, such as linear__bf16_forward."""
+    import torch
+
+    importlib.import_module(f"{package.__name__}.{name.rpartition('_')[0]}")
+    library = importlib.import_module(f"{package.__name__}._library")
+    overload: Callable[..., Any] = getattr(getattr(torch.ops, library.NAMESPACE), name).default
+    return overload
+
+
+# ---- timing
+
+
+Contender = Callable[[int], Any]  # runs once on the operand set of that number
+
+
+def operand_sets(bytes_per_set: int) -> int:
+    """How many operand sets one rotates among so that the cache never holds the next one."""
+    return 1 + math.ceil(4 * L2_BYTES / max(bytes_per_set, 1))
+
+
+def _block(run: Contender, count: int) -> float:
+    """Milliseconds per call of `count` calls in a row, by CUDA events."""
+    import torch
+
+    cuda: Any = torch.cuda  # its classes carry no types
+    start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for index in range(count):
+        run(index)
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / count
+
+
+def _calls_per_block(run: Contender, seconds: float) -> int:
+    for index in range(3):
+        run(index)
+    once = _block(run, 3)
+    return max(2, min(2000, int(seconds * 1e3 / once)))
+
+
+def compare(
+    contenders: Mapping[str, Contender], *, rounds: int = ROUNDS, seconds: float = BLOCK_SECONDS
+) -> dict[str, list[float]]:
+    """Milliseconds per call in every round, contenders taking turns.
+
+    A card under a power limit slows down under load: so blocks are short, each begins after the
+    same rest, and every round starts with another contender.
+    """
+    names = list(contenders)
+    counts = {name: _calls_per_block(contenders[name], seconds) for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            time.sleep(REST_SECONDS)
+            contenders[name](0)  # ends the idle state of the card; not timed
+            samples[name].append(_block(contenders[name], counts[name]))
+    return samples
+
+
+def copy_rate() -> float:
+    """Bytes read plus bytes written per second of a device copy of 2 GiB."""
+    import torch
+
+    source = torch.empty(2**31, dtype=torch.uint8, device=DEVICE).random_()
+    target = torch.empty_like(source)
+    times = compare({"copy": lambda _: target.copy_(source)})["copy"]
+    return 2 * source.numel() / statistics.median(times) * 1e3
+
+
+def normal(*shape: int, scale: float = 1.0, dtype: Any = None) -> Any:
+    """Random values; zeros would run faster than real data."""
+    import torch
+
+    dtype = torch.bfloat16 if dtype is None else dtype
+    return torch.empty(*shape, dtype=dtype, device=DEVICE).normal_(std=scale)
+
+
+def require_close(case: str, got: Any, expected: Any, tolerance: float = 1e-2) -> None:
+    """Refuse to time a wrong result.
+
+    Raises:
+        SystemExit: the relative Frobenius distance is larger than `tolerance`, or not a number.
+    """
+    got, expected = got.float(), expected.float()
+    error = float((got - expected).norm() / expected.norm())
+    if not error <= tolerance:
+        raise SystemExit(f"{case}: relative difference {error:.2e}, expected at most {tolerance}")

@@ -1,0 +1,61 @@
+"""Wall time of the program itself: generating every bundle, and asking for help."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import common
+from common import OURS, Row
+
+REPEATS = 7
+
+
+def _seconds(words: Sequence[str]) -> float:
+    """Wall time of one command.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(common.ROOT / "generator")}
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "fusegen", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=common.ROOT,
+        env=environment,
+        text=True,
+        check=False,
+    )
+    elapsed = time.perf_counter() - start
+    if done.returncode != 0:
+        raise SystemExit(f"fusegen {' '.join(words)} ended with {done.returncode}:\n{done.stdout}")
+    return elapsed
+
+
+def targets() -> list[str]:
+    """Every named target."""
+    return sorted(path.stem for path in (common.ROOT / "specs" / "targets").glob("*.yaml"))
+
+
+def generate() -> list[Row]:
+    """Seconds per command, caches of files and byte code warm."""
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {"fusegen --help": ["--help"]}
+        for target in targets():
+            out = str(Path(folder) / target)
+            commands[f"fusegen generate --target {target}"] = [
+                *("generate", "--target", target, "--out", out)
+            ]
+        rows = []
+        for case, words in commands.items():
+            _seconds(words)
+            rows.append(common.row(case, OURS, "s", [_seconds(words) for _ in range(REPEATS)]))
+        return rows

@@ -1,0 +1,156 @@
+"""Matrix products, grouped and dense: fprop, dgrad and wgrad against torch on the same operands."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import common
+import shapes
+import torch
+from common import OURS, Row
+from torch import Tensor
+
+DENSE = 8192
+DENSE_SIZES = (
+    (8192, 8192, 8192),
+    (4096, 4096, 4096),
+    (16384, 4096, 14336),
+    (8192, 7168, 2048),
+    (2048, 8192, 1024),
+)
+
+Run = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x, weight, dy) -> the product
+
+
+@dataclass(frozen=True)
+class Product:
+    """One kind of product on one shape; groups = 0 is dense."""
+
+    case: str
+    groups: int
+    tokens: int
+    n: int
+    k: int
+    ours: Run
+    torch: Run
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (self.groups, self.n, self.k) if self.groups else (self.n, self.k)
+        weight = common.normal(*shape, scale=self.k**-0.5)
+        return common.normal(self.tokens, self.k), weight, common.normal(self.tokens, self.n)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.tokens * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Operands read once, the result written once: the same three tensors for every kind."""
+        weights = max(self.groups, 1) * self.n * self.k
+        return 2 * (self.tokens * (self.n + self.k) + weights)
+
+
+def grouped_products(package: Any, shape: shapes.Grouped) -> Iterator[Product]:
+    """The three products of one grouped linear."""
+    sizes = shapes.splits(shape.groups, shape.tokens)
+    ends = sizes.cumsum(0).to(torch.int32)
+    forward = common.op(package, "grouped_linear__bf16_forward")
+    backward = common.op(package, "grouped_linear__bf16_backward")
+    runs: dict[str, tuple[Run, Run]] = {
+        "fprop": (
+            lambda x, w, dy: forward(x, w, sizes, None),
+            lambda x, w, dy: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends),
+        ),
+        "dgrad": (
+            lambda x, w, dy: backward(dy, x, sizes, w, True, False, False)[0],
+            lambda x, w, dy: torch._grouped_mm(dy, w, offs=ends),
+        ),
+        "wgrad": (
+            lambda x, w, dy: backward(dy, x, sizes, w, False, True, False)[1],
+            lambda x, w, dy: torch._grouped_mm(dy.t(), x, offs=ends),
+        ),
+    }
+    for kind, (ours, theirs) in runs.items():
+        yield Product(
+            *(f"{shape.name} {kind}", shape.groups, shape.tokens, shape.n, shape.k, ours, theirs)
+        )
+
+
+def dense_products(package: Any, tokens: int, n: int, k: int) -> Iterator[Product]:
+    """The three products of one linear."""
+    forward = common.op(package, "linear__bf16_forward")
+    backward = common.op(package, "linear__bf16_backward")
+    runs: dict[str, tuple[Run, Run]] = {
+        "fprop": (
+            lambda x, w, dy: forward(x, w, None),
+            lambda x, w, dy: torch.nn.functional.linear(x, w),
+        ),
+        "dgrad": (
+            lambda x, w, dy: backward(dy, x, w, True, False, False)[0],
+            lambda x, w, dy: dy @ w,
+        ),
+        "wgrad": (
+            lambda x, w, dy: backward(dy, x, w, False, True, False)[1],
+            lambda x, w, dy: dy.t() @ x,
+        ),
+    }
+    for kind, (ours, theirs) in runs.items():
+        yield Product(f"{tokens}x{n}x{k} {kind}", 0, tokens, n, k, ours, theirs)
+
+
+def measure(product: Product, copy_rate: float) -> list[Row]:
+    """Check the product, then time it, torch's, and the dense 8192^3 one in turns."""
+    sets = [product.operands() for _ in range(min(4, common.operand_sets(product.bytes)))]
+    common.require_close(product.case, product.ours(*sets[0]), product.torch(*sets[0]))
+    a, b = common.normal(DENSE, DENSE), common.normal(DENSE, DENSE)
+    samples = common.compare(
+        {
+            OURS: lambda index: product.ours(*sets[index % len(sets)]),
+            "torch": lambda index: product.torch(*sets[index % len(sets)]),
+            "dense": lambda index: a @ b.t(),
+        }
+    )
+    dense_rate = 2 * DENSE**3 / statistics.median(samples.pop("dense")) * 1e3
+    floor = 1e3 * max(product.flops / dense_rate, product.bytes / copy_rate)
+    return [_row(product, name, times, dense_rate, floor) for name, times in samples.items()]
+
+
+def _row(
+    product: Product, name: str, times: Sequence[float], dense_rate: float, floor: float
+) -> Row:
+    rate = product.flops / statistics.median(times) * 1e3
+    return common.row(
+        product.case,
+        name,
+        "ms",
+        times,
+        floor=floor,
+        rate=rate / 1e12,
+        rate_unit="TFLOP/s",
+        fraction=rate / dense_rate,
+        extra={"dense_tflops": dense_rate / 1e12},
+    )
+
+
+def _measure_all(products: Iterator[Product]) -> list[Row]:
+    copy_rate = common.copy_rate()
+    rows = []
+    for product in products:
+        rows += measure(product, copy_rate)
+        torch.cuda.empty_cache()
+    return rows
+
+
+def grouped() -> list[Row]:
+    """Grouped products at the shapes of three models, group sizes unrounded."""
+    package = common.bundle()
+    return _measure_all(p for shape in shapes.GROUPED for p in grouped_products(package, shape))
+
+
+def dense() -> list[Row]:
+    """Dense products against torch's."""
+    package = common.bundle()
+    return _measure_all(p for sizes in DENSE_SIZES for p in dense_products(package, *sizes))

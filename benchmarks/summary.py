@@ -1,0 +1,174 @@
+"""docs/performance.md and its figure, from the newest result of every benchmark and device."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from common import OURS, RESULTS, ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+FIGURE = ROOT / "docs" / "performance.png"
+
+TITLES = {
+    "grouped": "Grouped matrix products",
+    "dense": "Dense matrix products",
+    "mlp": "The expert MLP, forward and backward",
+    "pointwise": "Activations",
+    "host": "Host time of one call",
+    "generate": "The generator",
+}
+NOTES = {
+    "grouped": (
+        "Group sizes are drawn from a Dirichlet(8) and rounded to nothing. *Of the ceiling*: rate "
+        "over that of a dense 8192 x 8192 x 8192 product in the same run."
+    ),
+    "dense": "*Of the ceiling*: rate over that of torch's 8192 x 8192 x 8192 product.",
+    "mlp": (
+        "fc1, SwiGLU times router probability, fc2, and all gradients. The floor counts the "
+        "products at the dense rate and the activation's bytes at the copy's."
+    ),
+    "pointwise": "*Of the ceiling*: bandwidth over that of a device copy in the same run.",
+    "host": "Small shapes, no wait for the device inside.",
+    "generate": "Wall time of the command, Python's start included.",
+}
+INTRODUCTION = """\
+# Performance
+
+Written by `python benchmarks/run.py summary` from `benchmarks/results/`. Times are medians over
+rounds in which the contenders take turns, with the spread from least to largest behind them;
+ratios are taken within one run alone, because these cards are limited by power. The floor is the
+least time that operations and bytes allow at the rates measured in the same run.
+"""
+
+Result = Mapping[str, Any]
+
+
+def newest() -> list[Result]:
+    """The newest result per benchmark and device, in the page's order."""
+    found: dict[tuple[str, str], Result] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text("utf-8"))
+        key = (result["name"], result["environment"]["device"])
+        if key not in found or result["environment"]["date"] > found[key]["environment"]["date"]:
+            found[key] = result
+    order = list(TITLES)
+    return [found[key] for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
+
+
+def page(results: Iterable[Result], figure: bool) -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    if figure:
+        parts.append(f"![Time of the others over ours]({FIGURE.name})\n")
+    parts += [section(result) for result in results]
+    return "\n".join(parts)
+
+
+def section(result: Result) -> str:
+    """A benchmark on one device."""
+    heading = (
+        f"## {TITLES[result['name']]}\n\n{machine(result['environment'])} {NOTES[result['name']]}\n"
+    )
+    return heading + "\n" + table(result) + "\n"
+
+
+def machine(facts: Mapping[str, Any]) -> str:
+    """Where a result comes from, as one sentence."""
+    words = [f"one {facts['device']}"] if facts["device"] != "cpu" else ["the CPU"]
+    words += [f"torch {facts['torch']}"] if "torch" in facts else []
+    words += [f"CUDA {facts['cuda']}"] if facts.get("cuda") else []
+    words += [f"driver {facts['driver']}"] if "driver" in facts else []
+    return f"Measured on {', '.join(words)}, {facts['date'][:10]}, commit {facts['commit']}."
+
+
+def table(result: Result) -> str:
+    """A line per case and contender; a column only where a row fills it."""
+    rows = result["rows"]
+    extras = sorted({name for row in rows for name in row["extra"]})
+    columns = ["case", "by", "time", "floor", "rate", "of the ceiling", "time over ours", *extras]
+    lines = [_cells(row, extras) for row in rows]
+    used = [index for index in range(len(columns)) if any(line[index] for line in lines)]
+    heads = [columns[index].replace("_", " ") for index in used]
+    body = [_line([line[index] for index in used]) for line in lines]
+    return "\n".join([_line(heads), "|" + "---|" * len(used), *body])
+
+
+def _cells(row: Mapping[str, Any], extras: list[str]) -> list[str]:
+    ratio = row.get("times_ours")
+    unit = row["unit"]
+    return [
+        row["case"],
+        row["contender"],
+        f"{number(row['median'])} {unit} ({number(row['low'])} to {number(row['high'])})",
+        "" if row["floor"] is None else f"{number(row['floor'])} {unit}",
+        "" if row["rate"] is None else f"{number(row['rate'])} {row['rate_unit']}",
+        "" if row["fraction"] is None else f"{row['fraction']:.2f}",
+        "" if ratio is None or row["contender"] == OURS else f"{ratio:.2f}",
+        *(number(row["extra"][name]) if name in row["extra"] else "" for name in extras),
+    ]
+
+
+def number(value: float) -> str:
+    """Three significant digits and no exponent."""
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{digits}f}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def bars(results: Iterable[Result]) -> dict[str, float]:
+    """Best other time over ours, by case, of the benchmarks that have another contender."""
+    found: dict[str, float] = {}
+    for result in results:
+        if result["name"] == "host":
+            continue
+        for row in result["rows"]:
+            if row["contender"] != OURS and "times_ours" in row:
+                case = f"{result['name']}: {row['case']}"
+                found[case] = min(row["times_ours"], found.get(case, math.inf))
+    return found
+
+
+def draw(ratios: Mapping[str, float], path: Path) -> None:
+    """Bars to the right of 1 are faster than the best of the others."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(ratios)[::-1]
+    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.24 * len(names)))
+    colours = ["#3a7d44" if ratios[name] >= 1 else "#b5523b" for name in names]
+    axes.barh(names, [ratios[name] for name in names], color=colours)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("time of the best other over time of fusegen")
+    axes.tick_params(axis="y", labelsize=7)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def summarise() -> Path:
+    """Write the page and, where contenders were compared, its figure (needs matplotlib).
+
+    Raises:
+        SystemExit: there is nothing to write about.
+    """
+    results = newest()
+    if not results:
+        raise SystemExit(f"no results in {RESULTS}; run: python benchmarks/run.py grouped")
+    ratios = bars(results)
+    if ratios:
+        draw(ratios, FIGURE)
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page(results, bool(ratios)), "utf-8")
+    return PAGE

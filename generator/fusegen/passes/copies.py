@@ -1,0 +1,125 @@
+"""Quantised copies of a tensor: their buffers, as ``reference/_quantize.py`` lays them out.
+
+Rowwise data has the tensor's shape with its rows padded to the pitch; columnwise data is transposed
+where the architecture's MMA reads one major only, and rows in groups then start at multiples of the
+alignment, in the padded token space ``a * (T // a + E)``.  Scales are in logical order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model import dtypes
+from ..model.dtypes import DType
+from ..model.plan import Buffer, Copy
+from ..model.shapes import (
+    Const,
+    Expr,
+    Shape,
+    add,
+    align,
+    ceildiv,
+    floordiv,
+    mul,
+    product,
+)
+from ..model.specs import Extent, LayoutSpec, Orientation, QuantizationSpec, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor to be quantised: matrices of rows by columns, or rows in groups.
+
+    Attributes:
+        matrices: number of matrices of a stack; None for one.
+        rows, columns: of a matrix.
+        groups: number of groups that the rows are in; None where they are not.
+    """
+
+    matrices: Expr | None
+    rows: Expr
+    columns: Expr
+    groups: Expr | None
+
+    @classmethod
+    def of(cls, shape: Shape, role: Role, groups: Expr | None) -> Source:
+        """A weight ``[E, N, K]`` is a stack; everything else is rows of its last dimension."""
+        flat = shape.flat
+        if role is Role.WEIGHT and len(flat) == 3:
+            return cls(flat[0], flat[1], flat[2], None)
+        return cls(None, product(flat[:-1]), flat[-1], groups if role is not Role.WEIGHT else None)
+
+    @property
+    def stack(self) -> tuple[Expr, ...]:
+        """Leading dimensions of its copies."""
+        return (self.matrices,) if self.matrices is not None else ()
+
+    def row_blocks(self, block: int) -> Expr:
+        """How many blocks of rows: each group starts its own."""
+        if block == 1:
+            return self.rows
+        if self.groups is None:
+            return ceildiv(self.rows, block)
+        return add(floordiv(self.rows, block), self.groups)
+
+
+def make_copy(
+    source: Buffer,
+    role: Role,
+    orientation: Orientation,
+    spec: QuantizationSpec,
+    layout: LayoutSpec,
+    groups: Buffer | None,
+) -> tuple[Copy, tuple[Buffer, ...]]:
+    """The buffers of one copy, named after their source."""
+    name = f"{source.name}_{orientation.value}"
+    grouped = groups if role is not Role.WEIGHT else None
+    tensor = Source.of(source.shape, role, grouped.shape.dims[0] if grouped else None)
+    data = Buffer(name, spec.format, _data_shape(tensor, orientation, spec.format, layout))
+    scale = Buffer(f"{name}_scale", spec.scale.dtype, scale_shape(tensor, orientation, spec))
+    buffers = [data, scale]
+    if spec.tensor_scale is not None:
+        amax = tensor.groups or tensor.matrices or Const(1)
+        buffers.append(Buffer(f"{name}_amax", DType.FLOAT32, Shape(None, (amax,))))
+    names = [buffer.name for buffer in buffers]
+    copy = Copy(
+        source.name,
+        role,
+        orientation,
+        *names[:2],
+        amax=names[2] if len(names) > 2 else None,
+        groups=grouped.name if grouped else None,
+    )
+    return copy, tuple(buffers)
+
+
+def _pitched(elements: Expr, format: DType, layout: LayoutSpec) -> Expr:
+    """Stored length of a run of codes, in elements of the torch dtype (two E2M1 codes a byte)."""
+    per_byte = 8 // dtypes.bits(format)
+    padded = align(elements, layout.pitch * per_byte)
+    return floordiv(padded, per_byte) if per_byte > 1 else padded
+
+
+def _data_shape(
+    tensor: Source, orientation: Orientation, format: DType, layout: LayoutSpec
+) -> Shape:
+    if orientation is Orientation.ROWWISE or not layout.transposed:
+        return Shape(None, (*tensor.stack, tensor.rows, _pitched(tensor.columns, format, layout)))
+    length = tensor.rows
+    if tensor.groups is not None:
+        starts = add(floordiv(tensor.rows, layout.token_alignment), tensor.groups)
+        length = mul(Const(layout.token_alignment), starts)
+    return Shape(None, (*tensor.stack, tensor.columns, _pitched(length, format, layout)))
+
+
+def scale_shape(tensor: Source, orientation: Orientation, spec: QuantizationSpec) -> Shape:
+    """Logical order, row block first; an extent that spans everything has no dimension."""
+    rows, columns = spec.block if orientation is Orientation.ROWWISE else spec.block[::-1]
+    dims: list[Expr] = [*tensor.stack]
+    if rows is Extent.ALL:
+        dims += [tensor.groups] if tensor.groups is not None else []
+    else:
+        dims.append(tensor.row_blocks(rows))
+    if columns is not Extent.ALL:
+        dims.append(ceildiv(tensor.columns, columns))
+    return Shape(None, tuple(dims) or (Const(1),))

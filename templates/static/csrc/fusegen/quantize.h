@@ -1,0 +1,146 @@
+// What the quantise kernels are launched with; host side, no device code.
+//
+// Rows come in groups: those of `split_sizes` (ragged: input [rows, columns], rows past the last
+// group count as zeros), or, where it is null, `groups` matrices of `rows` rows each (weights;
+// groups = 1: one dense matrix). Scales decode: value = code * scale. With b rows to a block,
+// group g has its first block at begin[g] / b + g of rows / b + groups where ragged, and at
+// g * ceil(rows / b) otherwise. Everything that is written is defined, padding too.
+#pragma once
+
+#include <cstdint>
+
+#include "status.cuh"
+
+namespace fusegen {
+
+// Which elements share a scale in the rowwise copy, [rows x columns]; the columnwise copy swaps
+// the two. Stored scales, in elements; R counts all rows, B row blocks as above:
+enum class Scaling {
+  tensor,         // a group          rowwise and columnwise [groups], fp32
+  row,            // 1 x all          rowwise [R], columnwise [groups, columns], fp32
+  block_1x128,    //                  rowwise [R, ceil(columns / 128)], columnwise [B, columns], fp32
+  block_128x128,  //                  one array [B, ceil(columns / 128)], fp32
+  mx_1x32,        //                  rowwise [R, ceil(columns / 32)], columnwise [B, columns], E8M0
+  mx_32x32,       //                  one array [B, ceil(columns / 32)], E8M0
+  nv_1x16,        //                  rowwise [R, ceil(columns / 16)], columnwise [B, columns], E4M3
+  nv_16x16,       //                  one array [B, ceil(columns / 16)], E4M3
+};
+
+// Rows of the rowwise copy are `pitch` bytes apart. The columnwise copy is transposed: ragged
+// [columns, pitch] with group g at row_align * (begin[g] / row_align + g), otherwise
+// [groups, columns, pitch]. Pitches are multiples of 16 bytes; padding is written up to 15 bytes
+// after a rowwise row, and up to the pitch after a columnwise one.
+struct QuantizedCopy {
+  void* data = nullptr;  // nullptr: this copy is not wanted
+  void* scale = nullptr;
+  int64_t pitch = 0;
+  const float* amax = nullptr;  // tensor, nv: [groups]; row: [R] rowwise, [groups, columns] columnwise
+};
+
+struct QuantizeArguments {
+  const void* input;
+  const int64_t* split_sizes;  // [groups] on the device
+  int64_t rows;
+  int64_t columns;  // a multiple of 8
+  int64_t groups;
+  QuantizedCopy rowwise;
+  QuantizedCopy columnwise;
+
+  int64_t row_align = 32;  // rows that groups start at a multiple of, in columnwise data
+  // Not zero: rowwise scales of blocks of 128 are [ceil(columns / 128), token_pitch] instead, and
+  // rows lie there as in columnwise data; padding is 1.
+  int64_t token_pitch = 0;
+
+  float epsilon = 0;               // an amax below it is raised to it
+  bool power_of_two = false;       // fp32 scales encode with a power of two, rounded down
+  bool round_down = false;         // E8M0 by the OCP rule instead of rounding up
+  const float* scale = nullptr;    // tensor: [groups] that encode, in place of an amax
+  float* folded_amax = nullptr;    // [groups], raised to the amax of the input
+  float* row_sums = nullptr;       // workspace of `row_sum_floats`: see launch_reduce_row_sums
+  const int64_t* rng_state = nullptr;  // [seed, offset] on the device, for stochastic rounding
+  bool programmatic_launch = false;
+};
+
+// Tiles of 128 rows that groups can have at most; a last pseudo-group owns rows past all groups.
+constexpr int64_t row_tiles(int64_t rows, int64_t groups, bool ragged) {
+  return ragged ? rows / 128 + groups + 1 : groups * ((rows + 127) / 128);
+}
+
+constexpr int64_t row_sum_floats(const QuantizeArguments& in) {
+  return row_tiles(in.rows, in.groups, in.split_sizes != nullptr) * in.columns;
+}
+
+// Adds the partial sums that a quantise launch left in `row_sums`: output [groups, columns].
+struct RowSumArguments {
+  const float* row_sums;
+  void* output;
+  const int64_t* split_sizes;
+  int64_t rows;
+  int64_t columns;
+  int64_t groups;
+  bool programmatic_launch = false;
+};
+
+// Largest magnitudes; NaN counts for nothing. Results must be zero before; nullptr: not wanted.
+struct AmaxArguments {
+  const void* input;
+  const int64_t* split_sizes;
+  int64_t rows;
+  int64_t columns;
+  int64_t groups;
+  float* of_group = nullptr;              // [groups]
+  float* of_row = nullptr;                // [R]
+  float* of_column = nullptr;             // [groups, columns]
+  float* of_transformed_group = nullptr;  // [groups], after the Hadamard transform along rows
+  bool programmatic_launch = false;
+};
+
+// Buffers of floats that are set to zero.
+struct ClearArguments {
+  static constexpr int kMost = 8;
+  float* buffers[kMost] = {};
+  int64_t counts[kMost] = {};
+  int64_t* rng_state = nullptr;  // its offset is raised by rng_steps
+  int64_t rng_steps = 0;
+  bool programmatic_launch = false;
+};
+
+// One step of delayed scaling, after everything that quantised with the old scale.
+struct DelayedArguments {
+  static constexpr int kMostSlots = 1024;
+  float* history;     // [slots, groups]
+  float* scale;       // [groups]
+  const float* amax;  // [groups] of this step
+  int64_t slots;
+  int64_t groups;
+  float max;          // largest value of the format
+  int margin = 0;
+  bool grouped = false;  // a group whose newest amax is 0 does not roll
+  bool programmatic_launch = false;
+};
+
+// Codes to bf16, times the scale where it varies along the contraction.
+struct DequantizeArguments {
+  const void* data;    // [matrices, lines, pitch bytes]
+  const void* scale;   // block b of line l of matrix m: [m * matrix + l * line + b * block]
+  void* output;        // [matrices, lines, length], or transposed [matrices, length, lines]
+  int64_t matrices;
+  int64_t lines;
+  int64_t length;      // elements of a line, a multiple of 8
+  int64_t pitch;
+  int64_t scale_matrix, scale_line, scale_block;  // strides of scales
+  int64_t lines_per_scale = 1;                    // 16 or 32 where blocks are square
+  bool programmatic_launch = false;
+};
+
+// Sizes of the groups in the padded rows of columnwise data, for a product that runs over those.
+struct PaddedSizesArguments {
+  const int64_t* split_sizes;
+  int64_t* padded_sizes;  // [groups], their sum is at most row_align * (rows / row_align + groups)
+  int64_t rows;
+  int64_t groups;
+  int64_t row_align;
+  bool programmatic_launch = false;
+};
+
+}  // namespace fusegen

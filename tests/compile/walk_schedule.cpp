@@ -1,0 +1,503 @@
+// Runs the device scheduler, fusegen/schedule.cuh, on the CPU and checks every tile it hands out.
+//
+// The header is compiled as plain C++. The 32 lanes of the warp that finds tiles are coroutines;
+// every warp-wide operation is a rendezvous at which each lane leaves a value for the others.
+//
+// Standard input holds one case a line:
+//   name tokens n k clusters groups size...       groups = 0: dense, no group sizes
+// TILINGS, given by the compiler's command line, lists the tilings to walk each case with.
+// Exits with 1, after saying what is wrong, unless all tiles of all cases are as they should be.
+// Standard error names every walk as it begins: the last one tells where a broken header crashed.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+// ---- A warp of coroutines -----------------------------------------------------------------------
+
+struct LaneIndex {
+  unsigned x;
+};
+static LaneIndex threadIdx;  // CUDA's name: that of the running lane
+
+namespace warp {
+
+constexpr unsigned kLanes = 32;
+constexpr size_t kStackBytes = 64 << 10;
+using Values = std::array<uint64_t, kLanes>;
+
+struct Lane {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(kStackBytes);
+  bool running = false;
+  unsigned round = 0;  // rendezvous so far
+};
+
+static std::array<Lane, kLanes> lanes;
+static ucontext_t caller;
+static std::function<void(unsigned)> body;
+static Values mailboxes[2];
+
+// Hands over to the next lane that still runs, or, after the last one has ended, to the caller.
+static void resume_after(unsigned lane) {
+  ucontext_t* const from = &lanes[lane].context;
+  for (unsigned distance = 1; distance <= kLanes; ++distance) {
+    const unsigned next = (lane + distance) % kLanes;
+    if (!lanes[next].running) continue;
+    threadIdx.x = next;
+    if (next != lane) swapcontext(from, &lanes[next].context);
+    return;
+  }
+  swapcontext(from, &caller);
+}
+
+// Leaves a value and returns those of all lanes. Lanes take turns in a ring, so that all others
+// have left theirs when it is this lane's turn again. Two sets of mailboxes alternate: a lane may
+// be one rendezvous ahead of those that have yet to read.
+template <class Value>
+const Values& exchange(Value value) {
+  static_assert(std::is_integral<Value>::value, "mailboxes hold integers");
+  const unsigned lane = threadIdx.x;
+  Values& mailbox = mailboxes[lanes[lane].round++ % 2];
+  mailbox[lane] = static_cast<uint64_t>(value);
+  resume_after(lane);
+  return mailbox;
+}
+
+static void enter(int lane) {
+  body(static_cast<unsigned>(lane));
+  lanes[lane].running = false;
+  resume_after(static_cast<unsigned>(lane));
+}
+
+// Calls `function(lane)` in all lanes at once.
+static void run(std::function<void(unsigned)> function) {
+  body = std::move(function);
+  for (unsigned index = 0; index < kLanes; ++index) {
+    Lane& lane = lanes[index];
+    lane.running = true;
+    lane.round = 0;
+    getcontext(&lane.context);
+    lane.context.uc_stack.ss_sp = lane.stack.data();
+    lane.context.uc_stack.ss_size = kStackBytes;
+    lane.context.uc_link = nullptr;
+    makecontext(&lane.context, reinterpret_cast<void (*)()>(enter), 1, static_cast<int>(index));
+  }
+  threadIdx.x = 0;
+  swapcontext(&caller, &lanes[0].context);
+}
+
+}  // namespace warp
+
+// ---- What the header uses of CUDA ---------------------------------------------------------------
+
+#define __host__
+#define __device__
+
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+
+// A source outside of the warp gives a lane its own value back, as the hardware does.
+template <class Value>
+Value value_of_lane(Value mine, unsigned source) {
+  const warp::Values& values = warp::exchange(mine);
+  return source < warp::kLanes ? static_cast<Value>(values[source]) : mine;
+}
+
+template <class Value>
+Value __shfl_sync(unsigned, Value value, int source) {
+  return value_of_lane(value, static_cast<unsigned>(source) % warp::kLanes);
+}
+
+template <class Value>
+Value __shfl_up_sync(unsigned, Value value, unsigned distance) {
+  return value_of_lane(value, threadIdx.x - distance);
+}
+
+template <class Value>
+Value __shfl_down_sync(unsigned, Value value, unsigned distance) {
+  return value_of_lane(value, threadIdx.x + distance);
+}
+
+template <class Value>
+Value __shfl_xor_sync(unsigned, Value value, int mask) {
+  return value_of_lane(value, threadIdx.x ^ static_cast<unsigned>(mask));
+}
+
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const warp::Values& votes = warp::exchange(vote);
+  unsigned ballot = 0;
+  for (unsigned lane = 0; lane < warp::kLanes; ++lane) ballot |= unsigned(votes[lane]) << lane;
+  return ballot;
+}
+
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
+inline void __syncwarp(unsigned = 0xffffffffu) { warp::exchange(0); }
+inline void __syncthreads() { warp::exchange(0); }  // the one warp is the whole block
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+  return std::min<std::common_type_t<A, B>>(a, b);
+}
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+  return std::max<std::common_type_t<A, B>>(a, b);
+}
+
+#include "fusegen/schedule.cuh"
+
+// ---- Cases and their expected tiles -------------------------------------------------------------
+
+using fusegen::Gemm;
+using fusegen::Share;
+using fusegen::Tile;
+
+template <int M, int N, int Cluster>
+struct Tiling {
+  static constexpr int tile_m = M;
+  static constexpr int tile_n = N;
+  static constexpr int cluster = Cluster;
+};
+
+struct Case {
+  std::string name;
+  int tokens, n, k, clusters;
+  bool dense;
+  std::vector<int64_t> sizes;  // of a dense case: all tokens
+};
+
+// A part of the result that is cut into tiles of its own.
+struct Region {
+  int begin, tokens;
+  int rows, depth;
+};
+
+// What the walk of one case must hand out.
+struct Expected {
+  std::vector<Region> regions;
+  std::vector<int> order;  // regions in the order in which every cluster meets them
+  int columns;
+  int row_blocks(int region, int tile_m) const { return blocks(regions[region].rows, tile_m); }
+  int column_blocks(int tile_n) const { return blocks(columns, tile_n); }
+  static int blocks(int extent, int size) { return (extent + size - 1) / size; }
+};
+
+static int clamped(int64_t size, int tokens) {
+  return static_cast<int>(std::clamp<int64_t>(size, 0, tokens));
+}
+
+// Sizes are clamped to [0, T], and so are their running sums.
+static std::vector<Region> regions_of(const Case& in, Gemm kind) {
+  std::vector<Region> regions;
+  int begin = 0;
+  for (const int64_t size : in.sizes) {
+    const int tokens = std::min(clamped(size, in.tokens), in.tokens - begin);
+    switch (kind) {
+      case Gemm::fprop: regions.push_back({begin, tokens, tokens, in.k}); break;
+      case Gemm::dgrad: regions.push_back({begin, tokens, tokens, in.n}); break;
+      case Gemm::wgrad: regions.push_back({begin, tokens, in.n, tokens}); break;
+    }
+    begin += tokens;
+  }
+  // Rows that no group has must come out zero, which is what a depth of 0 gives.
+  const int rest = in.tokens - begin;
+  if (kind != Gemm::wgrad) regions.push_back({begin, rest, rest, 0});
+  return regions;
+}
+
+template <Gemm kind, class Config>
+Expected expected_of(const Case& in) {
+  Expected expected{regions_of(in, kind), {}, kind == Gemm::fprop ? in.n : in.k};
+  expected.order.resize(expected.regions.size());
+  std::iota(expected.order.begin(), expected.order.end(), 0);
+  const bool sorted = kind == Gemm::wgrad &&
+                      in.sizes.size() <= size_t(fusegen::DepthWalk<Config>::kSortedGroups);
+  if (sorted) {
+    std::stable_sort(expected.order.begin(), expected.order.end(), [&](int a, int b) {
+      return clamped(in.sizes[a], in.tokens) > clamped(in.sizes[b], in.tokens);
+    });
+  }
+  return expected;
+}
+
+// ---- Reports ------------------------------------------------------------------------------------
+
+constexpr int kMostReports = 20;
+static int failures = 0;
+static std::string place;  // case, product and tiling that are being walked
+
+__attribute__((format(printf, 1, 2))) static void fail(const char* format, ...) {
+  if (++failures > kMostReports) return;
+  std::va_list arguments;
+  va_start(arguments, format);
+  std::printf("%s: ", place.c_str());
+  std::vprintf(format, arguments);
+  std::printf("\n");
+  va_end(arguments);
+}
+
+static const char* name_of(Gemm kind) {
+  switch (kind) {
+    case Gemm::fprop: return "fprop";
+    case Gemm::dgrad: return "dgrad";
+    case Gemm::wgrad: return "wgrad";
+  }
+  return "?";
+}
+
+static bool same(const Tile& a, const Tile& b) {
+  return a.group == b.group && a.row == b.row && a.rows == b.rows && a.column == b.column &&
+         a.begin == b.begin && a.tokens == b.tokens && a.depth == b.depth && a.share == b.share;
+}
+
+// ---- Walking ------------------------------------------------------------------------------------
+
+using Tiles = std::vector<Tile>;
+using Walked = std::vector<std::vector<Tiles>>;  // [cluster][rank]
+
+template <class Walk>
+void collect(Walk walk, size_t most, Tiles& tiles) {
+  // A broken walk may never end.
+  while (tiles.size() <= most) {
+    const Tile tile = walk.next();
+    if (tile.group < 0) return;
+    tiles.push_back(tile);
+  }
+}
+
+template <Gemm kind, class Config>
+void walk_as_lane(const fusegen::Walker<kind, Config>& walker, size_t most, Tiles& tiles) {
+  if constexpr (kind == Gemm::wgrad) {
+    using Walk = fusegen::DepthWalk<Config>;
+    alignas(16) static uint32_t sizes[Walk::kSortedGroups];
+    static uint16_t order[Walk::kSortedGroups];
+    // Shared memory holds anything when a kernel starts. All lanes fill it before one reads.
+    std::fill(std::begin(sizes), std::end(sizes), UINT32_MAX);
+    std::fill(std::begin(order), std::end(order), uint16_t(UINT16_MAX));
+    __syncthreads();
+    Walk::template sort<warp::kLanes>(walker, sizes, order);
+    collect(Walk(walker, order), most, tiles);
+  } else {
+    collect(fusegen::RowWalk<kind, Config>(walker), most, tiles);
+  }
+}
+
+// Tiles of one block, on which all its lanes must agree.
+template <Gemm kind, class Config>
+Tiles walk_block(const Case& in, uint32_t cluster, uint32_t rank, size_t most) {
+  fusegen::Walker<kind, Config> walker{};
+  walker.shape.split_sizes = in.dense ? nullptr : in.sizes.data();
+  walker.shape.tokens = in.tokens;
+  walker.shape.groups = static_cast<int32_t>(in.sizes.size());
+  walker.shape.n = in.n;
+  walker.shape.k = in.k;
+  walker.rank = rank;
+  walker.cluster = cluster;
+  walker.clusters = static_cast<uint32_t>(in.clusters);
+
+  std::array<Tiles, warp::kLanes> found;
+  warp::run([&](unsigned lane) {
+    auto mine = walker;
+    mine.lane = lane;
+    walk_as_lane<kind, Config>(mine, most, found[lane]);
+  });
+  for (unsigned lane = 1; lane < warp::kLanes; ++lane) {
+    const bool agree = warp::lanes[lane].round == warp::lanes[0].round &&
+                       std::equal(found[0].begin(), found[0].end(), found[lane].begin(),
+                                  found[lane].end(), same);
+    if (!agree) fail("lanes 0 and %u of cluster %u, rank %u disagree", lane, cluster, rank);
+  }
+  return found[0];
+}
+
+template <Gemm kind, class Config>
+Walked walk(const Case& in, size_t most) {
+  Walked walked(in.clusters);
+  for (int cluster = 0; cluster < in.clusters; ++cluster) {
+    for (int rank = 0; rank < Config::cluster; ++rank) {
+      walked[cluster].push_back(walk_block<kind, Config>(in, cluster, rank, most));
+    }
+  }
+  return walked;
+}
+
+// ---- Checks -------------------------------------------------------------------------------------
+
+static bool check_fields(const Expected& expected, const Tile& tile) {
+  if (tile.group >= static_cast<int>(expected.regions.size())) {
+    fail("a tile of group %d, which does not exist", tile.group);
+    return false;
+  }
+  const Region& region = expected.regions[tile.group];
+  const bool good = tile.begin == region.begin && tile.tokens == region.tokens &&
+                    tile.depth == region.depth && tile.rows == region.rows - tile.row &&
+                    tile.row >= 0 && tile.column >= 0 && tile.column < expected.columns;
+  if (!good) {
+    fail("group %d: a tile at (%d, %d) with %d rows, depth %d, tokens %d from %d", tile.group,
+         tile.row, tile.column, tile.rows, tile.depth, tile.tokens, tile.begin);
+  }
+  return good;
+}
+
+// Both blocks of a cluster load half of the operand that they share, so it must be the same one.
+static void check_partners(const Tile& a, const Tile& b) {
+  const bool together = a.group == b.group && a.share == b.share;
+  const bool aligned = (a.share == Share::a && a.row == b.row && a.column != b.column) ||
+                       (a.share == Share::b && a.column == b.column && a.row != b.row);
+  if (!together || !aligned) {
+    fail("partners (%d, %d) of group %d and (%d, %d) of group %d share nothing", a.row, a.column,
+         a.group, b.row, b.column, b.group);
+  }
+  if (a.rows <= 0) fail("group %d, row %d: the first of a pair has no tile", a.group, a.row);
+}
+
+static void check_cluster(const std::vector<Tiles>& ranks) {
+  if (ranks.size() == 1) {
+    for (const Tile& tile : ranks[0]) {
+      if (tile.share != Share::none) fail("group %d: shares with nobody", tile.group);
+    }
+    return;
+  }
+  if (ranks[0].size() != ranks[1].size()) {
+    fail("partners have %zu and %zu tiles", ranks[0].size(), ranks[1].size());
+    return;
+  }
+  for (size_t i = 0; i < ranks[0].size(); ++i) check_partners(ranks[0][i], ranks[1][i]);
+}
+
+static void check_order(const Expected& expected, const Tiles& tiles) {
+  std::vector<int> turn_of(expected.order.size());
+  for (size_t turn = 0; turn < turn_of.size(); ++turn) turn_of[expected.order[turn]] = turn;
+  for (size_t i = 1; i < tiles.size(); ++i) {
+    if (turn_of[tiles[i - 1].group] > turn_of[tiles[i].group]) {
+      fail("group %d is met before group %d", tiles[i - 1].group, tiles[i].group);
+    }
+  }
+}
+
+// Steps are dealt one by one: no cluster has two more than another.
+static void check_balance(const Walked& walked) {
+  const auto fewer = [](const auto& a, const auto& b) { return a[0].size() < b[0].size(); };
+  const auto [least, most] = std::minmax_element(walked.begin(), walked.end(), fewer);
+  const size_t low = (*least)[0].size(), high = (*most)[0].size();
+  if (high - low > 1) fail("clusters have between %zu and %zu steps", low, high);
+}
+
+// How often each output tile was computed.
+template <class Config>
+class Coverage {
+ public:
+  explicit Coverage(const Expected& expected) : expected_(expected) {
+    for (size_t group = 0; group < expected.regions.size(); ++group) {
+      first_.push_back(total_);
+      total_ += expected.row_blocks(group, Config::tile_m) * column_blocks();
+    }
+    counts_.resize(total_);
+  }
+
+  size_t total() const { return total_; }
+
+  void add(const Tile& tile) {
+    if (tile.rows <= 0) return;  // only helps its partner
+    if (tile.row % Config::tile_m != 0 || tile.column % Config::tile_n != 0) {
+      fail("group %d: (%d, %d) is no tile's corner", tile.group, tile.row, tile.column);
+      return;
+    }
+    const int block = tile.row / Config::tile_m * column_blocks() + tile.column / Config::tile_n;
+    ++counts_[first_[tile.group] + block];
+  }
+
+  void check() const {
+    for (size_t group = 0; group < first_.size(); ++group) {
+      const size_t end = group + 1 < first_.size() ? first_[group + 1] : total_;
+      for (size_t at = first_[group]; at < end; ++at) {
+        if (counts_[at] != 1) report(group, static_cast<int>(at - first_[group]), counts_[at]);
+      }
+    }
+  }
+
+ private:
+  int column_blocks() const { return expected_.column_blocks(Config::tile_n); }
+
+  void report(size_t group, int block, int count) const {
+    fail("group %zu: tile (%d, %d) is computed %d times", group,
+         block / column_blocks() * Config::tile_m, block % column_blocks() * Config::tile_n, count);
+  }
+
+  const Expected& expected_;
+  std::vector<size_t> first_;  // of every region: where its counts begin
+  size_t total_ = 0;
+  std::vector<int> counts_;
+};
+
+// ---- Everything together ------------------------------------------------------------------------
+
+template <Gemm kind, class Config>
+size_t check(const Case& in) {
+  place = in.name + " " + name_of(kind) + " " + std::to_string(Config::tile_m) + "x" +
+          std::to_string(Config::tile_n) + " cluster " + std::to_string(Config::cluster);
+  std::fprintf(stderr, "%s\n", place.c_str());
+  const Expected expected = expected_of<kind, Config>(in);
+  Coverage<Config> coverage(expected);
+  const Walked walked = walk<kind, Config>(in, coverage.total());
+  for (const std::vector<Tiles>& ranks : walked) {
+    for (const Tiles& tiles : ranks) {
+      const auto good = [&](const Tile& tile) { return check_fields(expected, tile); };
+      if (!std::all_of(tiles.begin(), tiles.end(), good)) return coverage.total();
+      check_order(expected, tiles);
+      for (const Tile& tile : tiles) coverage.add(tile);
+    }
+    check_cluster(ranks);
+  }
+  check_balance(walked);
+  coverage.check();
+  return coverage.total();
+}
+
+template <class Config>
+size_t check_kinds(const Case& in) {
+  return check<Gemm::fprop, Config>(in) + check<Gemm::dgrad, Config>(in) +
+         check<Gemm::wgrad, Config>(in);
+}
+
+template <class... Tilings>
+size_t check_tilings(const Case& in) {
+  return (check_kinds<Tilings>(in) + ...);
+}
+
+static bool read_case(Case& in) {
+  char name[64];
+  size_t groups = 0;
+  const int found = std::scanf("%63s %d %d %d %d %zu", name, &in.tokens, &in.n, &in.k,
+                               &in.clusters, &groups);
+  if (found != 6) return false;
+  in.name = name;
+  in.dense = groups == 0;
+  in.sizes.assign(in.dense ? 1 : groups, in.tokens);
+  if (in.dense) return true;
+  for (int64_t& size : in.sizes) {
+    if (std::scanf("%" SCNd64, &size) != 1) return false;
+  }
+  return true;
+}
+
+int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // reports must survive a crash
+  Case in;
+  int cases = 0;
+  size_t tiles = 0;
+  for (; read_case(in); ++cases) tiles += check_tilings<TILINGS>(in);
+  std::printf("%d cases, %zu tiles, %d failures\n", cases, tiles, failures);
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,539 @@
+"""The command line: what it parses, where it prints, and what it ends with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from fusegen import __version__, api, cli, gpu, paths
+from fusegen.publish import BusyError
+from fusegen.toolchain import BuildError
+
+COMMANDS = sorted(cli.program.commands)
+SILU = ("--arch", "cpu", "--module", "silu", "--recipe", "bf16")
+
+
+def run(*words: str | Path, env: dict[str, str | None] | None = None) -> Result:
+    return CliRunner().invoke(cli.program, [str(word) for word in words], env=env)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every command runs in an empty folder outside the checkout, and sees no GPU."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(gpu, "visible_capability", lambda: None)
+    monkeypatch.setattr(api, "visible_capability", lambda: None)
+    return folder
+
+
+@pytest.fixture
+def bundle(elsewhere: Path) -> Path:
+    """A generated bundle, named as a user at its place would name it."""
+    assert run("generate", *SILU).exit_code == 0
+    return Path("generated/cpu")
+
+
+# Help
+
+
+def subprocess_run(code: str) -> subprocess.CompletedProcess[str]:
+    root = Path(cli.__file__).parents[1]
+    env = os.environ | {"PYTHONPATH": str(root)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom fusegen.cli import main\nsys.argv = ['fusegen', '--help']\n"
+        "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess_run(code)
+    assert done.returncode == 0 and "Commands:" in done.stdout
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert "fusegen" in loaded
+    assert not loaded & {"yaml", "jinja2", "pydantic", "sympy", "torch", "rich", "filelock"}
+
+
+def test_help_answers_at_once() -> None:
+    def once() -> float:
+        started = time.perf_counter()
+        assert subprocess_run("import fusegen.cli as c; c.program(['--help'])").returncode == 0
+        return time.perf_counter() - started
+
+    assert min(once() for _ in range(5)) < 0.2
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_ends_in_two_examples_that_parse(command: str, flag: str) -> None:
+    done = run(command, flag)
+    assert done.exit_code == 0
+    head, _, tail = done.stdout.partition("\n  Examples:\n")
+    assert head.startswith("Usage: ")
+    examples = [line.strip() for line in tail.splitlines()]
+    assert len(examples) == 2
+    for example in examples:
+        name, first, *words = example.split()
+        assert (name, first) == ("fusegen", command)
+        cli.program.commands[command].make_context(command, words)
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"fusegen, version {__version__}\n"
+
+
+# Exit codes
+
+
+def test_unknown_words_end_with_the_closest() -> None:
+    for words, hint in (
+        (["generat"], "unknown command 'generat'; did you mean 'generate'?"),
+        (["list", "recipe"], "unknown kind 'recipe'; did you mean 'recipes'?"),
+        (["new", "recipes", "x"], "unknown kind 'recipes'; did you mean 'recipe'?"),
+        (["explain", "silu", "bf16", "sm_90"], "unknown arch 'sm_90'; did you mean 'sm_90a'?"),
+        (["plan", "--module", "linea"], "unknown module 'linea'; did you mean 'linear'?"),
+        (["generate", "--target", "hoper"], "unknown target 'hoper'; did you mean 'hopper'?"),
+        (["generate", "--chek"], "--check"),
+    ):
+        done = run(*words)
+        assert done.exit_code == cli.ExitCode.USAGE, done.output
+        assert hint.lower() in done.stderr.lower()
+        assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["plan", "generate"])
+def test_native_without_a_gpu_lists_the_archs(command: str) -> None:
+    done = run(command, "--arch", "native", "--module", "silu", "--recipe", "bf16")
+    assert done.exit_code == cli.ExitCode.USAGE
+    assert "no visible NVIDIA GPU; name one of: cpu, sm_90a" in done.stderr
+
+
+def test_native_is_the_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "visible_capability", lambda: (9, 0))
+    done = run("generate", "--arch", "native", "--module", "silu", "--recipe", "bf16")
+    assert done.exit_code == 0 and Path("generated/sm_90a/silu__bf16.py").exists()
+    monkeypatch.setattr(gpu, "visible_capability", lambda: (7, 5))
+    done = run("plan", "--arch", "native")
+    assert done.exit_code == cli.ExitCode.USAGE and "capability 7.5" in done.stderr
+
+
+def test_bad_specs() -> None:
+    Path("mine/recipes").mkdir(parents=True)
+    Path("mine/recipes/toy.yaml").write_text("edition: 1\nrecipe: toy\ncolour: red\n")
+    for command in (["list"], ["validate"], ["plan"], ["generate", *SILU], ["check", "."]):
+        done = run(*command, "--specs", "mine")
+        expected = cli.ExitCode.USAGE if command[0] == "check" else cli.ExitCode.SPEC
+        assert done.exit_code == expected, done.output
+    done = run("validate", "--specs", "mine")
+    assert done.stdout == ""
+    assert "mine/recipes/toy.yaml:3:1: unknown key 'colour'" in done.stderr
+    done = run("validate", "--specs", "mine", "--json")
+    data = json.loads(done.stdout)
+    assert done.exit_code == cli.ExitCode.SPEC and not data["valid"]
+    places = [(p["file"], p["line"], p["column"]) for p in data["problems"]]
+    assert ("mine/recipes/toy.yaml", 3, 1) in places
+
+
+def test_a_template_that_is_in_two_folders(elsewhere: Path) -> None:
+    Path("mine/bundle").mkdir(parents=True)
+    Path("mine/bundle/README.md.j2").write_text("")
+    done = run("generate", *SILU, "--templates", "mine")
+    assert done.exit_code == cli.ExitCode.SPEC
+    assert "template 'bundle/README.md.j2' is in" in done.stderr
+
+
+def test_an_edited_bundle_is_refused_and_listed(bundle: Path) -> None:
+    (bundle / "silu__bf16.py").write_text("mine = 1\n")
+    done = run("generate", "--namespace", "acme")
+    assert done.exit_code == cli.ExitCode.REFUSED
+    assert re.search(r"^  silu__bf16\.py +changed by hand", done.stderr, re.MULTILINE)
+    assert (bundle / "silu__bf16.py").read_text() == "mine = 1\n"
+    assert 'NAMESPACE = "fusegen_cpu"' in (bundle / "_library.py").read_text()
+
+
+def test_every_command_that_a_message_names_exists(bundle: Path) -> None:
+    root = Path(cli.__file__).parents[2]
+    folders = (root / "generator" / "fusegen", root / "templates")
+    files = [p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".j2", ".h", ".cuh")]
+    texts = [path.read_text() for path in files]
+    named = {word for text in texts for word in re.findall(r"`fusegen ([a-z]+)", text)}
+    named |= {
+        word for text in texts for word in re.findall(r"(?:run|build|it): fusegen (\w+)", text)
+    }
+    assert {"generate", "build"} <= named <= set(COMMANDS)
+
+
+def test_a_busy_bundle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: object, **__: object) -> None:
+        raise BusyError("somebody else is here")
+
+    monkeypatch.setattr("fusegen.publish.publish", busy)
+    done = run("generate")
+    assert (done.exit_code, done.stderr) == (4, "fusegen: somebody else is here\n")
+
+
+def test_a_broken_lock(bundle: Path) -> None:
+    (bundle / "fusegen.lock").write_text("{")
+    for command in ("generate", "check"):
+        done = run(command)
+        assert done.exit_code == cli.ExitCode.REFUSED and "fusegen.lock" in done.stderr
+
+
+def test_a_target_mends_a_broken_selection(bundle: Path) -> None:
+    lock = bundle / "fusegen.lock"
+    data = json.loads(lock.read_text())
+    lock.write_text(json.dumps(data | {"selection": {}}))
+    assert run("generate").exit_code == cli.ExitCode.REFUSED
+    assert run("generate", "--target", "cpu").exit_code == 0
+    assert run("check").exit_code == 0
+
+
+def test_nothing_to_build(bundle: Path) -> None:
+    done = run("build", bundle)
+    assert done.exit_code == cli.ExitCode.BUILD
+    assert "nothing to build" in done.stderr and "run: fusegen generate" in done.stderr
+    assert run("build").exit_code == cli.ExitCode.USAGE
+    assert run("build", bundle, "--jobs", "0").exit_code == cli.ExitCode.USAGE
+
+
+def test_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the sky fell")
+
+    monkeypatch.setattr(api, "list_specs", fail)
+    done = run("list", env={cli.TRACEBACK: None})
+    assert done.exit_code == cli.ExitCode.INTERNAL
+    assert "internal error: RuntimeError: the sky fell" in done.stderr
+    assert "report it" in done.stderr and "Traceback" not in done.stderr
+    assert "Traceback" in run("list", env={cli.TRACEBACK: "1"}).stderr
+
+
+def test_a_file_where_the_bundle_is_to_be(elsewhere: Path) -> None:
+    Path("generated").mkdir()
+    Path("generated/cpu").write_text("a file")
+    done = run("generate", *SILU)
+    assert done.exit_code == cli.ExitCode.REFUSED
+    assert done.stderr == "fusegen: generated/cpu/fusegen.lock: Not a directory\n"
+
+
+def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "generated/cpu")
+
+    monkeypatch.setattr("fusegen.publish.publish", full)
+    done = run("generate", *SILU)
+    assert done.exit_code == cli.ExitCode.REFUSED
+    assert done.stderr == "fusegen: generated/cpu: No space left on device\n"
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "list_specs", interrupt)
+    assert run("list").exit_code == cli.ExitCode.INTERRUPTED
+
+
+# Answers
+
+
+def test_list() -> None:
+    names = [entry["name"] for entry in json.loads(run("list", "modules", "--json").stdout)]
+    assert names == sorted(names) and "grouped_mlp" in names
+    everything = json.loads(run("list", "--json").stdout)
+    assert tuple(everything) == cli.KINDS == tuple(kind.folder for kind in generation_kinds())
+    for entries in everything.values():
+        assert all(entry["name"] and entry["summary"] and entry["file"] for entry in entries)
+    assert re.search(r"^archs/sm_90a +Hopper", run("list").stdout, re.MULTILINE)
+    assert re.search(r"^sm_90a +Hopper", run("list", "archs").stdout, re.MULTILINE)
+
+
+def generation_kinds() -> list[Any]:
+    from fusegen.model.specs import SpecKind
+
+    return list(SpecKind)
+
+
+def test_plan() -> None:
+    data = json.loads(run("plan", "--target", "hopper", "--json").stdout)
+    assert data["version"] == 1
+    for row in data["modules"]:
+        assert list(row) == ["module", "recipe", "arch", "status", "reason", "kernels", "saved"]
+    row = next(row for row in data["modules"] if (row["module"], row["recipe"]) == ("silu", "bf16"))
+    assert (row["arch"], row["status"], row["saved"]) == ("sm_90a", "native", ["x"])
+    assert len(row["kernels"]) == len(set(row["kernels"])) > 0
+    narrowed = json.loads(run("plan", *SILU, "--json").stdout)
+    assert [row["kernels"] for row in narrowed["modules"]] == [[]]
+    assert not list(Path().iterdir())
+
+
+def test_explain() -> None:
+    text = run("explain", "silu", "bf16", "cpu").stdout
+    assert text.startswith("silu__bf16 on cpu: native")
+    data = json.loads(run("explain", "silu", "bf16", "cpu", "--json").stdout)
+    assert "\n".join(data["text"]) + "\n" == text
+    buffers = {buffer["name"]: buffer for buffer in data["plan"]["buffers"]}
+    assert buffers["x"]["shape"] == "[T...]"
+    assert [step["primitive"] for step in data["plan"]["forward"]["steps"]] == ["pointwise"]
+
+
+def test_generate_shows_lists_and_diffs_without_writing(bundle: Path) -> None:
+    (bundle / "__init__.py").unlink()
+    before = sorted(bundle.rglob("*"))
+    dry = run("generate", "--dry-run")
+    assert dry.exit_code == 0
+    assert re.search(r"^create +generated/cpu/__init__\.py$", dry.stdout, re.MULTILINE)
+    shown = run("generate", "--diff")
+    assert shown.exit_code == 0 and "+++ b/__init__.py\n" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    checked = run("generate", "--check", "--json")
+    assert checked.exit_code == cli.ExitCode.DRIFT
+    data = json.loads(checked.stdout)
+    assert data["version"] == 1 and data["drifted"]
+    (report,) = data["bundles"]
+    assert report["changes"] == [{"path": "__init__.py", "kind": "create"}]
+    assert (report["arch"], report["namespace"], report["written"]) == ("cpu", "fusegen_cpu", False)
+    assert sorted(bundle.rglob("*")) == before
+    written = run("generate")
+    assert written.exit_code == 0 and "1 created" in written.stdout
+    assert run("generate", "--check").exit_code == 0
+
+
+def test_orphans_go_unless_told_otherwise(bundle: Path) -> None:
+    run("generate", "--arch", "cpu", "--module", "swiglu", "--recipe", "bf16")
+    kept = run("generate", *SILU, "--remove", "--no-prune")
+    assert kept.exit_code == 0 and (bundle / "silu__bf16.py").exists()
+    assert run("generate").exit_code == 0 and not (bundle / "silu__bf16.py").exists()
+
+
+def test_a_new_layout_is_accepted_on_request(bundle: Path) -> None:
+    path = bundle / "silu__bf16.py"
+    text = path.read_text()
+    path.write_text(text.replace("import torch\n", "import   torch\n", 1))
+    done = run("generate")
+    assert done.exit_code == cli.ExitCode.REFUSED and "--accept-format" in done.stderr
+    assert run("generate", "--accept-format").exit_code == 0
+    assert path.read_text() == text
+
+
+def test_check_says_what_why_and_how_to_fix(bundle: Path) -> None:
+    assert run("check").exit_code == 0
+    run("generate", *SILU, "--out", "vendored")
+    Path("vendored/cpu/README.md").unlink()
+    Path("vendored/cpu/silu__bf16.py").write_text("mine = 1\n")
+    done = run("check", "vendored/cpu", bundle)
+    assert done.exit_code == cli.ExitCode.DRIFT
+    for line in (
+        "vendored/cpu is not what its specs and templates give:",
+        "  missing         README.md",
+        "  edited by hand  silu__bf16.py",
+        "+++ b/README.md",
+        "-mine = 1",
+        "fusegen generate --out vendored",
+    ):
+        assert f"{line}\n" in done.stdout
+    assert "Why it matters: " in done.stdout and "generated/cpu" not in done.stdout
+    assert "Ways out:" in done.stderr
+    Path("vendored/cpu/silu__bf16.py").unlink()
+    assert run("generate", "--out", "vendored").exit_code == 0
+    assert run("check", "--out", "vendored").exit_code == 0
+
+
+def test_check_needs_a_bundle() -> None:
+    assert run("check").exit_code == cli.ExitCode.USAGE
+    done = run("check", "nowhere")
+    assert done.exit_code == cli.ExitCode.USAGE and "is not a bundle" in done.stderr
+
+
+def test_new_prints_the_path_and_the_next_steps() -> None:
+    done = run("new", "recipe", "mine", "--from", "bf16")
+    assert (done.exit_code, done.stdout) == (0, "specs/recipes/mine.yaml\n")
+    assert "fusegen validate --specs specs" in done.stderr
+    assert run("new", "recipe", "mine").exit_code == cli.ExitCode.REFUSED
+    assert run("new", "recipe", "Mine").exit_code == cli.ExitCode.USAGE
+    assert run("validate", "--specs", "specs").exit_code == 0
+
+
+# Colour
+
+
+def test_colour_needs_a_terminal_and_no_wish_to_the_contrary(bundle: Path) -> None:
+    (bundle / "README.md").unlink()
+    words = ["generate", "--diff"]
+    assert "\x1b" not in run(*words, env={"NO_COLOR": None}).stdout
+    plain = CliRunner().invoke(cli.program, words, color=True, env={"NO_COLOR": "1"})
+    coloured = CliRunner().invoke(cli.program, words, color=True, env={"NO_COLOR": None})
+    assert "\x1b" not in plain.stdout and "\x1b[32m" in coloured.stdout
+
+
+# The GPU, the build, the demo
+
+
+@pytest.mark.parametrize(
+    ("answer", "env", "expected"),
+    [
+        ("echo 9.0", {}, (9, 0)),
+        ("echo 12.1; echo 9.0", {}, (12, 1)),
+        ("echo $3", {"CUDA_VISIBLE_DEVICES": "3,1"}, None),
+        ("test $3 = --id=3 && echo 8.6", {"CUDA_VISIBLE_DEVICES": "3,1"}, (8, 6)),
+        ("test -z $3 && echo 9.0", {"CUDA_VISIBLE_DEVICES": "MIG-1"}, (9, 0)),
+        ("echo 9.0", {"CUDA_VISIBLE_DEVICES": ""}, None),
+        ("echo 9.0", {"CUDA_VISIBLE_DEVICES": "-1"}, None),
+        ("echo 9.0; exit 9", {}, None),
+        ("echo '[N/A]'", {}, None),
+        ("echo 'no devices were found'", {}, None),
+    ],
+)
+def test_the_driver_is_asked_for_the_visible_gpu(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    env: dict[str, str],
+    expected: tuple[int, int] | None,
+) -> None:
+    monkeypatch.undo()
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o755)
+    assert gpu.visible_capability({"PATH": str(tmp_path), **env}) == expected
+    assert gpu.visible_capability({"PATH": str(tmp_path / "cwd"), **env}) is None
+
+
+class Tools:
+    def describe(self) -> str:
+        return "a compiler of glass"
+
+
+def test_build_says_with_what_and_shows_every_unit(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusegen import build
+    from fusegen.objcache import Report
+
+    def fake(folder: Path, **named: Any) -> build.BuildReport:
+        progress = named["progress"]
+        progress.start(2)
+        progress.unit_done("kernels/a.cu", cached=False, seconds=1.5)
+        progress.unit_done("b.cpp", cached=True, seconds=2.5)
+        progress.link_done(folder / "lib" / "x.so", cached=False)
+        report = Report(1.5, 0, (), ())
+        units = (
+            build.UnitReport("kernels/a.cu", False, report),
+            build.UnitReport("b.cpp", True, report),
+        )
+        return build.BuildReport(
+            folder / "lib" / "x.so", True, 1.6, named["toolchain"].describe(), units
+        )
+
+    monkeypatch.setattr(api, "find_tools", lambda bundles: Tools())
+    monkeypatch.setattr("fusegen.build.build", fake)
+    done = run("build", bundle, "--jobs", "1")
+    assert done.exit_code == 0
+    assert done.stdout == "generated/cpu/lib/x.so  linked: 2 units, 1 cached, 1.6 s\n"
+    assert "building with a compiler of glass" in done.stderr
+    assert "[1/2] kernels/a.cu  1.5 s" in done.stderr and "b.cpp" not in done.stderr
+    data = json.loads(run("build", bundle, "--json").stdout)
+    assert [unit["name"] for unit in data["bundles"][0]["units"]] == ["kernels/a.cu", "b.cpp"]
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """What the demo would have trained with."""
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "fusegen.demo.run_demo",
+        lambda folder, arch, **named: calls.append({"folder": folder, "arch": arch, **named}),
+    )
+    return calls
+
+
+def test_demo_runs_on_the_cpu_without_a_gpu(
+    trained: list[dict[str, Any]], tmp_path: Path, elsewhere: Path
+) -> None:
+    done = run("demo", "--steps", "3", "--output", "curves.svg", "--json")
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "cache" / "demo" / "cpu"
+    assert trained == [
+        {
+            "folder": folder,
+            "arch": "cpu",
+            "steps": 3,
+            "output": Path("curves.svg"),
+            "as_json": True,
+        }
+    ]
+    assert (folder / "grouped_mlp__bf16.py").exists()
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_demo_builds_for_the_visible_gpu(
+    trained: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Path] = []
+    monkeypatch.setattr(api, "visible_capability", lambda: (9, 0))
+    monkeypatch.setattr(api, "find_tools", lambda bundles: Tools())
+    monkeypatch.setattr(api, "build", lambda bundle, **_: built.append(bundle))
+    assert run("demo", "--out", tmp_path / "out").exit_code == 0
+    assert built == [tmp_path / "out" / "sm_90a"]
+    assert trained[0]["arch"] == "sm_90a" and trained[0]["folder"] == built[0]
+
+
+def test_demo_falls_back_to_the_cpu_and_says_why(
+    trained: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(bundles: object) -> None:
+        raise BuildError("nvcc was not found", remedy="pip install nvcc")
+
+    monkeypatch.setattr(api, "visible_capability", lambda: (9, 0))
+    monkeypatch.setattr(api, "find_tools", missing)
+    done = run("demo")
+    assert done.exit_code == 0 and trained[0]["arch"] == "cpu"
+    assert "so the demo runs on the CPU: nvcc was not found" in done.stderr
+    assert "run: pip install nvcc" in done.stderr
+    named = run("demo", "--arch", "sm_90a")
+    assert named.exit_code == cli.ExitCode.BUILD and len(trained) == 1
+
+
+def test_every_parameter_of_every_command_has_help() -> None:
+    for command in cli.program.commands.values():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help and parameter.help.endswith("."), parameter.name
+
+
+def test_check_inside_the_checkout_covers_the_schemas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusegen import schemas
+
+    specs = tmp_path / "checkout" / "specs"
+    schemas.write(specs)
+    monkeypatch.chdir(specs)
+    monkeypatch.setattr(paths, "builtin_specs", lambda: specs)
+    monkeypatch.setattr(paths, "inside_checkout", lambda folder: True)
+    assert run("check").exit_code == 0
+    (specs / "schema" / "op.schema.json").unlink()
+    (specs / "schema" / "none.schema.json").write_text("{}\n")
+    (specs / "schema" / "arch.schema.json").write_text("{}\n")
+    done = run("check")
+    assert done.exit_code == cli.ExitCode.DRIFT and "fusegen generate\n" in done.stdout
+    for name, kind in (("op", "missing"), ("none", "extra"), ("arch", "changed")):
+        assert f"{specs / 'schema' / name}.schema.json is {kind}\n" in done.stdout
+    assert run("generate", "--check").exit_code == cli.ExitCode.DRIFT
+    assert run("generate").exit_code == 0
+    assert run("check").exit_code == 0

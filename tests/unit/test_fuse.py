@@ -1,0 +1,244 @@
+"""Fusions on toy programs: what matches, what must not, and in which order they apply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusegen.load import SpecSet, load
+from fusegen.model.plan import Step
+from fusegen.naming import Cell
+from fusegen.passes.backward import write_backward
+from fusegen.passes.draft import Draft, NotPossible
+from fusegen.passes.expand import expand
+from fusegen.passes.fuse import fuse
+from fusegen.passes.liveness import add_conditions, saved
+from fusegen.passes.math import derive_math
+from fusegen.paths import builtin_specs
+from fusegen.resolve import resolve_module
+
+MLP = """edition: 1
+module: toy
+class: Toy
+summary: two products and an activation
+dims: {T: tokens, H: hidden, F: wide}
+inputs: {x: {shape: [T, H]}}
+chain:
+  - {op: linear, as: fc1, out: h, dims: {K: H, N: 2 * F}}
+  - {op: swiglu, as: act, out: a, dims: {D: F}}
+  - {op: linear, as: fc2, dims: {K: F, N: H}}
+"""
+FUSION = """edition: 1
+fusion: {name}
+pass: {stage}
+summary: toy
+match:
+{match}
+rewrite:
+{rewrite}
+"""
+GEMM = "{step: gemm, kind: fprop, in: [x, w, b], out: [h]}"
+ACTIVATION = "{step: pointwise, in: [h], out: [a]}"
+FUSED = "{step: gemm, kind: fprop, in: [x, w, b], out: [a]}"
+
+
+def section(**steps: list[str]) -> str:
+    return "\n".join(f"  {key}: [{', '.join(value)}]" for key, value in steps.items())
+
+
+def specs_with(tmp_path: Path, module: str = MLP, **fusions: tuple[str, str, str]) -> SpecSet:
+    """The built-in specs, the toy module, and fusions as (pass, match, rewrite)."""
+    mine = tmp_path / "mine"
+    (mine / "modules").mkdir(parents=True)
+    (mine / "fusions").mkdir()
+    (mine / "modules" / "toy.yaml").write_text(module, encoding="utf-8")
+    for name, (stage, match, rewrite) in fusions.items():
+        text = FUSION.format(name=name, stage=stage, match=match, rewrite=rewrite)
+        (mine / "fusions" / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return load([builtin_specs(), mine])
+
+
+def fused(specs: SpecSet, arch: str = "cpu") -> Draft:
+    draft = derive_math(write_backward(expand(specs.modules["toy"], specs.ops)))
+    fusions = {name: f for name, f in specs.fusions.items() if f.name.startswith("toy_")}
+    return fuse(draft, fusions, arch, specs.recipes["bf16"])
+
+
+def shown(steps: tuple[Step, ...]) -> list[str]:
+    return [
+        f"{step.primitive.value}{f' {step.kind}' if step.kind else ''}"
+        f" {', '.join(f'{o.slot}={o.buffer}' for o in step.inputs)} -> {', '.join(step.writes)}"
+        for step in steps
+    ]
+
+
+BEFORE = [
+    "gemm fprop a=x, b=fc1_weight, add=fc1_bias -> h",
+    "pointwise x=h -> a",
+    "gemm fprop a=a, b=fc2_weight, add=fc2_bias -> y",
+]
+GRADIENTS = [
+    "gemm dgrad a=dy, b=fc2_weight -> da",
+    "gemm wgrad a=dy, b=a -> dfc2_weight",
+    "column_sum a=dy -> dfc2_bias",
+    "pointwise_grad dy=da, x=h -> dh",
+    "gemm dgrad a=dh, b=fc1_weight -> dx",
+    "gemm wgrad a=dh, b=x -> dfc1_weight",
+    "column_sum a=dh -> dfc1_bias",
+]
+
+
+def test_nothing_to_fuse(tmp_path: Path) -> None:
+    draft = fused(specs_with(tmp_path))
+    assert shown(draft.forward) == BEFORE
+    assert shown(draft.backward) == GRADIENTS
+
+
+def test_a_pattern_whose_result_is_read_elsewhere_stays(tmp_path: Path) -> None:
+    """The backward of the activation reads h, so the product cannot swallow it."""
+    toy = ("forward", section(forward=[GEMM, ACTIVATION]), section(forward=[FUSED]))
+    assert shown(fused(specs_with(tmp_path, toy_epilogue=toy)).forward) == BEFORE
+
+
+def test_a_joint_pattern_may_rebuild_it(tmp_path: Path) -> None:
+    grad = "{step: pointwise_grad, in: [da, h], out: [dh]}"
+    again = "{step: gemm, kind: fprop, in: [x, w, b], out: [h]}"
+    toy = (
+        "joint",
+        section(forward=[GEMM, ACTIVATION], backward=[grad]),
+        section(forward=[FUSED], backward=[again, grad]) + "\nkeep: [x, w]\ndrop: [h]",
+    )
+    draft = fused(specs_with(tmp_path, toy_recompute=toy))
+    assert shown(draft.forward) == [
+        "gemm fprop a=x, b=fc1_weight, add=fc1_bias -> a",
+        "gemm fprop a=a, b=fc2_weight, add=fc2_bias -> y",
+    ]
+    assert shown(draft.backward)[3:5] == [
+        "gemm fprop a=x, b=fc1_weight, add=fc1_bias -> h",
+        "pointwise_grad dy=da, x=h -> dh",
+    ]
+    assert draft.forward[0].rule == "toy_recompute"
+    names = [result.buffer for result in saved(add_conditions(draft))]
+    assert names == ["x", "fc1_weight", "fc1_bias", "a", "fc2_weight"]
+
+
+def test_what_a_replacement_rebuilds_comes_before_its_readers(tmp_path: Path) -> None:
+    """Rebuilding a in the gradient of the activation moves the wgrad that reads it behind."""
+    forward = "{step: pointwise, in: [h], out: [a]}"
+    grad = "{step: pointwise_grad, in: [da, h], out: [dh]}"
+    both = "{step: pointwise_grad, in: [da, h], out: [dh, a]}"
+    toy = (
+        "joint",
+        section(forward=[forward], backward=[grad]),
+        section(forward=[forward], backward=[both]) + "\nkeep: [h]\ndrop: [a]",
+    )
+    specs = specs_with(tmp_path, toy_rebuild=toy)
+    draft = fused(specs)
+    assert shown(draft.forward) == BEFORE
+    lines = shown(draft.backward)
+    assert lines.index("pointwise_grad dy=da, x=h -> dh, a") < lines.index(
+        "gemm wgrad a=dy, b=a -> dfc2_weight"
+    )
+    assert sorted(line.split(" -> ")[0] for line in lines) == sorted(
+        line.split(" -> ")[0] for line in GRADIENTS
+    )
+    assert "a" not in [result.buffer for result in saved(add_conditions(draft))]
+    with pytest.raises(NotPossible, match=r"no expression computes dh, a .*toy_rebuild"):
+        resolve_module(specs, Cell("toy", "bf16"), "cpu")
+
+
+def test_a_forward_result_may_not_move_to_the_backward(tmp_path: Path) -> None:
+    """A buffer that the forward itself still reads must stay there."""
+    toy = (
+        "joint",
+        section(forward=[ACTIVATION], backward=["{step: pointwise_grad, in: [da, h], out: [dh]}"]),
+        section(backward=["{step: pointwise_grad, in: [da, h], out: [dh, a]}"]),
+    )
+    assert shown(fused(specs_with(tmp_path, toy_move=toy)).forward) == BEFORE
+
+
+def test_every_operand_must_be_named(tmp_path: Path) -> None:
+    """A product with a bias is no product without one: nothing is dropped silently."""
+    step = "{step: gemm, kind: fprop, in: [x, w], out: [h]}"
+    toy = ("forward", section(forward=[step]), section(forward=[step]))
+    draft = fused(specs_with(tmp_path, toy_plain=toy))
+    assert [step.rule for step in draft.forward] == [None, None, None]
+
+
+def test_a_pattern_in_its_own_replacement_ends(tmp_path: Path) -> None:
+    toy = ("forward", section(forward=[GEMM]), section(forward=[GEMM]))
+    draft = fused(specs_with(tmp_path, toy_same=toy))
+    assert shown(draft.forward) == BEFORE
+    assert [step.rule for step in draft.forward] == ["toy_same", None, "toy_same"]
+
+
+def test_joint_then_forward_then_backward(tmp_path: Path) -> None:
+    """All three want the same step; their names sort the other way round."""
+    grad = "{step: pointwise_grad, in: [da, h], out: [dh]}"
+    joint = section(forward=[ACTIVATION], backward=[grad])
+    forward, backward = section(forward=[ACTIVATION]), section(backward=[grad])
+    fusions = {
+        "toy_c": ("joint", joint, joint),
+        "toy_b": ("forward", forward, forward),
+        "toy_a": ("backward", backward, backward),
+    }
+    draft = fused(specs_with(tmp_path, **fusions))
+    assert draft.forward[1].rule == "toy_b"
+    assert next(s for s in draft.backward if s.primitive.value == "pointwise_grad").rule == "toy_a"
+    history = []
+    for stage in ("toy_c", "toy_b", "toy_a"):
+        only = {name: f for name, f in fusions.items() if name == stage}
+        path = tmp_path / stage
+        path.mkdir()
+        history.append(fused(specs_with(path, **only)).forward[1].rule)
+    assert history == ["toy_c", "toy_b", None]
+
+
+def test_a_step_of_another_op_does_not_match(tmp_path: Path) -> None:
+    named = "{step: pointwise, op: silu, in: [h], out: [a]}"
+    toy = ("forward", section(forward=[named]), section(forward=[ACTIVATION]))
+    assert fused(specs_with(tmp_path, toy_silu=toy)).forward[1].rule is None
+    other = tmp_path / "other"
+    other.mkdir()
+    right = ("forward", section(forward=[named.replace("silu", "swiglu")]), section(forward=[ACTIVATION]))
+    step = fused(specs_with(other, toy_swiglu=right)).forward[1]
+    assert step.rule == "toy_swiglu"
+    assert step.pointwise is None, "the replacement computes the named op by itself"
+
+
+def test_conditions(tmp_path: Path) -> None:
+    for index, (condition, applies) in enumerate(
+        [
+            ("{}", True),
+            ("{archs: [cpu]}", True),
+            ("{archs: [sm_90a]}", False),
+            ("{recipes: [bf16]}", True),
+            ("{quantized: false}", True),
+            ("{quantized: true}", False),
+            ("{options: {save: recompute}}", False),
+        ]
+    ):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        rewrite = section(forward=[ACTIVATION]) + f"\nwhen: {condition}"
+        toy = ("forward", section(forward=[ACTIVATION]), rewrite)
+        rule = fused(specs_with(folder, toy_when=toy)).forward[1].rule
+        assert (rule == "toy_when") == applies, condition
+
+
+def test_a_fused_plan_names_the_fusion_among_its_sources(tmp_path: Path) -> None:
+    toy = ("forward", section(forward=[ACTIVATION]), section(forward=[ACTIVATION]))
+    specs = specs_with(tmp_path, toy_same=toy)
+    plan = resolve_module(specs, Cell("toy", "bf16"), "cpu")
+    assert "mine/fusions/toy_same.yaml" in plan.sources
+    assert "mine/fusions/toy_same.yaml" not in resolve_module(
+        specs, Cell("linear", "bf16"), "cpu"
+    ).sources
+
+
+def test_steps_that_no_kernel_has_are_told_with_their_fusion(tmp_path: Path) -> None:
+    gemm = "{step: gemm, kind: fprop, in: [x, w, b], with: {accumulate: b}, out: [h]}"
+    toy = ("forward", section(forward=[GEMM]), section(forward=[gemm]))
+    with pytest.raises(NotPossible, match=r"no gemm with 'accumulate' \(made by fusion 'toy_add'\)"):
+        resolve_module(specs_with(tmp_path, toy_add=toy), Cell("toy", "bf16"), "cpu")

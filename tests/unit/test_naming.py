@@ -1,0 +1,155 @@
+"""Derived names: each is read back, and no two things share one."""
+
+from __future__ import annotations
+
+import itertools
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusegen.load import load
+from fusegen.model.dtypes import DType
+from fusegen.model.plan import Kernel, ModulePlan
+from fusegen.model.primitives import GemmKind
+from fusegen.model.source import Loc
+from fusegen.model.specs import PointSpec, Schedule
+from fusegen.naming import (
+    Cell,
+    ElementKernel,
+    GemmKernel,
+    camel,
+    default_namespace,
+    gradient,
+    need,
+    parameter_argument,
+    parse_point,
+)
+from fusegen.paths import builtin_specs
+from fusegen.resolve import resolve
+
+WORD = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=6).filter(
+    lambda word: word[0] not in string.digits
+)
+NAME = st.lists(WORD, min_size=1, max_size=3).map("_".join)
+POINT = st.builds(
+    PointSpec,
+    tile=st.tuples(*[st.integers(1, 512)] * 3),
+    cluster=st.tuples(*[st.integers(1, 4)] * 2),
+    schedule=st.sampled_from(Schedule),
+)
+
+
+def plans() -> list[ModulePlan]:
+    """Every built-in module for every arch."""
+    specs = load([builtin_specs()])
+    cells = [Cell(module, recipe) for module in specs.modules for recipe in specs.recipes]
+    return [plan for arch in specs.archs for plan in resolve(specs, arch, cells).modules]
+
+
+@given(NAME, NAME, st.lists(NAME, max_size=3))
+def test_cells_are_read_back(module: str, recipe: str, options: list[str]) -> None:
+    cell = Cell(module, recipe, tuple(options))
+    assert Cell.parse(str(cell)) == cell
+
+
+@given(POINT)
+def test_points_are_read_back(point: PointSpec) -> None:
+    assert parse_point(point.name) == point
+
+
+@given(NAME, st.sampled_from(GemmKind), st.sampled_from(DType), POINT)
+def test_gemm_kernels_are_read_back(
+    family: str, kind: GemmKind, dtype: DType, point: PointSpec
+) -> None:
+    kernel = GemmKernel(f"{family}_sm90", kind, dtype, point.name)
+    assert GemmKernel.parse(str(kernel)) == kernel
+
+
+@given(NAME, st.sampled_from(DType))
+def test_element_kernels_are_read_back(base: str, dtype: DType) -> None:
+    assert ElementKernel.parse(str(ElementKernel(base, dtype))) == ElementKernel(base, dtype)
+
+
+@given(NAME, st.integers(1, 10**6), st.integers(1, 10**4))
+def test_places_are_read_back(file: str, line: int, column: int) -> None:
+    place = Loc(f"specs/ops/{file}.yaml", line, column)
+    assert Loc.parse(str(place)) == place
+
+
+@pytest.mark.parametrize("text", ["", "linear", "linear__", "__bf16", "Linear__bf16", "a__b__", "a__../b"])
+def test_what_is_no_cell_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not <module>__<recipe>"):
+        Cell.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_point, "cooperative_128x256_2x1"),
+        (parse_point, "sideways_128x256x64_2x1"),
+        (GemmKernel.parse, "gemm_sm90_fprop_bfloat16"),
+        (GemmKernel.parse, "gemm_sm90_fprop_bfloat16_x"),
+        (GemmKernel.parse, "gemm_sm90_sum_bfloat16_cooperative_1x1x1_1x1"),
+        (ElementKernel.parse, "group_sum"),
+        (ElementKernel.parse, "group_sum_bf16"),
+    ],
+)
+def test_what_is_no_name_is_refused(parse: object, text: str) -> None:
+    assert callable(parse)
+    with pytest.raises(ValueError, match=r"is not|not a valid"):
+        parse(text)
+
+
+def test_every_name_of_every_plan_is_read_back() -> None:
+    gemms = elements = 0
+    for plan in plans():
+        assert str(Cell.parse(plan.cell)) == plan.cell
+        for kernel in plan.kernels:
+            if kernel.point is None:
+                elements += 1
+                assert str(ElementKernel.parse(kernel.name)) == kernel.name
+                assert ElementKernel.parse(kernel.name).dtype is kernel.dtype
+                continue
+            gemms += 1
+            parsed = GemmKernel.parse(kernel.name)
+            assert str(parsed) == kernel.name
+            assert (parsed.family, parsed.kind) == (kernel.family, kernel.kind)
+            assert parse_point(parsed.point) == kernel.point
+    assert gemms > 5
+    assert elements > 5
+
+
+def test_no_two_things_share_a_name() -> None:
+    everything = plans()
+    kernels = {kernel.name: kernel for plan in everything for kernel in plan.kernels}
+    for kernel in (kernel for plan in everything for kernel in plan.kernels):
+        assert _device_code(kernels[kernel.name]) == _device_code(kernel)
+    cells = [(plan.arch, plan.cell) for plan in everything]
+    assert len(set(cells)) == len(cells)
+    for plan in everything:
+        names = [buffer.name for buffer in plan.buffers]
+        words = [*names, *(attribute.name for attribute in plan.attributes)]
+        words += [*plan.forward.flags, *(f for f in plan.backward.flags if f not in plan.forward.flags)]
+        assert len(set(words)) == len(words), plan.cell
+        keywords = [dim.keyword for dim in plan.dims]
+        assert len(set(keywords)) == len(keywords)
+
+
+def _device_code(kernel: Kernel) -> object:
+    """What a kernel is made of; the buffers that a module gives it are no part of it."""
+    math = kernel.pointwise
+    values = (*math.operands, *math.results) if math else ()
+    signature = tuple((value.symbol, value.access, value.dtype) for value in values)
+    named = (kernel.family, kernel.dtype, kernel.kind, kernel.point)
+    return named, signature, (math.attributes, math.cuda) if math else ()
+
+
+def test_derived_words() -> None:
+    assert default_namespace("fusegen", "sm_90a") == "fusegen_sm_90a"
+    assert (gradient("x"), need("x")) == ("dx", "need_dx")
+    assert parameter_argument("fc1.weight") == "fc1_weight"
+    assert camel("grouped_linear") == "GroupedLinear"
+    words = ("x", "weight", "fc1_weight")
+    assert len({f(word) for f, word in itertools.product((gradient, need), words)}) == 6

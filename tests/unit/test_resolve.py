@@ -1,0 +1,415 @@
+"""Plans of every module on every arch: straight-line, typed, and saving exactly what is read."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from pathlib import Path
+
+import pytest
+
+from fusegen.load import SpecSet, load
+from fusegen.model.plan import CheckKind, ModulePlan, Program, Status
+from fusegen.model.primitives import PRINTED, REFERENCE_SLOTS, SIGNATURES, Primitive
+from fusegen.model.shapes import symbols, to_python
+from fusegen.naming import Cell, gradient, need
+from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.resolve import resolve, resolve_module
+
+RECIPE = "bf16"
+
+
+def builtin() -> SpecSet:
+    return load([builtin_specs()])
+
+
+def plans() -> list[ModulePlan]:
+    specs = builtin()
+    cells = [Cell(module, recipe) for module in specs.modules for recipe in specs.recipes]
+    return [plan for arch in specs.archs for plan in resolve(specs, arch, cells).modules]
+
+
+PLANS = plans()
+every_plan = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.arch}-{plan.cell}")
+
+
+def program_is_straight_line(plan: ModulePlan, program: Program) -> None:
+    known = {argument.buffer for argument in program.arguments}
+    assert len(known) == len(program.arguments)
+    for step in program.steps:
+        assert set(step.reads) <= known, (program.name, step)
+        assert not set(step.writes) & known, "written twice"
+        known |= set(step.writes)
+    assert {result.buffer for result in program.results} <= known
+    for name in known:
+        assert plan.buffer(name).name == name
+    written = {name for step in program.steps for name in step.writes}
+    results = {result.buffer for result in program.results}
+    assert set(program.workspace) == written - results
+    assert len(set(program.workspace)) == len(program.workspace)
+
+
+@every_plan
+def test_programs_write_once_and_read_what_is_there(plan: ModulePlan) -> None:
+    program_is_straight_line(plan, plan.forward)
+    program_is_straight_line(plan, plan.backward)
+
+
+@every_plan
+def test_every_step_is_read(plan: ModulePlan) -> None:
+    for program in (plan.forward, plan.backward):
+        used = {result.buffer for result in program.results}
+        used |= {name for step in program.steps for name in step.reads}
+        for step in program.steps:
+            assert set(step.writes) & used, f"{step.primitive.value} is for nothing"
+
+
+@every_plan
+def test_saved_is_what_the_backward_reads_once(plan: ModulePlan) -> None:
+    names = [result.buffer for result in plan.saved]
+    assert len(set(names)) == len(names)
+    read = {name for step in plan.backward.steps for name in step.reads}
+    written = {name for step in plan.backward.steps for name in step.writes}
+    incoming = {gradient(name) for name in plan.outputs}
+    assert set(names) == read - written - incoming
+    assert [a.buffer for a in plan.backward.arguments] == [
+        *(gradient(name) for name in plan.outputs), *names
+    ]  # fmt: skip
+    reachable = {*plan.arguments, *(result.buffer for result in plan.forward.results)}
+    assert set(names) <= reachable, "the forward does not hand it out"
+
+
+@every_plan
+def test_the_forward_returns_outputs_and_then_what_only_it_has(plan: ModulePlan) -> None:
+    results = [result.buffer for result in plan.forward.results]
+    extra = [r.buffer for r in plan.saved if r.buffer not in plan.arguments]
+    assert results == [*plan.outputs, *extra]
+    for result in plan.forward.results[len(plan.outputs) :]:
+        assert result.when, "a call without gradients saves nothing"
+
+
+def needed_by(plan: ModulePlan, flags: set[str]) -> tuple[set[int], set[str]]:
+    """Backward steps that a set of flags needs, and what they read; found by walking backwards."""
+    wanted = {r.buffer for r in plan.backward.results if not r.when or set(r.when) & flags}
+    steps: set[int] = set()
+    for index in reversed(range(len(plan.backward.steps))):
+        step = plan.backward.steps[index]
+        if wanted & set(step.writes):
+            steps.add(index)
+            wanted |= set(step.reads)
+    return steps, wanted
+
+
+@every_plan
+def test_flags_run_and_save_no_more_than_they_need(plan: ModulePlan) -> None:
+    flags = plan.backward.flags
+    for count in range(1, len(flags) + 1):
+        for chosen in itertools.combinations(flags, count):
+            steps, wanted = needed_by(plan, set(chosen))
+            for index, step in enumerate(plan.backward.steps):
+                runs = not step.when or bool(set(step.when) & set(chosen))
+                assert runs == (index in steps), (chosen, step)
+            for result in plan.saved:
+                kept = not result.when or bool(set(result.when) & set(chosen))
+                assert kept == (result.buffer in wanted), (chosen, result.buffer)
+
+
+@every_plan
+def test_flags_are_the_gradients(plan: ModulePlan) -> None:
+    gradients = [result.buffer for result in plan.backward.results]
+    leaves = [a for a in plan.arguments if gradient(a) in gradients]
+    if plan.is_identity:
+        return
+    assert gradients == [gradient(leaf) for leaf in leaves]
+    if len(leaves) > 1:
+        assert plan.backward.flags == tuple(need(leaf) for leaf in leaves)
+    assert set(plan.forward.flags) <= {need(leaf) for leaf in leaves}
+    asked = {flag for result in plan.forward.results for flag in result.when}
+    assert asked == set(plan.forward.flags)
+
+
+@every_plan
+def test_every_dimension_is_told_by_an_argument(plan: ModulePlan) -> None:
+    for program in (plan.forward, plan.backward):
+        bound = {binding.symbol for binding in program.bindings}
+        known = {argument.buffer: argument for argument in program.arguments}
+        for binding in program.bindings:
+            assert binding.sources
+            assert {name for name, _, _ in binding.sources} <= set(known)
+            last = known[binding.sources[-1][0]]
+            if len(binding.sources) == 1 and program is plan.forward:
+                assert not last.optional
+        used = {
+            symbol
+            for step in program.steps
+            for _, size in step.sizes
+            for symbol in symbols(size)
+        }
+        used |= {s for n in program.workspace for s in plan.buffer(n).shape.symbols()}
+        used |= {s for r in program.results for s in plan.buffer(r.buffer).shape.symbols()}
+        assert used <= bound
+
+
+@every_plan
+def test_every_argument_is_checked(plan: ModulePlan) -> None:
+    for program in (plan.forward, plan.backward):
+        first, *rest = program.arguments
+        kinds = {(check.tensor, check.kind) for check in program.checks}
+        assert (first.buffer, CheckKind.IO_DTYPE) in kinds
+        for argument in rest:
+            assert (argument.buffer, CheckKind.DEVICE) in kinds
+            assert (argument.buffer, CheckKind.RANK) in kinds
+
+
+@every_plan
+def test_kernels_are_named_where_they_are_compiled(plan: ModulePlan) -> None:
+    sets = {kernels.name for kernels in plan.kernel_sets}
+    named = {step.kernels for step in (*plan.forward.steps, *plan.backward.steps)}
+    assert named - {None} == sets
+    assert (None in named) == (plan.arch == "cpu" and not plan.is_identity)
+    for kernels in plan.kernel_sets:
+        assert not kernels.rules[-1].predicate.conditions
+        assert all(rule.predicate.conditions for rule in kernels.rules[:-1])
+        chosen = {name for rule in kernels.rules for _, name in rule.kernels}
+        assert chosen == {kernel.name for kernel in kernels.kernels}
+
+
+@every_plan
+def test_a_plan_says_what_it_was_made_from(plan: ModulePlan) -> None:
+    assert plan.status is Status.NATIVE
+    root = builtin_specs().parent
+    assert all((root / source).is_file() for source in plan.sources)
+    assert f"specs/modules/{plan.module}.yaml" in plan.sources
+    assert f"specs/archs/{plan.arch}.yaml" in plan.sources
+    assert len(set(plan.sources)) == len(plan.sources)
+
+
+def test_plans_are_pure() -> None:
+    assert plans() == PLANS
+
+
+def test_what_a_linear_layer_saves() -> None:
+    plan = resolve_module(builtin(), Cell("linear", RECIPE), "cpu")
+    assert [(r.buffer, r.when) for r in plan.saved] == [
+        ("x", ("need_dweight",)),
+        ("weight", ("need_dx",)),
+    ]
+    assert plan.forward.flags == ()
+    assert plan.arguments == ("x", "weight", "bias")
+    assert [(step.primitive.value, step.kind, step.when) for step in plan.backward.steps] == [
+        ("gemm", "dgrad", ("need_dx",)),
+        ("gemm", "wgrad", ("need_dweight",)),
+        ("column_sum", None, ("need_dbias",)),
+    ]
+
+
+def test_sizes_and_operation_counts() -> None:
+    plan = resolve_module(builtin(), Cell("linear", RECIPE), "cpu")
+    sizes = {(s.kind or "sum"): dict(s.sizes) for s in (*plan.forward.steps, *plan.backward.steps)}
+    assert {name: str(size) for name, size in sizes["fprop"].items()} == {
+        "tokens": "T", "groups": "1", "n": "N", "k": "K"
+    }  # fmt: skip
+    for kind in ("dgrad", "wgrad"):
+        assert sizes[kind] == sizes["fprop"]
+    flops = [s.flops for s in (*plan.forward.steps, *plan.backward.steps[:2])]
+    assert all(f is not None and symbols(f) == {"T", "N", "K"} for f in flops)
+    assert flops[0] is not None and to_python(flops[0]).startswith("2 * ")
+
+
+def test_a_module_that_only_quantises_has_nothing_to_run() -> None:
+    plan = resolve_module(builtin(), Cell("quantize", RECIPE), "cpu")
+    assert plan.is_identity
+    assert plan.outputs == plan.inputs
+    assert plan.saved == ()
+
+
+def test_order_of_cells_does_not_matter() -> None:
+    specs = builtin()
+    cells = [Cell(module, RECIPE) for module in specs.modules]
+    assert resolve(specs, "cpu", cells) == resolve(specs, "cpu", [*reversed(cells), cells[0]])
+
+
+def test_unknown_names_are_key_errors() -> None:
+    for cell, arch in ((Cell("no", RECIPE), "cpu"), (Cell("silu", "no"), "cpu"), (Cell("silu", RECIPE), "no")):
+        with pytest.raises(KeyError):
+            resolve_module(builtin(), cell, arch)
+
+
+# Cells that cannot be made
+
+
+def layer(tmp_path: Path, **files: str) -> SpecSet:
+    """The built-in specs and some more, given as ``kind__name``."""
+    for key, text in files.items():
+        kind, _, name = key.partition("__")
+        path = tmp_path / "mine" / kind / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return load([builtin_specs(), tmp_path / "mine"])
+
+
+def reasons(specs: SpecSet, module: str, *, recipe: str = RECIPE, arch: str = "cpu") -> list[str]:
+    return [cell.reason for cell in resolve(specs, arch, [Cell(module, recipe)]).unsupported]
+
+
+OP = """edition: 1
+op: {name}
+summary: toy
+dims: {{T: rows, D: width}}
+inputs: {{x: {{shape: [T..., D]}}}}
+outputs: {{y: {{shape: [T..., D]}}}}
+"""
+MODULE = "edition: 1\nmodule: {name}\nclass: Toy\nop: {name}\n"
+CHAIN = """edition: 1
+module: {name}
+class: Toy
+summary: toy
+dims: {{T: tokens, H: hidden}}
+inputs: {inputs}
+chain:
+"""
+
+
+def test_no_derivative(tmp_path: Path) -> None:
+    text = OP.format(name="toy") + "pointwise: {y: x / (x - x)}\n"
+    specs = layer(tmp_path, ops__toy=text, modules__toy=MODULE.format(name="toy"))
+    assert reasons(specs, "toy") == [
+        "op 'toy': the expression divides by an expression that is always 0"
+    ]
+
+
+def test_a_step_that_nobody_runs(tmp_path: Path) -> None:
+    text = OP.format(name="toy") + (
+        "forward: [{step: reshape, a: x, out: y}]\nbackward: [{step: reshape, a: dy, out: dx}]\n"
+    )
+    specs = layer(tmp_path, ops__toy=text, modules__toy=MODULE.format(name="toy"))
+    for arch in specs.archs:
+        assert reasons(specs, "toy", arch=arch) == ["the reference has no step reshape"]
+
+
+def test_a_recipe_that_quantises_half_a_product(tmp_path: Path) -> None:
+    recipe = (builtin_specs() / "recipes" / "bf16.yaml").read_text(encoding="utf-8")
+    role = "{format: e4m3, block: [1, all], scale: {dtype: float32, rule: max_over_amax}}"
+    recipe = f"{recipe.replace('recipe: bf16', 'recipe: toy')}roles: {{input: {role}}}\n"
+    specs = layer(tmp_path, recipes__toy=recipe)
+    assert reasons(specs, "linear", recipe="toy") == [
+        "recipe 'toy' quantises one operand of fprop only"
+    ]
+
+
+def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
+    arch = (
+        "edition: 1\narch: sm_70\nsummary: toy\ncapability: [7, 0]\n"
+        'gencode: "arch=compute_70,code=sm_70"\ntoolkit: "12.0"\nkernels:\n'
+        "  pointwise: {implements: [pointwise, pointwise_grad]}\n  products: {implements: [grouped_gemm]}\n"
+    )
+    specs = layer(tmp_path, archs__sm_70=arch)
+    assert reasons(specs, "linear", arch="sm_70") == ["sm_70 has no kernels for gemm"]
+    assert reasons(specs, "grouped_linear", arch="sm_70") == [
+        "sm_70: kernel family products has no fprop"
+    ]
+    assert reasons(specs, "silu", arch="sm_70") == []
+
+
+def test_options(tmp_path: Path) -> None:
+    text = "edition: 1\nmodule: toy\nclass: Toy\nop: silu\noptions: {main_grad: [none, accumulate]}\n"
+    specs = layer(tmp_path, modules__toy=text)
+    cells = [Cell("toy", RECIPE, ("accumulate",)), Cell("toy", RECIPE, ("fast",))]
+    assert [cell.reason for cell in resolve(specs, "cpu", cells).unsupported] == [
+        "no pass implements option main_grad: accumulate",
+        "module 'toy' offers no option 'fast'",
+    ]
+
+
+def test_a_size_that_no_argument_tells(tmp_path: Path) -> None:
+    text = OP.format(name="toy").replace("D]", "D + 1]") + "pointwise: {y: x}\n"
+    specs = layer(tmp_path, ops__toy=text, modules__toy=MODULE.format(name="toy"))
+    assert reasons(specs, "toy") == ["no argument of the forward tells dimension D"]
+
+
+# Chains
+
+
+def chain(tmp_path: Path, *items: str, inputs: str = "{x: {shape: [T, H]}}") -> ModulePlan:
+    text = CHAIN.format(name="toy", inputs=inputs) + "".join(f"  - {{{item}}}\n" for item in items)
+    return resolve_module(layer(tmp_path, modules__toy=text), Cell("toy", RECIPE), "cpu")
+
+
+LINEAR = "op: linear, as: fc, dims: {K: H, N: H}"
+QUANTIZE = "op: quantize, as: q, dims: {K: H}"
+
+
+@pytest.mark.parametrize("items", [(QUANTIZE, LINEAR), (LINEAR, QUANTIZE)])
+def test_an_identity_disappears_on_either_side(tmp_path: Path, items: tuple[str, str]) -> None:
+    plan = chain(tmp_path, *items)
+    assert [step.primitive.value for step in plan.forward.steps] == ["gemm"]
+    assert plan.outputs == ("y",)
+    program_is_straight_line(plan, plan.forward)
+    program_is_straight_line(plan, plan.backward)
+    assert [r.buffer for r in plan.saved] == ["x", "fc_weight"]
+    assert [r.buffer for r in plan.backward.results] == ["dx", "dfc_weight", "dfc_bias"]
+    assert plan.backward.arguments[0].buffer == "dy"
+
+
+def test_a_constant_input_has_no_gradient_and_no_step_for_it(tmp_path: Path) -> None:
+    plan = chain(tmp_path, LINEAR, inputs="{x: {shape: [T, H], differentiable: false}}")
+    assert [r.buffer for r in plan.backward.results] == ["dfc_weight", "dfc_bias"]
+    assert [step.kind for step in plan.backward.steps] == ["wgrad", None]
+    assert [r.buffer for r in plan.saved] == ["x"]
+
+
+def test_a_chain_names_its_tensors(tmp_path: Path) -> None:
+    linear = "op: linear, as: fc, dims: {K: H, N: 2 * H}"
+    plan = chain(tmp_path, linear, "op: swiglu, as: act, dims: {D: H}")
+    assert [p.path for p in plan.parameters] == ["fc.weight", "fc.bias"]
+    assert [b.name for b in plan.buffers][:4] == ["x", "fc_weight", "fc_bias", "fc_y"]
+    assert str(plan.buffer("fc_y").shape) == "[T, 2 * H]"
+    assert plan.forward.workspace == ()
+    assert [r.buffer for r in plan.forward.results] == ["y", "fc_y"]
+
+
+@pytest.mark.parametrize(("shape", "inner"), [("[T, H]", "[T, 2 * H]"), ("[T..., H]", "[T..., 2 * H]")])
+def test_leading_dimensions_come_from_the_first_input(
+    tmp_path: Path, shape: str, inner: str
+) -> None:
+    linear = "op: linear, as: fc, dims: {K: H, N: 2 * H}"
+    swiglu = "op: swiglu, as: act, dims: {D: H}"
+    plan = chain(tmp_path, linear, swiglu, inputs=f"{{x: {{shape: {shape}}}}}")
+    assert str(plan.buffer("x").shape) == str(plan.buffer("y").shape) == shape
+    assert str(plan.buffer("fc_y").shape) == str(plan.buffer("dfc_y").shape) == inner
+
+
+def test_values_replace_an_ops_defaults(tmp_path: Path) -> None:
+    op = OP.format(name="times") + (
+        "attributes: {factor: {type: float, default: 2.0}}\npointwise: {y: x * factor}\n"
+    )
+    items = "".join(
+        f"  - {{op: times, as: {name}, dims: {{D: H}}{extra}}}\n"
+        for name, extra in (("a", ""), ("b", ", attributes: {factor: 0.5}"))
+    )
+    text = CHAIN.format(name="toy", inputs="{x: {shape: [T, H]}}") + items
+    specs = layer(tmp_path, ops__times=op, modules__toy=text)
+    plan = resolve_module(specs, Cell("toy", RECIPE), "cpu")
+    assert [(a.name, a.default) for a in plan.attributes] == [("a_factor", 2.0), ("b_factor", 0.5)]
+
+
+# What the reference knows
+
+
+def test_the_reference_has_the_steps_that_plans_may_use() -> None:
+    """One function per step and kind in ``reference/_steps.py``, with the slots that are stated."""
+    path = builtin_templates() / "static" / "reference" / "_steps.py"
+    functions = {
+        node.name: {argument.arg for argument in node.args.args}
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    for primitive in set(REFERENCE_SLOTS) - {Primitive.QUANTIZE}:
+        signature, slots = SIGNATURES[primitive], REFERENCE_SLOTS[primitive]
+        plain = slots & {*signature.inputs, *signature.optional_inputs}
+        copies = {f"{slot}_{part}" for slot in signature.inputs for part in ("scale", "amax")}
+        assert slots - plain <= copies
+        assert set(signature.inputs) <= plain
+        names = [f"{primitive.value}_{kind}" for kind in signature.kinds] or [primitive.value]
+        assert plain <= set().union(*(functions[name] for name in names))
+    assert not PRINTED & set(REFERENCE_SLOTS)

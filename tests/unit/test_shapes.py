@@ -1,0 +1,205 @@
+"""Shape expressions: what is written is read back, and every print means the same number."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusegen.model.shapes import (
+    Binary,
+    Const,
+    Expr,
+    Operator,
+    Shape,
+    Sym,
+    add,
+    evaluate,
+    mul,
+    parse_expr,
+    product,
+    substitute,
+    symbols,
+    to_cpp,
+    to_markdown,
+    to_python,
+    total,
+)
+
+SYMBOLS = ("T", "E", "K", "N")
+
+
+def ceildiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def align(a: int, b: int) -> int:
+    return ceildiv(a, b) * b
+
+
+@st.composite
+def expressions(draw: st.DrawFn, depth: int = 3) -> Expr:
+    """Expressions as the parser makes them: divisors are positive constants."""
+    if depth == 0 or draw(st.booleans()):
+        leaf: Expr = draw(
+            st.one_of(
+                st.sampled_from(SYMBOLS).map(Sym), st.integers(min_value=0, max_value=300).map(Const)
+            )
+        )
+        return leaf
+    left = draw(expressions(depth=depth - 1))
+    match draw(st.sampled_from(Operator)):
+        case Operator.ADD:
+            return add(left, draw(expressions(depth=depth - 1)))
+        case Operator.MUL:
+            return mul(left, draw(expressions(depth=depth - 1)))
+        case Operator.SUB:
+            return parse_expr(f"{to_python(add(left, Const(400)))} - {draw(st.integers(0, 400))}")
+        case Operator.FLOORDIV:
+            return parse_expr(f"({to_python(left)}) // {draw(st.integers(1, 128))}")
+        case name:
+            divisor = draw(st.integers(1, 128))
+            return parse_expr(f"{name.value}({to_python(left)}, {divisor})")
+
+
+VALUES = st.fixed_dictionaries({name: st.integers(0, 5000) for name in SYMBOLS})
+FUNCTIONS = {"__builtins__": {}, "ceildiv": ceildiv, "align": align}
+
+
+@given(expressions())
+def test_what_is_printed_is_read_back(expr: Expr) -> None:
+    assert parse_expr(to_python(expr)) == expr
+    assert str(expr) == to_python(expr)
+
+
+@given(expressions(), VALUES)
+def test_python_means_the_same(expr: Expr, values: dict[str, int]) -> None:
+    code = compile(to_python(expr), "<shape>", "eval")
+    assert _run(code, values) == evaluate(expr, values)
+
+
+@given(expressions(), VALUES)
+def test_cpp_means_the_same(expr: Expr, values: dict[str, int]) -> None:
+    """Sizes are not negative, so C++'s ``/`` on int64_t is Python's ``//``; all else agrees."""
+    text = to_cpp(expr)
+    assert "//" not in text
+    assert _run(compile(text.replace("/", "//"), "<shape>", "eval"), values) == evaluate(
+        expr, values
+    )
+
+
+class Tight(int):
+    """A number whose ``**`` is a product: written side by side, factors bind tightest of all."""
+
+    def __pow__(self, other: int, modulo: int | None = None) -> Tight:  # type: ignore[override]
+        return Tight(int(self) * int(other))
+
+
+@given(expressions(), VALUES)
+def test_markdown_means_the_same(expr: Expr, values: dict[str, int]) -> None:
+    text = re.sub(r"(?<=[\w)]) (?=[\w(])", " ** ", to_markdown(expr))
+    text = re.sub(r"\b\d+\b", r"Tight(\g<0>)", text)
+    tight: dict[str, Any] = {name: Tight(value) for name, value in values.items()}
+    tight |= {
+        "Tight": Tight,
+        "ceildiv": lambda a, b: Tight(ceildiv(a, b)),
+        "align": lambda a, b: Tight(align(a, b)),
+    }
+    # A sum of Tight is a plain int; brackets around it are the only place where a factor may stand.
+    text = re.sub(r"\(", "Tight(", re.sub(r"\b(ceildiv|align|Tight)\(", r"\1[", text))
+    text = text.replace("[", "(")
+    assert _run(compile(text, "<formula>", "eval"), tight) == evaluate(expr, values)
+
+
+def _run(code: Any, values: dict[str, Any]) -> int:
+    from types import FunctionType
+
+    return int(FunctionType(code, {**FUNCTIONS, **values})())
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"),
+    [
+        ("2 * T * N * K", "2 T N K"),
+        ("(T + E) // 128", "(T + E) // 128"),
+        ("T * (N // 2)", "T (N // 2)"),
+        ("T - (E - K)", "T - (E - K)"),
+        ("align(T + 1, 16)", "align(T + 1, 16)"),
+    ],
+)
+def test_markdown_reads_well(text: str, markdown: str) -> None:
+    assert to_markdown(parse_expr(text)) == markdown
+
+
+@pytest.mark.parametrize(
+    ("text", "folded"),
+    [
+        ("2 * 3", "6"),
+        ("T * 2", "2 * T"),
+        ("T * 1", "T"),
+        ("0 * T", "0"),
+        ("T + 0", "T"),
+        ("T // 1", "T"),
+        ("align(T, 1)", "T"),
+        ("ceildiv(7, 2)", "4"),
+    ],
+)
+def test_constants_are_folded(text: str, folded: str) -> None:
+    assert to_python(parse_expr(text)) == folded
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "T / 2", "T ** 2", "-T", "T.shape", "f(T)", "ceildiv(T)", "ceildiv(a=T, b=2)", "T if T else 1",
+        "lambda: 1", "[T]", "1.5", "'T'", "True", "", "T +", "T // 0", "align(T, 0)", "1 - 2",
+        "+".join(["T"] * 200), "(" * 150, "T\0",
+    ],
+)  # fmt: skip
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"size|integer|divided|negative"):
+        parse_expr(text)
+
+
+@pytest.mark.parametrize("value", [True, -1])
+def test_numbers_that_are_no_size_are_refused(value: int) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_expr(value)
+
+
+@pytest.mark.parametrize("items", [["T...", "2 * D"], ["E", "N", "K"], ["T..."], []])
+def test_a_shape_is_read_back(items: list[str]) -> None:
+    shape = Shape.parse(items)
+    inner = str(shape)[1:-1]
+    assert Shape.parse([part for part in inner.split(", ") if part]) == shape
+
+
+def test_leading_dimensions_count_as_one() -> None:
+    shape = Shape.parse(["T...", "2 * D"])
+    assert str(shape.elements) == "T * (2 * D)"
+    assert shape.symbols() == {"T", "D"}
+    assert shape.fixed() == Shape.parse(["T", "2 * D"])
+    assert shape.substitute({"T": Sym("S"), "D": parse_expr("F + 1")}) == Shape.parse(
+        ["S...", "2 * (F + 1)"]
+    )
+    assert shape.substitute({"T": Const(4)}) == Shape.parse([4, "2 * D"])
+
+
+def test_sums_and_products_of_nothing() -> None:
+    assert product(()) == Const(1)
+    assert total(()) == Const(0)
+
+
+@given(expressions(), expressions(), VALUES)
+def test_substitution_is_evaluation(expr: Expr, inner: Expr, values: dict[str, int]) -> None:
+    replaced = substitute(expr, {"T": inner})
+    assert symbols(replaced) <= symbols(expr) | symbols(inner)
+    assert evaluate(replaced, values) == evaluate(expr, {**values, "T": evaluate(inner, values)})
+
+
+def test_a_name_without_a_value_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        evaluate(Binary(Operator.ADD, Sym("T"), Const(1)), {})
