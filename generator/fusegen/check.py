@@ -100,7 +100,9 @@ def _check_op(op: OpSpec, source: Source) -> Iterator[Problem]:
             yield source.problem(
                 f"expected a default of type {attribute.type.value}, got"
                 f" {attribute.default!r}{_number_hint(attribute.default)}",
-                "attributes", name, "default",
+                "attributes",
+                name,
+                "default",
             )
     yield from _check_dims(op, source)
     if not op.inputs or not op.outputs:
@@ -139,11 +141,12 @@ def _check_names(sections: Mapping[str, Iterable[str]], source: Source) -> Itera
                     f"{name!r} is also in {seen[name]}; choose another", section, name
                 )
             seen[name] = section
-    for name, section in seen.items():
+    for name in seen:
         if gradient(name) in seen:
             yield source.problem(
                 f"{gradient(name)!r} is the gradient of {name!r}; choose another",
-                seen[gradient(name)], gradient(name),
+                seen[gradient(name)],
+                gradient(name),
             )
 
 
@@ -163,7 +166,8 @@ def _check_tensor(
     if tensor.dtype in _INTEGERS and tensor.differentiable:
         yield source.problem(
             f"{name!r} is of {tensor.dtype.value} and has no gradient; say differentiable: false",
-            section, name,
+            section,
+            name,
         )
     if section == "parameters" and tensor.shape.leading:
         yield source.problem("a parameter has a fixed number of dimensions", section, name, "shape")
@@ -178,9 +182,7 @@ def _check_dims(op: OpSpec, source: Source) -> Iterator[Problem]:
     used = frozenset().union(*(tensor.shape.symbols() for tensor in op.tensors.values()))
     for symbol in op.dims:
         if symbol not in used:
-            yield source.problem(
-                f"dimension {symbol!r} is in no shape; remove it", "dims", symbol
-            )
+            yield source.problem(f"dimension {symbol!r} is in no shape; remove it", "dims", symbol)
     yield from _check_symbols(op.dims, source)
 
 
@@ -194,7 +196,8 @@ def _check_symbols(dims: Mapping[str, str], source: Source) -> Iterator[Problem]
         if symbol in ("I", "O"):
             yield source.problem(
                 f"symbol {symbol!r} reads like a digit, and linters refuse it; use another letter",
-                "dims", symbol,
+                "dims",
+                symbol,
             )
 
 
@@ -207,7 +210,7 @@ def _check_pointwise(op: OpSpec, source: Source) -> Iterator[Problem]:
     for output, text in op.pointwise.items():
         yield from _unknown(source, "output", output, op.outputs, "pointwise", output)
         try:
-            expression = parse(text, operand_symbols(op), {name: None for name in op.attributes})
+            expression = parse(text, operand_symbols(op), dict.fromkeys(op.attributes))
         except ExpressionError as error:
             yield source.problem_within(error.message, error.column, "pointwise", output)
             read = None
@@ -225,7 +228,9 @@ def _check_pointwise(op: OpSpec, source: Source) -> Iterator[Problem]:
             yield source.problem(
                 f"{name!r} is in the expression, so its type is float or int, not"
                 f" {attribute.type.value}",
-                "attributes", name, "type",
+                "attributes",
+                name,
+                "type",
             )
 
 
@@ -238,7 +243,9 @@ def _check_operand(
         read: symbols that the expressions use; None where one could not be read.
     """
     if tensor.optional:
-        yield source.problem("an operand of an expression is always there", section, name, "optional")
+        yield source.problem(
+            "an operand of an expression is always there", section, name, "optional"
+        )
     if tensor.halves and tensor.broadcast:
         yield source.problem("an operand has 'halves' or 'broadcast', not both", section, name)
         return
@@ -256,7 +263,9 @@ def _check_operand(
         yield source.problem(
             f"expected {expected} for an operand{how} of an output {output.shape}, got"
             f" {tensor.shape}",
-            section, name, "shape",
+            section,
+            name,
+            "shape",
         )
 
 
@@ -378,7 +387,8 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
                 yield source.problem(
                     f"{tensor!r} is read by two ops, so its gradient would be a sum; split it with"
                     " make_extra_output",
-                    "chain", index,
+                    "chain",
+                    index,
                 )
             if spec.differentiable:
                 read.add(tensor)
@@ -387,7 +397,8 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
             if name in available and not shared:
                 yield source.problem(
                     f"{name!r} is already there; give the result another name with 'out'",
-                    "chain", index,
+                    "chain",
+                    index,
                 )
             shape = spec.shape.substitute(item.dims).led_by(leading)
             available[name] = replace(spec, shape=shape)
@@ -410,18 +421,21 @@ def _check_reading(
         yield source.problem(
             f"{item.op} reads {expected}, but {tensor!r} is {got.shape}; map the dimensions with"
             " 'dims'",
-            "chain", index,
+            "chain",
+            index,
         )
     elif got.shape.leading and not expected.leading:
         yield source.problem(
             f"{item.op} reads {expected}, but {tensor!r} is {got.shape}; give it a fixed number of"
             " dimensions",
-            "chain", index,
+            "chain",
+            index,
         )
     if spec.dtype is not got.dtype:
         yield source.problem(
             f"{item.op} reads {spec.dtype.value}, but {tensor!r} is {got.dtype.value}",
-            "chain", index,
+            "chain",
+            index,
         )
 
 
@@ -445,11 +459,10 @@ def _check_item(
         yield from _unknown(source, "input", name, op.inputs, *path, "with", name)
         yield from _unknown(source, "tensor", tensor, available, *path, "with", name)
     for name in list(op.inputs)[1:]:
-        if name not in item.with_:
-            if name not in available:
-                yield source.problem(
-                    f"{item.op} needs {name!r}: name a module input so, or map it in 'with'", *path
-                )
+        if name not in item.with_ and name not in available:
+            yield source.problem(
+                f"{item.op} needs {name!r}: name a module input so, or map it in 'with'", *path
+            )
     for symbol, expr in item.dims.items():
         yield from _unknown(source, "dimension", symbol, op.dims, *path, "dims", symbol)
         for used in sorted(symbols(expr)):
@@ -462,7 +475,9 @@ def _check_item(
         if name in op.attributes and not _fits(op.attributes[name], value):
             yield source.problem(
                 f"expected {op.attributes[name].type.value}, got {value!r}",
-                *path, "attributes", name,
+                *path,
+                "attributes",
+                name,
             )
 
 
@@ -501,7 +516,10 @@ def _check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
                 yield source.problem(
                     f"{primitive.value} is already implemented by {owners[primitive.value]!r};"
                     " remove one",
-                    "kernels", name, "implements", index,
+                    "kernels",
+                    name,
+                    "implements",
+                    index,
                 )
             owners[primitive.value] = name
         yield from _check_family(name, family, source)
@@ -512,13 +530,13 @@ def _check_family(name: str, family: FamilySpec, source: Source) -> Iterator[Pro
         yield from _check_kind(spec, source, ("kernels", name, "kinds", kind.value))
 
 
-def _check_kind(
-    spec: KindSpec, source: Source, path: tuple[str, ...]
-) -> Iterator[Problem]:
+def _check_kind(spec: KindSpec, source: Source, path: tuple[str, ...]) -> Iterator[Problem]:
     names = [point.name for point in spec.points]
     for index, name in enumerate(names):
         if name in names[:index]:
-            yield source.problem(f"point {name} is written twice; remove one", *path, "points", index)
+            yield source.problem(
+                f"point {name} is written twice; remove one", *path, "points", index
+            )
     if not spec.select:
         yield source.problem("expected a rule; the last one has no condition", *path, "select")
     for index, rule in enumerate(spec.select):
@@ -527,18 +545,25 @@ def _check_kind(
         if last and rule.when.conditions:
             yield source.problem(
                 "the last rule must have no condition; remove 'when' or add a rule",
-                *path, "select", index, "when",
+                *path,
+                "select",
+                index,
+                "when",
             )
         if not last and not rule.when.conditions:
             yield source.problem(
                 "rules after this one are never used; move it to the end or give it a condition",
-                *path, "select", index,
+                *path,
+                "select",
+                index,
             )
     unused = set(names) - {rule.use for rule in spec.select}
     for name in sorted(unused):
         yield source.problem(
             f"no rule uses point {name}; remove it or add a rule",
-            *path, "points", names.index(name),
+            *path,
+            "points",
+            names.index(name),
         )
 
 
@@ -568,7 +593,7 @@ def _check_fusion(
 def _check_pattern(
     fusion: FusionSpec, specs: SpecSet, source: Source, complete: bool
 ) -> Iterator[Problem]:
-    """Steps that can occur, and at most one expression per direction: it is what the rewrite keeps."""
+    """Steps that can occur, and at most one expression per direction, which the rewrite keeps."""
     for section, steps in (("forward", fusion.match.forward), ("backward", fusion.match.backward)):
         for index, step in enumerate(steps):
             if step.kind is not None:
@@ -585,12 +610,14 @@ def _check_pattern(
             yield source.problem(
                 f"a second {steps[index].step.value} step without 'op'; a fusion keeps the"
                 " expression of one",
-                "match", section, index,
+                "match",
+                section,
+                index,
             )
 
 
 def _check_replacement(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
-    """Replacing steps read and write what the pattern of their direction, or of the forward, names."""
+    """Replacing steps read and write what the pattern of their direction or the forward names."""
     variables = _variables(fusion.match.forward)
     for section, pattern, steps in (
         ("forward", fusion.match.forward, fusion.rewrite.forward),
@@ -619,9 +646,7 @@ def _variables(steps: Iterable[PatternStep]) -> set[str]:
     return {name for step in steps for name in (*step.in_, *step.out)}
 
 
-def _check_step_kind(
-    step: PatternStep, source: Source, *path: str | int
-) -> Iterator[Problem]:
+def _check_step_kind(step: PatternStep, source: Source, *path: str | int) -> Iterator[Problem]:
     wrong = kind_problem(step.step, step.kind)
     if wrong:
         yield source.problem(wrong, *path, *(("kind",) if step.kind else ()))
@@ -645,9 +670,7 @@ def _check_arity(step: PatternStep, source: Source, *path: str | int) -> Iterato
 
 def _check_saving(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
     """What a joint fusion says of its saved tensors follows from its steps, and is checked."""
-    read = {
-        name for step in fusion.rewrite.backward for name in (*step.in_, *step.with_.values())
-    }
+    read = {name for step in fusion.rewrite.backward for name in (*step.in_, *step.with_.values())}
     written = {name for step in fusion.rewrite.backward for name in step.out}
     for key, names, found, verb in (
         ("keep", fusion.keep, read, "reads"),
@@ -658,9 +681,7 @@ def _check_saving(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
             continue
         for index, name in enumerate(names):
             if name not in found:
-                yield source.problem(
-                    f"no backward step of 'rewrite' {verb} {name!r}", key, index
-                )
+                yield source.problem(f"no backward step of 'rewrite' {verb} {name!r}", key, index)
 
 
 def _check_target(target: TargetSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:

@@ -175,8 +175,8 @@ def _read_text(path: Path) -> str:
 def _refuse(text: str, file: str) -> Problem | None:
     """What YAML offers and a spec does not need: aliases, tags and deep nesting.
 
-    Read from the event stream, before anything is built: aliases of aliases grow without bound, tags
-    name code to run, and composing thousands of levels overflows the C stack.
+    Read from the event stream, before anything is built: aliases of aliases grow without bound,
+    tags name code to run, and composing thousands of levels overflows the C stack.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
@@ -320,7 +320,8 @@ def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec, Source]:
     if spec.name != path.stem:
         problems.append(
             source.problem(
-                f"the file is named {path.stem!r}, its {kind.key} {spec.name!r}; make them the same",
+                f"the file is named {path.stem!r}, its {kind.key} {spec.name!r}; make them the"
+                " same",
                 kind.key,
             )
         )

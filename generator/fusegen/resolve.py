@@ -76,6 +76,7 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
         parameters=draft.parameters,
         arguments=draft.arguments,
         outputs=draft.outputs,
+        states=draft.states,
         attributes=draft.attributes,
         buffers=tuple(draft.buffers.values()),
         forward=forward_program(draft, kept, arch, module_dims(module, specs)),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,8 +17,7 @@ from typing import ParamSpec, TypeVar
 import pytest
 
 from fusegen import check, load
-from fusegen.load import SpecError
-from fusegen.model import specs
+from fusegen.model import source, specs
 from fusegen.paths import builtin_specs
 
 CASES = tuple(sorted(path.parent for path in Path(__file__).parent.glob("*/expected.txt")))
@@ -37,7 +37,7 @@ def messages(*folders: Path) -> str:
     """The messages of a run, one a line; empty where the specs are right."""
     try:
         load.load(folders)
-    except SpecError as error:
+    except source.SpecError as error:
         return f"{error}\n"
     return ""
 
@@ -87,15 +87,12 @@ def test_every_problem_of_the_code_has_a_case(
     lines: set[Line] = set()
     monkeypatch.setattr(load.Source, "problem", _recorded(load.Source.problem, lines))
     monkeypatch.setattr(load.Source, "problem_within", _recorded(load.Source.problem_within, lines))
-    monkeypatch.setattr(load, "Problem", _recorded(load.Problem, lines))
+    monkeypatch.setattr(load, "Problem", _recorded(source.Problem, lines))
     monkeypatch.setattr(specs, "_error", _recorded(specs._error, lines))
     for case in (*CASES, tmp_path / "nowhere"):
         messages(BUILTIN, case)
-    statements = [
-        (Path(module.__file__), statement)
-        for module in MODULES
-        for statement in _problem_statements(Path(module.__file__))
-    ]
+    paths = [Path(inspect.getfile(module)) for module in MODULES]
+    statements = [(path, each) for path in paths for each in _problem_statements(path)]
     missed = [
         f"{path.name}:{statement.lineno}"
         for path, statement in statements
@@ -132,10 +129,11 @@ def _problem_statements(path: Path) -> Iterator[ast.stmt]:
         if isinstance(node, ast.FunctionDef) and node.name in (*MAKERS, *FINDERS)
     ]
     for node in ast.walk(tree):
-        simple = isinstance(node, ast.Expr | ast.Raise | ast.Assign | ast.Return)
-        if simple and any(_makes_problem(part) for part in ast.walk(node)):
-            if not any(node.lineno in lines for lines in makers):
-                yield node
+        if not isinstance(node, ast.Expr | ast.Raise | ast.Assign | ast.Return):
+            continue
+        inside = any(node.lineno in lines for lines in makers)
+        if not inside and any(_makes_problem(part) for part in ast.walk(node)):
+            yield node
 
 
 def _lines_of(node: ast.stmt) -> range:

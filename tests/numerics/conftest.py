@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 
 _HAVE_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore_glob = [] if _HAVE_TORCH else ["test_*.py"]
@@ -25,3 +25,14 @@ collect_ignore = [] if os.environ.get("FUSEGEN_ORACLES") else ["test_oracles.py"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "oracle: compares with other libraries' published wheels")
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors here are tiny; threads that wait for each other cost more than they do."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

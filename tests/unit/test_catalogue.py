@@ -8,24 +8,73 @@ from pathlib import Path
 import pytest
 
 from fusegen.load import SpecSet, load
-from fusegen.model.specs import GemmKind, OptionName, Role
+from fusegen.model.primitives import GemmKind
+from fusegen.model.specs import OptionName, Role
 from fusegen.naming import Cell
 from fusegen.paths import builtin_specs
 from fusegen.resolve import Plan, resolve
 
 CATALOGUE = Path(__file__).parents[1] / "catalogue" / "specs"
-OPS = """
-linear grouped_linear bias gelu relu srelu silu qgelu glu geglu qgeglu reglu sreglu swiglu
-clamped_swiglu situglu scaled_swiglu scaled_clamped_qgeglu scaled_situglu scaled_srelu
-scaled_tanh_srelu layer_norm rms_norm l2_normalization constant_scale identity reshape quantize
-dropout add_extra_input make_extra_output all_gather reduce_scatter all_reduce
-""".split()
-RECIPES = "bf16 fp8_delayed fp8_current fp8_rowwise fp8_block mxfp8 nvfp4".split()
-FUSIONS = """
-linear_bias_activation linear_bias_add linear_scale_add norm_quantize activation_quantize
-gather_linear linear_reduce_scatter linear_add linear_scale activation_bias_quantize add_rms_norm
-grouped_mlp_recompute linear_activation
-""".split()
+OPS = [
+    "linear",
+    "grouped_linear",
+    "bias",
+    "gelu",
+    "relu",
+    "srelu",
+    "silu",
+    "qgelu",
+    "glu",
+    "geglu",
+    "qgeglu",
+    "reglu",
+    "sreglu",
+    "swiglu",
+    "clamped_swiglu",
+    "situglu",
+    "scaled_swiglu",
+    "scaled_clamped_qgeglu",
+    "scaled_situglu",
+    "scaled_srelu",
+    "scaled_tanh_srelu",
+    "layer_norm",
+    "rms_norm",
+    "l2_normalization",
+    "constant_scale",
+    "identity",
+    "reshape",
+    "quantize",
+    "dropout",
+    "add_extra_input",
+    "make_extra_output",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+]
+RECIPES = [
+    "bf16",
+    "fp8_delayed",
+    "fp8_current",
+    "fp8_rowwise",
+    "fp8_block",
+    "mxfp8",
+    "nvfp4",
+]
+FUSIONS = [
+    "linear_bias_activation",
+    "linear_bias_add",
+    "linear_scale_add",
+    "norm_quantize",
+    "activation_quantize",
+    "gather_linear",
+    "linear_reduce_scatter",
+    "linear_add",
+    "linear_scale",
+    "activation_bias_quantize",
+    "add_rms_norm",
+    "grouped_mlp_recompute",
+    "linear_activation",
+]
 UNSUPPORTED = {
     "all_gather": "the reference has no step collective",
     "all_reduce": "the reference has no step collective",

@@ -47,12 +47,12 @@ def section(**steps: list[str]) -> str:
     return "\n".join(f"  {key}: [{', '.join(value)}]" for key, value in steps.items())
 
 
-def specs_with(tmp_path: Path, module: str = MLP, **fusions: tuple[str, str, str]) -> SpecSet:
+def specs_with(tmp_path: Path, **fusions: tuple[str, str, str]) -> SpecSet:
     """The built-in specs, the toy module, and fusions as (pass, match, rewrite)."""
     mine = tmp_path / "mine"
     (mine / "modules").mkdir(parents=True)
     (mine / "fusions").mkdir()
-    (mine / "modules" / "toy.yaml").write_text(module, encoding="utf-8")
+    (mine / "modules" / "toy.yaml").write_text(MLP, encoding="utf-8")
     for name, (stage, match, rewrite) in fusions.items():
         text = FUSION.format(name=name, stage=stage, match=match, rewrite=rewrite)
         (mine / "fusions" / f"{name}.yaml").write_text(text, encoding="utf-8")
@@ -201,7 +201,11 @@ def test_a_step_of_another_op_does_not_match(tmp_path: Path) -> None:
     assert fused(specs_with(tmp_path, toy_silu=toy)).forward[1].rule is None
     other = tmp_path / "other"
     other.mkdir()
-    right = ("forward", section(forward=[named.replace("silu", "swiglu")]), section(forward=[ACTIVATION]))
+    right = (
+        "forward",
+        section(forward=[named.replace("silu", "swiglu")]),
+        section(forward=[ACTIVATION]),
+    )
     step = fused(specs_with(other, toy_swiglu=right)).forward[1]
     assert step.rule == "toy_swiglu"
     assert step.pointwise is None, "the replacement computes the named op by itself"
@@ -232,13 +236,16 @@ def test_a_fused_plan_names_the_fusion_among_its_sources(tmp_path: Path) -> None
     specs = specs_with(tmp_path, toy_same=toy)
     plan = resolve_module(specs, Cell("toy", "bf16"), "cpu")
     assert "mine/fusions/toy_same.yaml" in plan.sources
-    assert "mine/fusions/toy_same.yaml" not in resolve_module(
-        specs, Cell("linear", "bf16"), "cpu"
-    ).sources
+    assert (
+        "mine/fusions/toy_same.yaml"
+        not in resolve_module(specs, Cell("linear", "bf16"), "cpu").sources
+    )
 
 
 def test_steps_that_no_kernel_has_are_told_with_their_fusion(tmp_path: Path) -> None:
     gemm = "{step: gemm, kind: fprop, in: [x, w, b], with: {accumulate: b}, out: [h]}"
     toy = ("forward", section(forward=[GEMM]), section(forward=[gemm]))
-    with pytest.raises(NotPossible, match=r"no gemm with 'accumulate' \(made by fusion 'toy_add'\)"):
+    with pytest.raises(
+        NotPossible, match=r"no gemm with 'accumulate' \(made by fusion 'toy_add'\)"
+    ):
         resolve_module(specs_with(tmp_path, toy_add=toy), Cell("toy", "bf16"), "cpu")

@@ -98,7 +98,9 @@ def test_nothing_that_people_write_is_executed(path: Path) -> None:
 
 def test_no_import_cycle() -> None:
     """Module-level imports form no cycle; a function may import late."""
-    graph = {name_of(path): set(_top_level(path)) & {name_of(p) for p in MODULES} for path in MODULES}
+    graph = {
+        name_of(path): set(_top_level(path)) & {name_of(p) for p in MODULES} for path in MODULES
+    }
     done: set[str] = set()
     while graph:
         ready = {name for name, needs in graph.items() if needs <= done | {name}}

@@ -91,7 +91,12 @@ def test_every_problem_of_every_file_is_told(tmp_path: Path) -> None:
 def test_a_broken_file_hides_no_problem_and_invents_none(tmp_path: Path) -> None:
     """A module whose op could not be read is not told that the op is unknown."""
     mine = tmp_path / "mine"
-    write(mine, "ops", "toy", OP.format(name="toy", expression="x").replace("edition: 1", "edition: 9"))
+    write(
+        mine,
+        "ops",
+        "toy",
+        OP.format(name="toy", expression="x").replace("edition: 1", "edition: 9"),
+    )
     write(mine, "modules", "toy", "edition: 1\nmodule: toy\nclass: Toy\nop: toy\n")
     with pytest.raises(SpecError) as error:
         load([mine])

@@ -78,7 +78,9 @@ def test_places_are_read_back(file: str, line: int, column: int) -> None:
     assert Loc.parse(str(place)) == place
 
 
-@pytest.mark.parametrize("text", ["", "linear", "linear__", "__bf16", "Linear__bf16", "a__b__", "a__../b"])
+@pytest.mark.parametrize(
+    "text", ["", "linear", "linear__", "__bf16", "Linear__bf16", "a__b__", "a__../b"]
+)
 def test_what_is_no_cell_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not <module>__<recipe>"):
         Cell.parse(text)
@@ -131,7 +133,10 @@ def test_no_two_things_share_a_name() -> None:
     for plan in everything:
         names = [buffer.name for buffer in plan.buffers]
         words = [*names, *(attribute.name for attribute in plan.attributes)]
-        words += [*plan.forward.flags, *(f for f in plan.backward.flags if f not in plan.forward.flags)]
+        words += [
+            *plan.forward.flags,
+            *(f for f in plan.backward.flags if f not in plan.forward.flags),
+        ]
         assert len(set(words)) == len(words), plan.cell
         keywords = [dim.keyword for dim in plan.dims]
         assert len(set(keywords)) == len(keywords)

@@ -76,7 +76,12 @@ def test_words() -> None:
 
 @pytest.mark.parametrize(
     "when",
-    [{"tokenz": {"lt": 1}}, {"tokens": {"less": 1}}, {"tokens": {"lt": -1}}, {"rows": {"multiple_of": 0}}],
+    [
+        {"tokenz": {"lt": 1}},
+        {"tokens": {"less": 1}},
+        {"tokens": {"lt": -1}},
+        {"rows": {"multiple_of": 0}},
+    ],
 )
 def test_what_cannot_be_meant_is_refused(when: dict[str, dict[str, int]]) -> None:
     with pytest.raises(ValueError, match=r"not a valid|not negative"):

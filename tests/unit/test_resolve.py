@@ -70,11 +70,11 @@ def test_saved_is_what_the_backward_reads_once(plan: ModulePlan) -> None:
     assert len(set(names)) == len(names)
     read = {name for step in plan.backward.steps for name in step.reads}
     written = {name for step in plan.backward.steps for name in step.writes}
-    incoming = {gradient(name) for name in plan.outputs}
-    assert set(names) == read - written - incoming
-    assert [a.buffer for a in plan.backward.arguments] == [
-        *(gradient(name) for name in plan.outputs), *names
-    ]  # fmt: skip
+    incoming = [gradient(name) for name in plan.outputs]
+    states = plan.backward.mutated
+    assert set(names) == read - written - {*incoming, *states}
+    assert [a.buffer for a in plan.backward.arguments] == [*incoming, *names, *states]
+    assert set(states) <= {state.buffer for state in plan.states}
     reachable = {*plan.arguments, *(result.buffer for result in plan.forward.results)}
     assert set(names) <= reachable, "the forward does not hand it out"
 
@@ -140,10 +140,7 @@ def test_every_dimension_is_told_by_an_argument(plan: ModulePlan) -> None:
             if len(binding.sources) == 1 and program is plan.forward:
                 assert not last.optional
         used = {
-            symbol
-            for step in program.steps
-            for _, size in step.sizes
-            for symbol in symbols(size)
+            symbol for step in program.steps for _, size in step.sizes for symbol in symbols(size)
         }
         used |= {s for n in program.workspace for s in plan.buffer(n).shape.symbols()}
         used |= {s for r in program.results for s in plan.buffer(r.buffer).shape.symbols()}
@@ -230,9 +227,10 @@ def test_order_of_cells_does_not_matter() -> None:
 
 
 def test_unknown_names_are_key_errors() -> None:
-    for cell, arch in ((Cell("no", RECIPE), "cpu"), (Cell("silu", "no"), "cpu"), (Cell("silu", RECIPE), "no")):
+    names = (("no", RECIPE, "cpu"), ("silu", "no", "cpu"), ("silu", RECIPE, "no"))
+    for module, recipe, arch in names:
         with pytest.raises(KeyError):
-            resolve_module(builtin(), cell, arch)
+            resolve_module(builtin(), Cell(module, recipe), arch)
 
 
 # Cells that cannot be made
@@ -301,7 +299,8 @@ def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
     arch = (
         "edition: 1\narch: sm_70\nsummary: toy\ncapability: [7, 0]\n"
         'gencode: "arch=compute_70,code=sm_70"\ntoolkit: "12.0"\nkernels:\n'
-        "  pointwise: {implements: [pointwise, pointwise_grad]}\n  products: {implements: [grouped_gemm]}\n"
+        "  pointwise: {implements: [pointwise, pointwise_grad]}\n"
+        "  products: {implements: [grouped_gemm]}\n"
     )
     specs = layer(tmp_path, archs__sm_70=arch)
     assert reasons(specs, "linear", arch="sm_70") == ["sm_70 has no kernels for gemm"]
@@ -312,7 +311,8 @@ def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
 
 
 def test_options(tmp_path: Path) -> None:
-    text = "edition: 1\nmodule: toy\nclass: Toy\nop: silu\noptions: {main_grad: [none, accumulate]}\n"
+    text = "edition: 1\nmodule: toy\nclass: Toy\nop: silu\n"
+    text += "options: {main_grad: [none, accumulate]}\n"
     specs = layer(tmp_path, modules__toy=text)
     cells = [Cell("toy", RECIPE, ("accumulate",)), Cell("toy", RECIPE, ("fast",))]
     assert [cell.reason for cell in resolve(specs, "cpu", cells).unsupported] == [
@@ -368,7 +368,9 @@ def test_a_chain_names_its_tensors(tmp_path: Path) -> None:
     assert [r.buffer for r in plan.forward.results] == ["y", "fc_y"]
 
 
-@pytest.mark.parametrize(("shape", "inner"), [("[T, H]", "[T, 2 * H]"), ("[T..., H]", "[T..., 2 * H]")])
+@pytest.mark.parametrize(
+    ("shape", "inner"), [("[T, H]", "[T, 2 * H]"), ("[T..., H]", "[T..., 2 * H]")]
+)
 def test_leading_dimensions_come_from_the_first_input(
     tmp_path: Path, shape: str, inner: str
 ) -> None:

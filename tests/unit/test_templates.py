@@ -141,9 +141,11 @@ def test_device_code_stands_in_static_files(path: Path) -> None:
 def test_branches_look_at_one_field(path: Path) -> None:
     """Loop and branch on named fields; conditions are decided where the context is made."""
     tree = SYNTAX.parse(path.read_text(encoding="utf-8"))
-    for branch in tree.find_all((nodes.If, nodes.CondExpr)):
-        test = branch.test.node if isinstance(branch.test, nodes.Not) else branch.test
-        assert isinstance(test, nodes.Getattr | nodes.Name), f"{label(path)}:{branch.lineno}"
+    tests = [branch.test for branch in tree.find_all(nodes.If)]
+    tests += [branch.test for branch in tree.find_all(nodes.CondExpr)]
+    for test in tests:
+        field = test.node if isinstance(test, nodes.Not) else test
+        assert isinstance(field, nodes.Getattr | nodes.Name), f"{label(path)}:{test.lineno}"
     for loop in tree.find_all(nodes.For):
         items = loop.iter.items if isinstance(loop.iter, nodes.Tuple) else [loop.iter]
         fields = all(isinstance(item, nodes.Getattr | nodes.Name) for item in items)

@@ -22,6 +22,7 @@ from ..model.plan import (
     Pointwise,
     Program,
     Result,
+    StateFill,
     Step,
 )
 from ..model.primitives import Primitive
@@ -104,6 +105,7 @@ class ProgramText:
         arguments: tensors.
         flags: gradient flags.
         attributes: scalars.
+        mutated: how many tensors, the last ones, are changed in place.
         results: tensors.
         returns: return annotation.
         first: the argument whose device and dtype results take.
@@ -116,6 +118,7 @@ class ProgramText:
     arguments: tuple[TensorText, ...]
     flags: tuple[str, ...]
     attributes: tuple[AttributeText, ...]
+    mutated: int
     results: tuple[ResultText, ...]
     returns: str
     first: str
@@ -154,6 +157,29 @@ class ParameterText:
 
 
 @dataclass(frozen=True, slots=True)
+class StateText:
+    """A buffer of the class that an op changes in place.
+
+    Attributes:
+        path, holder, name: as of a parameter.
+        argument: of the function.
+        about: shape and type, for a docstring.
+        shape: tuple source.
+        dtype: attribute of torch.
+        init: source of the in-place fill, without the tensor.
+    """
+
+    path: str
+    holder: str
+    name: str
+    argument: str
+    about: str
+    shape: str
+    dtype: str
+    init: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeywordText:
     """A size keyword of the constructor, and the dimension it gives."""
 
@@ -168,9 +194,13 @@ class CellContext:
     Attributes:
         inputs: what the module is called with.
         arguments: what the function is called with.
+        states: tensors kept between calls.
+        carried: arguments that the backward op changes; they are neither saved nor returned.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         op_arguments: what the forward op is called with.
+        apply_arguments: what ``apply`` is called with: those, then what only the backward changes.
+        parameters_of_apply: the parameters of ``forward`` for them.
         unpack_inputs: targets of ``setup_context``'s inputs; an underscore for what it does not read.
         saved_results: results of the forward op that are kept for the backward.
         saved: everything kept for the backward.
@@ -196,12 +226,16 @@ class CellContext:
     inputs: tuple[TensorText, ...]
     arguments: tuple[TensorText, ...]
     attributes: tuple[AttributeText, ...]
+    states: tuple[StateText, ...]
+    carried: tuple[str, ...]
+    parameters_of_apply: tuple[str, ...]
     differentiable: tuple[TensorText, ...]
     forward: ProgramText
     backward: ProgramText
     output: TensorText
     take_output: str
     op_arguments: tuple[str, ...]
+    apply_arguments: tuple[str, ...]
     unpack_inputs: str
     saved_results: tuple[str, ...]
     saved: tuple[SavedText, ...]
@@ -285,6 +319,7 @@ class CheckedProgram:
         dims: sizes that the steps need.
         steps: in order.
         returned: source of the return value.
+        returns: its annotation.
     """
 
     text: ProgramText
@@ -295,6 +330,7 @@ class CheckedProgram:
     dims: tuple[str, ...]
     steps: tuple[StepText, ...]
     returned: str
+    returns: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +441,11 @@ def _result_text(plan: ModulePlan, result: Result, first: Buffer) -> ResultText:
 
 def schema(plan: ModulePlan, program: Program) -> str:
     """Schema of an op: tensors, then flags, then scalars."""
-    parts = [f"Tensor{'?' if a.optional else ''} {a.buffer}" for a in program.arguments]
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    parts = [
+        f"Tensor{'?' if a.optional else ''}{f'({next(letters)}!)' if a.mutated else ''} {a.buffer}"
+        for a in program.arguments
+    ]
     parts += [f"bool {flag}" for flag in program.flags]
     parts += [f"{_SCHEMA_TYPE[a.type]} {a.name}" for a in plan.attributes]
     returns = [f"Tensor{'?' if result.when else ''}" for result in program.results]
@@ -443,6 +483,7 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
         arguments=tuple(tensor_text(plan, a, gradients) for a in program.arguments),
         flags=program.flags,
         attributes=tuple(attribute_text(a) for a in plan.attributes),
+        mutated=len(program.mutated),
         results=results,
         returns=annotations[0] if len(results) == 1 else f"tuple[{', '.join(annotations)}]",
         first=first.name,
@@ -503,14 +544,20 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     gradients = {result.buffer for result in plan.backward.results}
     arguments = tuple(tensor_text(plan, a, gradients) for a in plan.forward.arguments)
     by_name = {argument.name: argument for argument in arguments}
+    given = tuple(by_name[name] for name in plan.arguments)
     scalars = tuple(attribute.name for attribute in plan.attributes)
+    carried = tuple(n for n in plan.backward.mutated if n not in by_name)
+    op_arguments = (*by_name, *plan.forward.flags, *scalars)
+    apply_arguments = (*op_arguments, *carried)
     needs = tuple((a.flag, index) for index, a in enumerate(arguments) if a.flag)
     conditional = {f for r in plan.saved if r.buffer in by_name for f in r.when}
     programs = program_text(plan, plan.forward), program_text(plan, plan.backward)
     parameters = _parameter_texts(plan)
+    states = _state_texts(plan)
     saved_results = tuple(r.buffer for r in plan.forward.results[len(plan.outputs) :])
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in arguments)
+    carried_over = {*(result.buffer for result in plan.saved), *scalars, *plan.backward.mutated}
     return CellContext(
         cell=plan.cell,
         summary=plan.summary,
@@ -522,30 +569,41 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         function_name=plan.module,
         autograd_name=f"_{plan.class_name}",
         inputs=tuple(by_name[name] for name in plan.inputs),
-        arguments=arguments,
+        arguments=given,
         attributes=tuple(attribute_text(a) for a in plan.attributes),
+        states=states,
+        carried=plan.backward.mutated,
+        parameters_of_apply=(
+            *(f"{a.name}: {a.annotation}" for a in arguments),
+            *(f"{flag}: bool" for flag in plan.forward.flags),
+            *(f"{a.name}: {attribute_text(a).annotation}" for a in plan.attributes),
+            *(f"{name}: Tensor" for name in carried),
+        ),
         differentiable=tuple(a for a in arguments if a.flag),
         forward=programs[0],
         backward=programs[1],
         output=tensor_text(plan, Argument(plan.outputs[0], False), gradients),
         take_output="y, *_ =" if saved_results else "y =",
-        op_arguments=(*by_name, *plan.forward.flags, *scalars),
-        unpack_inputs=_unpack_inputs(plan, tuple(by_name), scalars),
+        op_arguments=op_arguments,
+        apply_arguments=apply_arguments,
+        unpack_inputs=", ".join(name if name in carried_over else "_" for name in apply_arguments)
+        + ("," if len(apply_arguments) == 1 else ""),
         saved_results=saved_results,
         saved=tuple(_saved_text(plan, result) for result in plan.saved),
         forward_flags=plan.forward.flags,
         saving_needs=tuple(pair for pair in needs if pair[0] in conditional),
         backward_rest=(
+            *(f"ctx.{name}" for name in plan.backward.mutated),
             *(f"needs[{dict(needs)[flag]}]" for flag in plan.backward.flags),
             *(f"ctx.{name}" for name in scalars),
         ),
         gradients=(
             *(gradient(a.name) if a.flag else "None" for a in arguments),
-            *("None" for _ in (*plan.forward.flags, *scalars)),
+            *("None" for _ in apply_arguments[len(arguments) :]),
         ),
-        no_gradients=", ".join(["None"] * (len(by_name) + len(plan.forward.flags) + len(scalars))),
+        no_gradients=", ".join(["None"] * len(apply_arguments)),
         parameters=parameters,
-        holders=tuple(dict.fromkeys(p.holder for p in parameters if p.holder)),
+        holders=tuple(dict.fromkeys(p.holder for p in (*parameters, *states) if p.holder)),
         keywords=keywords,
         call_arguments=_call_arguments(plan),
         representation=_representation(plan, keywords, has_bias),
@@ -559,23 +617,42 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     )
 
 
+def _state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
+    fills = {
+        StateFill.ZEROS: "zero_()",
+        StateFill.ONES: "fill_(1.0)",
+        StateFill.SEED: "copy_(torch.stack((torch.randint(2**62, ()), torch.tensor(0))))",
+    }
+    words = {dim.symbol: Sym(dim.keyword) for dim in plan.dims}
+    texts = []
+    for state in plan.states:
+        buffer = plan.buffer(state.buffer)
+        holder, _, name = state.path.rpartition(".")
+        dtype = dtypes.info(buffer.dtype).torch
+        texts.append(
+            StateText(
+                path=state.path,
+                holder=holder,
+                name=name,
+                argument=state.buffer,
+                about=f"{buffer.shape} {dtype}, changed in place",
+                shape=", ".join(to_python(dim) for dim in buffer.shape.substitute(words).dims),
+                dtype=dtype,
+                init=fills[state.fill],
+            )
+        )
+    return tuple(texts)
+
+
 def _uses_math(lines: Iterable[str]) -> bool:
     return any("math." in line for line in lines)
 
 
-def _unpack_inputs(plan: ModulePlan, arguments: tuple[str, ...], scalars: tuple[str, ...]) -> str:
-    """Targets of the inputs that ``setup_context`` reads; the rest are underscores."""
-    kept = {result.buffer for result in plan.saved} | set(scalars)
-    flags = ("",) * len(plan.forward.flags)
-    return ", ".join(
-        name if name in kept else "_" for name in (*arguments, *flags, *scalars)
-    ) + ("," if len(arguments) + len(flags) + len(scalars) == 1 else "")
-
-
 def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:
     paths = {parameter.buffer: f"self.{parameter.path}" for parameter in plan.parameters}
+    states = (f"{state.buffer}=self.{state.path}" for state in plan.states)
     scalars = (f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes)
-    return (*(paths.get(name, name) for name in plan.arguments), *scalars)
+    return (*(paths.get(name, name) for name in plan.arguments), *states, *scalars)
 
 
 def _representation(
@@ -657,7 +734,12 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
     sized = [check for check in program.checks if check.expr is not None]
     used = {name for check in sized if check.expr for name in symbols(check.expr)}
     backward = program.name == "backward"
-    steps = tuple(_step_text(plan, program, step, i) for i, step in enumerate(program.steps, 1))
+    steps = tuple(
+        text
+        for i, step in enumerate(program.steps, 1)
+        for text in (_step_text(plan, program, step, i), _update_text(plan, program, step, i))
+        if text
+    )
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
     return CheckedProgram(
         text=program_text(plan, program),
@@ -667,8 +749,18 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
         absent=tuple(r.buffer for r in program.results if r.when) if backward else (),
         dims=_bind_lines(program, words),
         steps=steps,
-        returned=", ".join(_returned(program, result) for result in program.results),
+        returned=", ".join(
+            (*(_returned(program, result) for result in program.results), *program.mutated)
+        ),
+        returns=_reference_returns(program),
     )
+
+
+def _reference_returns(program: Program) -> str:
+    """A reference is functional: what an op changes in place, its reference returns."""
+    types = ["Tensor | None" if result.when else "Tensor" for result in program.results]
+    types += ["Tensor" for _ in program.mutated]
+    return types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
 
 
 def _returned(program: Program, result: Result) -> str:
@@ -751,7 +843,27 @@ def _quantize_call(plan: ModulePlan, step: Step) -> tuple[tuple[str, ...], str]:
     groups = step.input("groups")
     words = [rows, step.copies[0].role.value.upper(), *wanted]
     words += [f"split_sizes={groups}"] if groups else []
+    words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("scale", "rng_state")]
     return tuple(targets), f"quantized.quantize({', '.join(words)}, layout=LAYOUT)"
+
+
+def _update_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
+    """What follows a step that keeps state: the state after it.  A forward without grad keeps it."""
+    if not step.mutates:
+        return None
+    flags = program.flags if program.name == "forward" else step.when
+    comment = f"{index}. state after it: {', '.join(step.mutates)}"
+    rng = step.input("rng_state")
+    if rng:
+        return StepText(comment, condition(flags), (rng,), f"quantized.advance({rng})")
+    source, role = step.reads[0], step.copies[0].role
+    rows = f"steps.rows({source})" if plan.buffer(source).shape.leading else source
+    groups = step.input("groups")
+    split = f", split_sizes={groups}" if groups else ""
+    amax = f"quantized.group_amax({rows}, {role.value.upper()}{split})"
+    grouped = f", grouped={groups is not None}"
+    words = f"{', '.join(step.mutates)}, {amax}, {role.value.upper()}{grouped}"
+    return StepText(comment, condition(flags), step.mutates, f"quantized.delayed_update({words})")
 
 
 def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:

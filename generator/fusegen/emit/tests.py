@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..model import dtypes
 from ..model.dtypes import DType
-from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter
+from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, StateFill
 from ..model.primitives import Primitive
 from ..model.shapes import evaluate, to_python
 from .python import op_name
@@ -65,6 +65,10 @@ class TestContext:
     constructor: str
     input_names: str
     refusals: tuple[Refusal, ...]
+    states: str
+    forward_arguments: str
+    forward_states: str
+    backward_states: str
 
 
 def sizes_of(plan: ModulePlan) -> dict[str, int]:
@@ -107,6 +111,10 @@ def test_context(plan: ModulePlan) -> TestContext:
         constructor=_constructor(plan, sizes),
         input_names=_tuple(list(plan.inputs)),
         refusals=tuple(_refusals(plan, sizes)),
+        states=_tuple([state.buffer for state in plan.states]),
+        forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
+        forward_states=_tuple(list(plan.forward.mutated)) if plan.states else "",
+        backward_states=_tuple(list(plan.backward.mutated)),
     )
 
 
@@ -138,6 +146,14 @@ def _symbols(plan: ModulePlan) -> list[str]:
 
 def _input_lines(plan: ModulePlan) -> Iterator[str]:
     parameters = {parameter.buffer: parameter for parameter in plan.parameters}
+    fills = {
+        StateFill.ZEROS: "torch.zeros({shape}, device=device)",
+        StateFill.ONES: "torch.ones({shape}, device=device)",
+        StateFill.SEED: "torch.tensor([seed, 0], device=device)",
+    }
+    for state in plan.states:
+        dims = ", ".join(to_python(dim) for dim in plan.buffer(state.buffer).shape.dims)
+        yield f'"{state.buffer}": {fills[state.fill].format(shape=dims)},'
     for seed, name in enumerate(plan.arguments, 1):
         buffer = plan.buffer(name)
         if buffer.dtype is DType.INT64:

@@ -91,6 +91,29 @@ class Parameter:
     fan_in: Expr
 
 
+class StateFill(str, Enum):
+    """What a state tensor starts as; SEED is a random seed and an offset of 0."""
+
+    ZEROS = "zeros"
+    ONES = "ones"
+    SEED = "seed"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A tensor that a module keeps between calls and an op changes in place.
+
+    Attributes:
+        buffer: name of its buffer and function argument.
+        path: name in the state dict.
+        fill: what it starts as.
+    """
+
+    buffer: str
+    path: str
+    fill: StateFill
+
+
 @dataclass(frozen=True, slots=True)
 class Attribute:
     """A scalar keyword of the module's function."""
@@ -247,11 +270,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A tensor argument of a program; conditional ones are None unless a flag asks for them."""
+    """A tensor argument of a program; conditional ones are None unless a flag asks for them.
+
+    ``mutated`` ones are changed in place; they stand last.
+    """
 
     buffer: str
     optional: bool
     when: tuple[str, ...] = ()
+    mutated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +357,11 @@ class Program:
     workspace: tuple[str, ...]
     bindings: tuple[Binding, ...]
     checks: tuple[Check, ...]
+
+    @property
+    def mutated(self) -> tuple[str, ...]:
+        """Arguments that are changed in place, in order."""
+        return tuple(argument.buffer for argument in self.arguments if argument.mutated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +446,7 @@ class ModulePlan:
         parameters: in state-dict order.
         arguments: function arguments: first input, required parameters, inputs, optional parameters.
         outputs: names of the module's outputs.
+        states: tensors kept between calls, function keywords.
         attributes: scalar keywords.
         buffers: every buffer by name, in order of first use.
         forward, backward: the programs.
@@ -440,6 +473,7 @@ class ModulePlan:
     parameters: tuple[Parameter, ...]
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
+    states: tuple[State, ...]
     attributes: tuple[Attribute, ...]
     buffers: tuple[Buffer, ...]
     forward: Program

@@ -111,11 +111,12 @@ _COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
 REFERENCE_SLOTS: dict[Primitive, frozenset[str]] = {
     Primitive.GEMM: frozenset(("a", "b", "add")) | _COPIES,
     Primitive.GROUPED_GEMM: frozenset(("a", "b", "groups", "add")) | _COPIES,
-    Primitive.QUANTIZE: frozenset(("a", "groups")),
+    Primitive.QUANTIZE: frozenset(("a", "groups", "amax_history", "scale", "rng_state")),
     Primitive.COLUMN_SUM: frozenset(("a",)),
     Primitive.GROUP_SUM: frozenset(("a", "groups")),
 }
-"""Operands that the functions of ``reference/_steps.py`` takes, by step; it is normative for every architecture."""
+"""Operands that the functions of ``reference/_steps.py`` take, by step.  The reference is normative
+for every architecture."""
 
 PRINTED = frozenset((Primitive.POINTWISE, Primitive.POINTWISE_GRAD))
 """Steps whose math is printed from their expression, so that the reference needs no function."""

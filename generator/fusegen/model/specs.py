@@ -83,12 +83,16 @@ def _predicate(value: object) -> object:
     if isinstance(value, Predicate):
         return value
     if not isinstance(value, dict):
-        raise _error("predicate", f"expected conditions such as {{groups: {{lt: 64}}}}, got {value!r}")
+        raise _error(
+            "predicate", f"expected conditions such as {{groups: {{lt: 64}}}}, got {value!r}"
+        )
     for variable, comparisons in value.items():
         _known("size", variable, SizeVariable, variable)
         if not isinstance(comparisons, dict) or not comparisons:
             raise _error(
-                "predicate", f"expected comparisons such as {{lt: 64}}, got {comparisons!r}", variable
+                "predicate",
+                f"expected comparisons such as {{lt: 64}}, got {comparisons!r}",
+                variable,
             )
         for comparison, number in comparisons.items():
             _known("comparison", comparison, Comparison, variable, comparison)
@@ -213,13 +217,17 @@ def _step(value: object) -> object:
     if isinstance(value, StepSpec):
         return value
     if not isinstance(value, dict) or "step" not in value:
-        raise _error("step", f"expected a step such as {{step: gemm, kind: fprop, ...}}, got {value!r}")
+        raise _error(
+            "step", f"expected a step such as {{step: gemm, kind: fprop, ...}}, got {value!r}"
+        )
     _known("step", value["step"], Primitive, "step")
     primitive = Primitive(value["step"])
     signature = SIGNATURES[primitive]
     if signature.variadic:
         raise _error(
-            "step", f"the passes write {primitive.value}; use 'pointwise:' with an expression", "step"
+            "step",
+            f"the passes write {primitive.value}; use 'pointwise:' with an expression",
+            "step",
         )
     kind = value.get("kind")
     wrong = kind_problem(primitive, kind)

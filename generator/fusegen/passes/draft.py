@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..model.plan import Attribute, Buffer, Parameter, Step
+from ..model.plan import Attribute, Buffer, Parameter, State, Step
 from ..model.shapes import Expr
 from ..model.specs import OpSpec
 
@@ -50,6 +50,7 @@ class Draft:
         parameters: of all ops in order.
         attributes: scalar keywords.
         forward, backward: steps.
+        states: tensors that steps change in place.
         gradients: (leaf, gradient) buffers that the backward can be asked for.
     """
 
@@ -61,6 +62,7 @@ class Draft:
     attributes: tuple[Attribute, ...]
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
+    states: tuple[State, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
     constants: frozenset[str] = frozenset()
 

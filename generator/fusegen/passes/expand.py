@@ -18,7 +18,7 @@ def chain_of(module: ModuleSpec) -> tuple[ChainItem, ...]:
 
 
 def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
-    """Name every tensor of every op in the module's terms and string the ops' forward steps together."""
+    """Name every tensor of every op in the module's terms and string the forward steps together."""
     chain = chain_of(module)
     module_inputs = module.inputs or ops[chain[0].op].inputs
     leading = next(iter(module_inputs.values())).shape.leading
@@ -35,9 +35,7 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
             buffers.setdefault(buffer.name, buffer)
         parameters += _parameters(instance)
         attributes += [
-            Attribute(
-                instance.attributes[name], spec.type, item.attributes.get(name, spec.default)
-            )
+            Attribute(instance.attributes[name], spec.type, item.attributes.get(name, spec.default))
             for name, spec in op.attributes.items()
         ]
         previous = instance.tensors[next(iter(op.outputs))]
@@ -58,7 +56,9 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
 def _instance(item: ChainItem, op: OpSpec, previous: str, *, last: bool) -> Instance:
     prefix = f"{item.as_}_" if item.as_ else ""
     first = next(iter(op.inputs))
-    tensors = {name: item.with_.get(name, previous if name == first else name) for name in op.inputs}
+    tensors = {
+        name: item.with_.get(name, previous if name == first else name) for name in op.inputs
+    }
     tensors |= {name: f"{prefix}{name}" for name in (*op.parameters, *op.internal)}
     for index, name in enumerate(op.outputs):
         tensors[name] = item.out if item.out and index == 0 else name if last else f"{prefix}{name}"
@@ -71,10 +71,8 @@ def _instance(item: ChainItem, op: OpSpec, previous: str, *, last: bool) -> Inst
     )
 
 
-def _buffer(
-    name: str, spec: TensorSpec, dims: Mapping[str, Expr], leading: str | None
-) -> Buffer:
-    """A tensor has any number of leading dimensions only where the module's first input has them."""
+def _buffer(name: str, spec: TensorSpec, dims: Mapping[str, Expr], leading: str | None) -> Buffer:
+    """A tensor has several leading dimensions only where the module's first input has them."""
     shape = spec.shape.substitute(dims).led_by(leading)
     return Buffer(name, spec.dtype, shape, spec.role, spec.optional)
 
@@ -85,9 +83,7 @@ def _parameters(instance: Instance) -> list[Parameter]:
     for name, spec in instance.op.parameters.items():
         path = f"{instance.item}.{name}" if instance.item else name
         fan_in = spec.shape.substitute(instance.dims).dims[-1]
-        result.append(
-            Parameter(parameter_argument(path), path, spec.init or Init.ZEROS, fan_in)
-        )
+        result.append(Parameter(parameter_argument(path), path, spec.init or Init.ZEROS, fan_in))
     return result
 
 

@@ -90,7 +90,9 @@ class _Candidates:
     rule: str
     ops: Mapping[str, str]
 
-    def matches(self, variables: Variables, done: Indices = ()) -> Iterator[tuple[Variables, Indices]]:
+    def matches(
+        self, variables: Variables, done: Indices = ()
+    ) -> Iterator[tuple[Variables, Indices]]:
         """Every way to read the pattern in the program: the variables' buffers, the steps' indices.
 
         What the fusion made is no part of it, so that a pattern that occurs in its own replacement

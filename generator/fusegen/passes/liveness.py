@@ -49,7 +49,7 @@ def saved(draft: Draft) -> tuple[Result, ...]:
     """Buffers of the forward that the backward reads, each once, with the flags that ask for it."""
     flags = flags_of(draft)
     produced = {name for step in draft.backward for name in step.writes}
-    incoming = {f"d{name}" for name in draft.outputs}
+    incoming = {f"d{name}" for name in draft.outputs} | {each.buffer for each in draft.states}
     asked: dict[str, set[str]] = {}
     for step in draft.backward:
         for name in step.reads:
@@ -57,7 +57,8 @@ def saved(draft: Draft) -> tuple[Result, ...]:
                 asked.setdefault(name, set()).update(step.when or flags)
     position = {name: index for index, name in enumerate(draft.buffers)}
     return tuple(
-        Result(name, ordered(asked[name], flags)) for name in sorted(asked, key=position.__getitem__)
+        Result(name, ordered(asked[name], flags))
+        for name in sorted(asked, key=position.__getitem__)
     )
 
 

@@ -38,7 +38,7 @@ def operand_symbols(op: OpSpec) -> tuple[str, ...]:
 
 
 def derive_math(draft: Draft) -> Draft:
-    """Give every pointwise step its printed program, and a backward step only the operands it reads.
+    """Give every pointwise step its printed program, a backward step only the operands it reads.
 
     Raises:
         NotPossible: an op with several outputs or interleaved halves, a gradient that would be
@@ -73,15 +73,15 @@ def _expression(instance: Instance) -> tuple[str, str]:
         raise NotPossible(f"pointwise op {op.name!r} has {len(op.pointwise)} outputs, expected 1")
     for tensor, spec in op.tensors.items():
         if spec.interleave:
-            raise NotPossible(f"op {op.name!r}: no kernel reads the interleaved halves of {tensor!r}")
+            raise NotPossible(
+                f"op {op.name!r}: no kernel reads the interleaved halves of {tensor!r}"
+            )
     return next(iter(op.pointwise.items()))
 
 
 def _attach_forward(draft: Draft, instance: Instance, step: Step) -> Step:
     output, text = _expression(instance)
-    expression = parse(
-        text, operand_symbols(instance.op), {name: None for name in instance.op.attributes}
-    )
+    expression = parse(text, operand_symbols(instance.op), dict.fromkeys(instance.op.attributes))
     program = forward_program(expression, output)
     result = PointwiseOperand(output, step.out, Access.FULL, draft.buffers[step.out].dtype)
     return _with_math(draft, instance, step, program, (result,), "forward", (output, text))
@@ -90,7 +90,7 @@ def _attach_forward(draft: Draft, instance: Instance, step: Step) -> Step:
 def _attach_backward(draft: Draft, instance: Instance, step: Step) -> Step:
     op = instance.op
     output, text = _expression(instance)
-    expression = parse(text, operand_symbols(op), {name: None for name in op.attributes})
+    expression = parse(text, operand_symbols(op), dict.fromkeys(op.attributes))
     results = []
     for operand in step.outputs:
         buffer = draft.buffers[operand.buffer]
@@ -143,4 +143,6 @@ def _with_math(
         cost=program.cost,
     )
     kept = tuple(operand for operand in step.inputs if operand.buffer in used)
-    return replace(step, inputs=kept, pointwise=math, flops=product((Const(program.cost), rows, columns)))
+    return replace(
+        step, inputs=kept, pointwise=math, flops=product((Const(program.cost), rows, columns))
+    )

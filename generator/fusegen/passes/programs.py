@@ -23,6 +23,7 @@ def forward_program(
 ) -> Program:
     """The forward op: results, then what it saves for the backward under flags."""
     arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
+    arguments += _states(draft, draft.forward)
     given = {argument.buffer for argument in arguments}
     kept = tuple(result for result in saved if result.buffer not in given)
     outputs = tuple(Result(name) for name in draft.outputs)
@@ -47,7 +48,18 @@ def backward_program(
     results = tuple(
         Result(name, (need(leaf),) if flags else ()) for leaf, name in draft.gradients
     )
-    return _program("backward", draft, (*incoming, *kept), flags, results, arch, dims)
+    arguments = (*incoming, *kept, *_states(draft, draft.backward))
+    return _program("backward", draft, arguments, flags, results, arch, dims)
+
+
+def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:
+    """State that the steps change, in the module's order."""
+    changed = {name for step in steps for name in step.mutates}
+    return tuple(
+        Argument(state.buffer, optional=False, mutated=True)
+        for state in draft.states
+        if state.buffer in changed
+    )
 
 
 def _program(

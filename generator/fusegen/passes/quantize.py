@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..model.plan import Buffer, Copy, Operand, Step
+from ..model.dtypes import DType
+from ..model.plan import Buffer, Copy, Operand, State, StateFill, Step
 from ..model.primitives import GemmKind, Primitive
-from ..model.specs import ArchSpec, Orientation, RecipeSpec, Role
+from ..model.shapes import Const, Shape
+from ..model.specs import AmaxSource, ArchSpec, Orientation, RecipeSpec, Role, Rounding
 from ..naming import gradient
 from .copies import make_copy
 from .draft import Draft, NotPossible
@@ -36,12 +38,8 @@ def quantize(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
     """Insert quantisation where the recipe asks for it.
 
     Raises:
-        NotPossible: the recipe needs state that no module keeps.
+        NotPossible: a product would have one quantised operand only.
     """
-    for role, spec in recipe.roles.items():
-        if spec.scale.history or spec.rounding.value == "stochastic":
-            kind = "an amax history" if spec.scale.history else "a random number state"
-            raise NotPossible(f"recipe {recipe.name!r} keeps {kind} for {role.value}; no pass does")
     if recipe.roles and any(_is_identity(step) for step in draft.forward):
         raise NotPossible(f"no pass expands step quantize under recipe {recipe.name!r}")
     draft = _drop_identities(draft)
@@ -61,6 +59,7 @@ class _Copies:
     arch: ArchSpec
     made: dict[tuple[str, Role], dict[Orientation, Copy]] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
 
     def insert(self, draft: Draft) -> Draft:
         """Give every product its copies and put a step that makes them before the first of them."""
@@ -70,7 +69,12 @@ class _Copies:
         ]
         done: set[tuple[str, Role]] = set()
         forward, backward = (tuple(self._with_steps(program, done)) for program in programs)
-        return replace(draft.with_buffers(self.buffers), forward=forward, backward=backward)
+        return replace(
+            draft.with_buffers(self.buffers),
+            forward=forward,
+            backward=backward,
+            states=tuple(self.states.values()),
+        )
 
     def _with_copies(self, draft: Draft, step: Step) -> Step:
         if step.primitive not in GEMMS:
@@ -121,16 +125,46 @@ class _Copies:
     def _step(self, key: tuple[str, Role], item: str) -> Step:
         copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
         groups = copies[0].groups
+        states = self._states(copies[0], item)
         return Step(
             primitive=Primitive.QUANTIZE,
             kind=None,
             item=item,
-            inputs=(Operand("a", key[0]), *([Operand("groups", groups)] if groups else [])),
+            inputs=(
+                Operand("a", key[0]),
+                *([Operand("groups", groups)] if groups else []),
+                *states,
+            ),
+            mutates=tuple(operand.buffer for operand in states),
             outputs=tuple(
                 operand for copy in copies for operand in _slots(copy.orientation.value, copy)
             ),
             copies=copies,
         )
+
+
+    def _states(self, copy: Copy, item: str) -> tuple[Operand, ...]:
+        """What the role's rules keep between calls: amax history and scale, or random numbers."""
+        spec = self.recipe.roles[copy.role]
+        kept: list[tuple[str, str, Buffer, StateFill]] = []
+        if spec.scale.source is AmaxSource.HISTORY:
+            shape = self.buffers[copy.scale].shape
+            history = Shape(None, (Const(spec.scale.history), *shape.dims))
+            for slot, fill, dims in (
+                ("amax_history", StateFill.ZEROS, history),
+                ("scale", StateFill.ONES, shape),
+            ):
+                name = f"{copy.role.value}_{slot}"
+                argument = f"{item}_{name}" if item else name
+                path = f"{item}.{name}" if item else name
+                kept.append((slot, path, Buffer(argument, DType.FLOAT32, dims), fill))
+        if spec.rounding is Rounding.STOCHASTIC:
+            buffer = Buffer("rng_state", DType.INT64, Shape(None, (Const(2),)))
+            kept.append(("rng_state", buffer.name, buffer, StateFill.SEED))
+        for _, path, buffer, fill in kept:
+            self.buffers[buffer.name] = buffer
+            self.states[buffer.name] = State(buffer.name, path, fill)
+        return tuple(Operand(slot, buffer.name) for slot, _, buffer, _ in kept)
 
 
 def _slots(slot: str, copy: Copy) -> list[Operand]:

@@ -45,6 +45,16 @@ def random_tensor(
     return values.to(dtype).to(device)
 
 
+def fresh(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str, Tensor | None]:
+    """The same tensors with copies of those that a call changes."""
+    return {**tensors, **{name: tensors[name].clone() for name in states}}
+
+
+def without(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str, Tensor | None]:
+    """The tensors that no call changes."""
+    return {name: tensor for name, tensor in tensors.items() if name not in states}
+
+
 def split_cases(groups: int, tokens: int) -> list[list[int]]:
     """Ragged, empty, single, short and out-of-range group sizes."""
     ragged = [(7 * group * group + 3) % (2 * tokens // groups + 1) for group in range(groups)]

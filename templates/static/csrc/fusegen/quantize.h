@@ -56,7 +56,7 @@ struct QuantizeArguments {
   bool round_down = false;         // E8M0 by the OCP rule instead of rounding up
   const float* scale = nullptr;    // tensor: [groups] that encode, in place of an amax
   float* folded_amax = nullptr;    // [groups], raised to the amax of the input
-  float* row_sums = nullptr;       // workspace of `row_sum_floats`: see launch_reduce_row_sums
+  float* row_sums = nullptr;       // workspace of `row_sum_floats`: see launch_row_sums
   const int64_t* rng_state = nullptr;  // [seed, offset] on the device, for stochastic rounding
   bool programmatic_launch = false;
 };

@@ -8,24 +8,19 @@
 // bank conflicts. Results do not depend on timing: maxima are exact and sums have a fixed order.
 #pragma once
 
-#include "quantize_config.cuh"
+#include "quantize_write.cuh"
 
 namespace fusegen {
 
 namespace quantizing {
 
+// One tile: its scales, and what they are multiplied into.
 template <class Config>
-struct alignas(16) Shared {
-  uint8_t stage[kTileColumns * Config::kLineBytes];
-  uint2 column_amax[kWarps][32];  // packed, of 4 columns
-  float sums[kWarps][kTileColumns];
-  float scratch[kWarps * 4];
-  RowTile tile;
-};
-
-// One tile. Members are the same in all threads but for the lane's own columns.
-template <class Config>
-class TileQuantizer {
+class TileQuantizer : TileWriter<Config> {
+  using Base = TileWriter<Config>;
+  using Base::in_, Base::groups_, Base::tile_, Base::shared_, Base::values_, Base::lane_,
+      Base::warp_, Base::columns_, Base::first_column_, Base::column_, Base::row_, Base::blocks,
+      Base::past, Base::in_columns, Base::encode_row, Base::store_rows;
   using Element = typename Config::Element;
   using Format = typename Config::Format;
   using Stored = typename Config::Stored;
@@ -35,18 +30,7 @@ class TileQuantizer {
   static constexpr int kLanes = kBlocks ? kBlock / kLaneColumns : 32;  // that share a row's scale
 
  public:
-  __device__ TileQuantizer(const QuantizeArguments& in, const RowGroups& groups,
-                           const RowTile& tile, int32_t first_column, Shared<Config>& shared)
-      : in_(in),
-        groups_(groups),
-        tile_(tile),
-        columns_(int32_t(in.columns)),
-        first_column_(first_column),
-        lane_(threadIdx.x % 32),
-        warp_(threadIdx.x / 32),
-        column_(first_column + lane_ * kLaneColumns),
-        row_(input_row(groups, tile)),
-        shared_(shared) {}
+  using Base::Base;
 
   __device__ void run() {
     values_.load(static_cast<const Element*>(in_.input) + row_ * in_.columns + first_column_,
@@ -55,57 +39,38 @@ class TileQuantizer {
     if (in_.folded_amax != nullptr && !past()) {
       raise_by_block(in_.folded_amax + tile_.group, values_.amax(), shared_.scratch);
     }
-    if (in_.row_sums != nullptr) sum_rows();
+    if (in_.row_sums != nullptr) this->sum_rows();
     if constexpr (Config::kSquare || Config::kScaling == Scaling::tensor) {
-      const Scale scale = shared_scale();
-      if (in_.rowwise.data != nullptr) {
-        store_rows([&](int) { return scale.factor; });
-      }
-      if (in_.columnwise.data != nullptr) {
-        Scale scales[kLaneColumns] = {scale, scale, scale, scale};
-        stage_columns(scales);
-      }
+      quantize_with(shared_scale());
     } else {
       if (in_.rowwise.data != nullptr) quantize_rows();
       if (in_.columnwise.data != nullptr) quantize_columns();
     }
     if (in_.columnwise.data != nullptr) {
       __syncthreads();
-      copy_columns();
+      this->copy_columns();
     }
   }
 
  private:
-  __device__ bool past() const { return tile_.group == groups_.groups; }
-  __device__ bool in_columns() const { return column_ < columns_; }
-  __device__ Space block_space() const {
-    return {kBlock, blocks(groups_.rows, kBlock) * kBlock};
-  }
-  __device__ static int32_t blocks(int32_t extent, int size) {
-    return int32_t((uint32_t(extent) + size - 1) / size);
-  }
-
-  // ---- sums of the tile's rows, in a fixed order
-
-  __device__ void sum_rows() {
-#pragma unroll
-    for (int c = 0; c < kLaneColumns; ++c) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) sum += values_.at(r, c);
-      shared_.sums[warp_][lane_ * kLaneColumns + c] = sum;
-    }
-    __syncthreads();
-    const int column = first_column_ + threadIdx.x;
-    if (threadIdx.x < kTileColumns && column < columns_) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += shared_.sums[w][threadIdx.x];
-      in_.row_sums[int64_t(tile_.index) * columns_ + column] = sum;
-    }
-  }
-
   // ---- one scale for a group or a square block
+
+  // Codes of 8 bits are the same in both copies: 4 x 4 of them are turned over in registers.
+  __device__ void quantize_with(const Scale& scale) {
+    if constexpr (Format::kBits == 8) {
+      uint32_t codes[kWarpRows];
+#pragma unroll
+      for (int r = 0; r < kWarpRows; ++r) codes[r] = encode_row(r, scale.factor);
+      if (in_.rowwise.data != nullptr) store_rows([&](int r) { return codes[r]; });
+      if (in_.columnwise.data != nullptr) this->stage_turned(codes);
+    } else {
+      const Scale scales[kLaneColumns] = {scale, scale, scale, scale};
+      if (in_.rowwise.data != nullptr) {
+        store_rows([&](int r) { return encode_row(r, scale.factor); });
+      }
+      if (in_.columnwise.data != nullptr) stage_columns(scales);
+    }
+  }
 
   __device__ Scale shared_scale() {
     if constexpr (Config::kScaling == Scaling::tensor) {
@@ -159,6 +124,10 @@ class TileQuantizer {
     return amax;
   }
 
+  __device__ Space block_space() const {
+    return {kBlock, int64_t(blocks(groups_.rows, kBlock)) * kBlock};
+  }
+
   __device__ void store_square(Stored stored, Stored of_zeros) {
     if (lane_ % kLanes != 0 || !in_columns() || warp_ * kWarpRows % kBlock != 0) return;
     const int64_t across = blocks(columns_, kBlock);
@@ -189,7 +158,7 @@ class TileQuantizer {
       if (exists && lane_ < kWarpRows && first_column_ == 0) {
         static_cast<float*>(in_.rowwise.scale)[row_ + row] = scale.stored;
       }
-      store_rows([&](int r) { return __shfl_sync(kAll, scale.factor, r); });
+      store_rows([&](int r) { return encode_row(r, __shfl_sync(kAll, scale.factor, r)); });
     } else {
       using Amaxes = RowAmaxes<Element, kLanes>;
       constexpr int kSlots = Amaxes::kCopies > 1 ? 1 : 2 * Amaxes::kPairs;
@@ -205,9 +174,10 @@ class TileQuantizer {
         if (kSlots > 1 || lane_ % 4 < 2) store_row_scale(warp_ * kWarpRows + row, scale.stored);
       }
       store_rows([&](int r) {
-        if constexpr (kSlots == 1) return __shfl_sync(kAll, factors[0], r / 2 * 4 + r % 2);
-        constexpr int kRows = kSlots;  // of one lane
-        return __shfl_sync(kAll, factors[r % kRows], r / kRows, kLanes);
+        const float factor = kSlots == 1
+                                 ? __shfl_sync(kAll, factors[0], r / 2 * 4 + r % 2)
+                                 : __shfl_sync(kAll, factors[r % kSlots], r / kSlots, kLanes);
+        return encode_row(r, factor);
       });
       if (kBlock == 128 && in_.token_pitch != 0) pad_token_scales();
     }
@@ -237,39 +207,6 @@ class TileQuantizer {
     for (int row = kTileRows + threadIdx.x; row < owned; row += kThreads) scales[row] = Stored(1);
   }
 
-  // Columns past the last one are zeros, and fill the pitch.
-  template <class FactorOf>
-  __device__ void store_rows(FactorOf factor_of) {
-    const int64_t end = blocks(columns_ * Format::kBits, 128) * 128 / Format::kBits;
-    const int count = column_ < end ? tile_.rows() - warp_ * kWarpRows : 0;
-    uint8_t* to = static_cast<uint8_t*>(in_.rowwise.data) +
-                  (row_ + warp_ * kWarpRows) * in_.rowwise.pitch + column_ * Format::kBits / 8;
-#pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) {
-      const uint32_t codes = encode_row(r, factor_of(r));
-      if (r >= count) continue;
-      if constexpr (Format::kBits == 8) {
-        *reinterpret_cast<uint32_t*>(to + r * in_.rowwise.pitch) = codes;
-      } else {
-        *reinterpret_cast<uint16_t*>(to + r * in_.rowwise.pitch) = uint16_t(codes);
-      }
-    }
-  }
-
-  __device__ __forceinline__ uint32_t encode_row(int r, float factor) {
-    float scaled[kLaneColumns];
-#pragma unroll
-    for (int c = 0; c < kLaneColumns; ++c) scaled[c] = values_.at(r, c) * factor;
-    uint32_t random = 0;
-    if constexpr (Config::kStochastic) {
-      const int64_t row = row_ + warp_ * kWarpRows + r;
-      random = draw(in_.rng_state, row * blocks(columns_, 16) + column_ / 16, 0).words[lane_ % 4];
-    }
-    uint32_t codes;
-    encode_values<Config>(&codes, scaled, &random);
-    return codes;
-  }
-
   // ---- columnwise
 
   __device__ void quantize_columns() {
@@ -279,8 +216,14 @@ class TileQuantizer {
       scale_whole_columns(scales, scaler);
       stage_columns(scales);
     } else {
-      scale_column_blocks(scales, scaler);
-      stage_columns(scales, &scaler);
+      if constexpr (Config::kHadamard) {
+        stage_transformed(scales, scaler);
+      } else if constexpr (kBlock == kTileRows) {
+        scale_tile_columns(scales, scaler);
+      } else {
+        scale_column_blocks(scales, scaler);
+      }
+      if constexpr (!Config::kHadamard) stage_columns(scales);
       store_column_scales(scales, scaler(0.0f).stored);
     }
   }
@@ -288,7 +231,7 @@ class TileQuantizer {
   __device__ void scale_whole_columns(Scale (&scales)[kLaneColumns],
                                       const Scaler<Config>& scaler) {
     float4 amax = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const int64_t at = tile_.group * columns_ + column_;
+    const int64_t at = int64_t(tile_.group) * columns_ + column_;
     const bool reads = in_columns() && !past();
     if (reads) amax = *reinterpret_cast<const float4*>(in_.columnwise.amax + at);
     scales[0] = scaler(amax.x);
@@ -303,7 +246,6 @@ class TileQuantizer {
 
   __device__ void scale_column_blocks(Scale (&scales)[kLaneColumns],
                                       const Scaler<Config>& scaler) {
-    if constexpr (Config::kHadamard) return;  // not known before the transform
     uint32_t low = values_.column_pair_amax(0), high = values_.column_pair_amax(1);
     constexpr int kSharing = kBlock / kWarpRows;
     if constexpr (kSharing > 1) {
@@ -323,50 +265,46 @@ class TileQuantizer {
     scales[3] = scaler(widen_high<Element>(high));
   }
 
-  // Codes of 16 rows of each column, into shared memory. After a transform the scales follow from
-  // what it gave.
-  __device__ void stage_columns(Scale (&scales)[kLaneColumns],
-                                const Scaler<Config>* scaler = nullptr) {
+  // Where all warps share a scale each makes those of 16 columns: the division is what costs.
+  __device__ void scale_tile_columns(Scale (&scales)[kLaneColumns],
+                                     const Scaler<Config>& scaler) {
+    shared_.column_amax[warp_][lane_] =
+        make_uint2(values_.column_pair_amax(0), values_.column_pair_amax(1));
+    __syncthreads();
+    const int column = warp_ * 16 + lane_ % 16;
+    uint32_t amax = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const auto* pairs = reinterpret_cast<const uint32_t*>(shared_.column_amax[w]);
+      amax = maximum<Element>(amax, pairs[column / 2]);
+    }
+    const Scale scale =
+        scaler(column % 2 == 0 ? widen_low<Element>(amax) : widen_high<Element>(amax));
+    if (lane_ < 16) {
+      shared_.factors[column] = scale.factor;
+      shared_.stored[column] = scale.stored;
+    }
+    __syncthreads();
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
-      float run[kWarpRows];
-#pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) run[r] = values_.at(r, c);
-      if constexpr (Config::kHadamard) {
-        hadamard(run);
-        float amax = 0.0f;
-#pragma unroll
-        for (int r = 0; r < kWarpRows; ++r) amax = fmaxf(amax, fabsf(run[r]));
-        scales[c] = (*scaler)(amax);
-      }
-#pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) run[r] *= scales[c].factor;
-      uint32_t words[Config::kRunWords];
-      PhiloxWords random{};
-      if constexpr (Config::kStochastic) {
-        const int64_t block = block_of(groups_, tile_, kWarpRows) + warp_;
-        random = draw(in_.rng_state, block * columns_ + column_ + c, 1);
-      }
-      encode_values<Config>(words, run, random.words);
-      stage(words, c);
+      scales[c].factor = shared_.factors[lane_ * kLaneColumns + c];
+      scales[c].stored = shared_.stored[lane_ * kLaneColumns + c];
     }
   }
 
-  // Where piece `piece` of 16 bytes of a column of the tile stands.
-  __device__ static int staged(int column, int piece) {
-    const int swizzled = piece ^ (column / kLaneColumns % Config::kPieces);
-    return column * Config::kLineBytes + swizzled * 16;
+  __device__ void stage_columns(const Scale (&scales)[kLaneColumns]) {
+    this->encode_columns([&](int c, const float (&)[kWarpRows]) { return scales[c].factor; });
   }
 
-  __device__ __forceinline__ void stage(const uint32_t (&words)[Config::kRunWords], int c) {
-    const int column = lane_ * kLaneColumns + c;
-    if constexpr (Format::kBits == 8) {
-      *reinterpret_cast<uint4*>(shared_.stage + staged(column, warp_)) =
-          make_uint4(words[0], words[1], words[2], words[3]);
-    } else {
-      *reinterpret_cast<uint2*>(shared_.stage + staged(column, warp_ / 2) + warp_ % 2 * 8) =
-          make_uint2(words[0], words[1]);
-    }
+  // After a transform the scales follow from what it gave.
+  __device__ void stage_transformed(Scale (&scales)[kLaneColumns], const Scaler<Config>& scaler) {
+    this->encode_columns([&](int c, const float (&run)[kWarpRows]) {
+      float amax = 0.0f;
+#pragma unroll
+      for (int r = 0; r < kWarpRows; ++r) amax = fmaxf(amax, fabsf(run[r]));
+      scales[c] = scaler(amax);
+      return scales[c].factor;
+    });
   }
 
   __device__ void store_column_scales(const Scale (&scales)[kLaneColumns], Stored of_zeros) {
@@ -393,41 +331,6 @@ class TileQuantizer {
     }
   }
 
-  // The tile's lines, then zeros over what it owns beyond its 128 rows.
-  __device__ void copy_columns() {
-    constexpr int kPieceRows = kTileRows / Config::kPieces;
-    const QuantizedCopy& copy = in_.columnwise;
-    const Space space{int32_t(in_.row_align), copy.pitch * 8 / Format::kBits};
-    const int owned = owned_places(groups_, tile_, space);
-    const int64_t matrix = groups_.ragged() ? 0 : tile_.group * columns_ * copy.pitch;
-    uint8_t* to = static_cast<uint8_t*>(copy.data) + matrix + first_column_ * copy.pitch +
-                  place_of(groups_, tile_, space) * Format::kBits / 8;
-    const int columns = min(kTileColumns, columns_ - first_column_);
-    const int piece = threadIdx.x % Config::kPieces;
-    constexpr int kStep = kThreads / Config::kPieces;
-#pragma unroll
-    for (int i = 0; i < kTileColumns / kStep; ++i) {
-      const int column = threadIdx.x / Config::kPieces + i * kStep;
-      if (column >= columns || piece * kPieceRows >= owned) continue;
-      *reinterpret_cast<uint4*>(to + column * copy.pitch + piece * 16) =
-          *reinterpret_cast<const uint4*>(shared_.stage + staged(column, piece));
-    }
-    const int extra = max(0, (owned - kTileRows) / kPieceRows);
-    for (int i = threadIdx.x; i < extra * columns; i += kThreads) {
-      *reinterpret_cast<uint4*>(to + i / extra * copy.pitch + (Config::kPieces + i % extra) * 16) =
-          make_uint4(0, 0, 0, 0);
-    }
-  }
-
-  const QuantizeArguments& in_;
-  const RowGroups& groups_;
-  const RowTile tile_;
-  const int32_t columns_, first_column_;
-  const int lane_, warp_;
-  const int32_t column_;  // the lane's first
-  const int64_t row_;     // of the input, the tile's first
-  Shared<Config>& shared_;
-  Values<Element> values_;
 };
 
 template <class Config>
@@ -450,7 +353,9 @@ const char* broken_requirement(const QuantizeArguments& in) {
   if (in.row_align < kTileRows / Config::kPieces || in.row_align % (kTileRows / Config::kPieces)) {
     return "row_align: whole pieces of 16 bytes";
   }
-  if (in.rowwise.pitch % 16 != 0 || in.columnwise.pitch % 16 != 0) return "pitch % 16 = 0";
+  for (const int64_t pitch : {in.rowwise.pitch, in.columnwise.pitch}) {
+    if (pitch % 16 != 0 || pitch < 0 || pitch > 0x7FFFFFFF) return "pitch % 16 = 0, below 2^31";
+  }
   if (row && rowwise && in.rowwise.amax == nullptr) return "row: rowwise.amax";
   if (row && columnwise && in.columnwise.amax == nullptr) return "row: columnwise.amax";
   if (Config::kScaling == Scaling::tensor && in.scale == nullptr && in.rowwise.amax == nullptr &&

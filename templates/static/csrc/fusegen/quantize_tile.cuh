@@ -73,19 +73,29 @@ __device__ inline RowTile block_tile(const RowGroups& groups, RowTile* shared) {
 
 // ---- pairs of elements
 
+template <class Pair>
+__device__ __forceinline__ Pair pair_of(uint32_t bits) {
+  Pair pair;
+  static_assert(sizeof pair == sizeof bits);
+  memcpy(&pair, &bits, sizeof pair);
+  return pair;
+}
+template <class Pair>
+__device__ __forceinline__ uint32_t bits(const Pair& pair) {
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof bits);
+  return bits;
+}
+
 template <class Element>
 __device__ __forceinline__ uint32_t maximum(uint32_t a, uint32_t b);
 template <>
 __device__ __forceinline__ uint32_t maximum<__nv_bfloat16>(uint32_t a, uint32_t b) {
-  uint32_t larger;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-  return larger;
+  return bits(__hmax2(pair_of<__nv_bfloat162>(a), pair_of<__nv_bfloat162>(b)));
 }
 template <>
 __device__ __forceinline__ uint32_t maximum<__half>(uint32_t a, uint32_t b) {
-  uint32_t larger;
-  asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-  return larger;
+  return bits(__hmax2(pair_of<__half2>(a), pair_of<__half2>(b)));
 }
 
 // |pair|, NaN and all; the next maximum with a number drops NaN.
@@ -264,10 +274,10 @@ Status launch_tiles(const char* call, void (*kernel)(Arguments), const Arguments
 }
 
 __device__ __forceinline__ void wait_for_previous_kernel() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  cudaGridDependencySynchronize();
 }
 __device__ __forceinline__ void let_next_kernel_start() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  cudaTriggerProgrammaticLaunchCompletion();
 }
 
 }  // namespace quantizing
