@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2396df6e4090b889
+# checksum sha256:17708439b3483fd2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -39,7 +39,7 @@ def _forward_fake(
     F = fc2_weight.shape[-1]
     y = x.new_empty((T, H))
     h = (
-        x.new_empty((T, 2 * F))
+        x.new_empty((T, (2) * (F)))
         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         else None
     )
@@ -56,6 +56,7 @@ _forward = _library.register(
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
+    mutated=0,
     reference=reference.forward,
 )
 
@@ -94,10 +95,10 @@ def _backward_fake(
         else 0
     )
     dx = dy.new_empty((T, H)) if need_dx else None
-    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
+    dfc1_weight = dy.new_empty((E, (2) * (F), H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
     dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
+    dfc1_bias = dy.new_empty((E, (2) * (F))) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -111,6 +112,7 @@ _backward = _library.register(
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=8,
+    mutated=0,
     reference=reference.backward,
 )
 
@@ -324,7 +326,7 @@ class GroupedMLP(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill the parameters: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
         self.fc1.weight.uniform_(-1 / math.sqrt(self.hidden), 1 / math.sqrt(self.hidden))
         if self.fc1.bias is not None:
             self.fc1.bias.zero_()

@@ -51,8 +51,8 @@ KERNEL_FLAGS: Final = (
     "-std=c++17",
     "-O3",
     "-DNDEBUG",  # an assert in device code costs registers and a branch
-    "--expt-relaxed-constexpr",
-    "-fmad=false",  # the plan says where results are rounded; a contraction would differ by context  # CuTe calls constexpr functions of the standard library
+    "--expt-relaxed-constexpr",  # CuTe calls constexpr functions of the standard library
+    "-fmad=false",  # the plan says where results are rounded; contractions differ by context
     "-Xptxas=-v",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra",
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from .emit.cell import cell_context
 from .emit.cpp import (
     DispatchContext,
     KernelContext,
@@ -15,7 +17,8 @@ from .emit.cpp import (
     launcher_context,
 )
 from .emit.explain import explain
-from .emit.python import cell_context, op_name, reference_context, schema
+from .emit.python import op_name, schema
+from .emit.reference import reference_context
 from .emit.tests import test_context
 from .fileset import Artifact, ArtifactKind, FileSet
 from .model.plan import Kernel, KernelSet, ModulePlan
@@ -30,6 +33,10 @@ _KINDS = {
     ".cu": ArtifactKind.CUDA,
     ".h": ArtifactKind.CUDA,
 }
+
+_INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
+_IMPORT = re.compile(r"^from \. import (\w+)", re.MULTILINE)
+_BUILD_FILES = {"CMakeLists.txt", "exports.map", "fingerprint.cpp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +101,25 @@ def render_bundle(
     files = list(_shared(context, owners, renderer))
     for plan in plans:
         files += _cell(plan, renderer)
+    files += _statics(renderer, "reference", files, owners, _IMPORT, {"__init__.py"})
     if arch.has_kernels:
         files += _compiled(plans, context, arch, renderer)
+        files += _statics(renderer, "csrc", files, owners, _INCLUDE, _BUILD_FILES)
     return FileSet(files)
+
+
+def _statics(
+    renderer: Renderer,
+    folder: str,
+    files: list[tuple[str, Artifact]],
+    owners: tuple[str, ...],
+    pattern: re.Pattern[str],
+    always: set[str],
+) -> Iterator[tuple[str, Artifact]]:
+    """The files of a static folder that the rendered files next to them need, and no others."""
+    texts = [artifact.text for path, artifact in files if path.startswith(f"{folder}/")]
+    wanted = always | _reachable(renderer.static(folder), texts, pattern)
+    yield from _copies(renderer, folder, f"{folder}/", owners, wanted)
 
 
 def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> BundleContext:
@@ -146,11 +169,28 @@ def _render(
 
 
 def _copies(
-    renderer: Renderer, folder: str, target: str, owners: tuple[str, ...]
+    renderer: Renderer, folder: str, target: str, owners: tuple[str, ...], wanted: set[str]
 ) -> Iterator[tuple[str, Artifact]]:
+    """The wanted files of a static folder, byte for byte."""
     for name, text in renderer.static(folder).items():
-        source = (f"templates/static/{folder}/{name}",)
-        yield f"{target}{name}", Artifact(text, ArtifactKind.STATIC, owners, source)
+        if name in wanted:
+            source = (f"templates/static/{folder}/{name}",)
+            yield f"{target}{name}", Artifact(text, ArtifactKind.STATIC, owners, source)
+
+
+def _reachable(
+    static: Mapping[str, str], texts: Iterable[str], pattern: re.Pattern[str]
+) -> set[str]:
+    """Static files that texts refer to, and those that these refer to in turn."""
+    found: set[str] = set()
+    waiting = list(texts)
+    while waiting:
+        for name in pattern.findall(waiting.pop()):
+            path = next((p for p in (name, f"{name}.py", f"fusegen/{name}") if p in static), None)
+            if path is not None and path not in found:
+                found.add(path)
+                waiting.append(static[path])
+    return found
 
 
 def _shared(
@@ -159,8 +199,9 @@ def _shared(
     for name in ("_library.py", "__init__.py"):
         yield _render(renderer, name, f"bundle/{name}.j2", context, owners, ())
     yield _render(renderer, "README.md", "bundle/README.md.j2", context, owners, context.sources)
-    yield from _copies(renderer, "reference", "reference/", owners)
-    yield from _copies(renderer, "bundle_tests", "tests/", owners)
+    yield from _copies(
+        renderer, "bundle_tests", "tests/", owners, {*renderer.static("bundle_tests")}
+    )
 
 
 def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
@@ -171,17 +212,29 @@ def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]
             renderer, f"{plan.cell}.py", "module/identity.py.j2", context, owners, sources
         )
         yield _render(
-            renderer, f"tests/test_{plan.cell}.py", "tests/test_identity.py.j2", context, owners,
+            renderer,
+            f"tests/test_{plan.cell}.py",
+            "tests/test_identity.py.j2",
+            context,
+            owners,
             sources,
         )
         return
     yield _render(renderer, f"{plan.cell}.py", "module/cell.py.j2", context, owners, sources)
     yield _render(
-        renderer, f"reference/{plan.cell}.py", "reference/cell.py.j2", reference_context(plan),
-        owners, sources,
+        renderer,
+        f"reference/{plan.cell}.py",
+        "reference/cell.py.j2",
+        reference_context(plan),
+        owners,
+        sources,
     )
     yield _render(
-        renderer, f"tests/test_{plan.cell}.py", "tests/test_cell.py.j2", test_context(plan), owners,
+        renderer,
+        f"tests/test_{plan.cell}.py",
+        "tests/test_cell.py.j2",
+        test_context(plan),
+        owners,
         sources,
     )
 
@@ -217,7 +270,6 @@ def _compiled(
     yield _render(
         renderer, "csrc/sources.cmake", "csrc/sources.cmake.j2", sources_context, everyone, ()
     )
-    yield from _copies(renderer, "csrc", "csrc/", everyone)
 
 
 def _kernel(
@@ -236,8 +288,9 @@ def _kernel(
 def _users(
     plans: tuple[ModulePlan, ...], kernels: KernelSet
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Cells that use a kernel set, and the specs it came from: the arch's, and an op's for its math."""
+    """Cells that use a kernel set, and the arch spec that it came from."""
     users = [plan for plan in plans if kernels.name in {each.name for each in plan.kernel_sets}]
-    arch = next(s for plan in users for s in plan.sources if s.startswith("specs/archs/")
-                or "/archs/" in s)
+    arch = next(
+        s for plan in users for s in plan.sources if s.startswith("specs/archs/") or "/archs/" in s
+    )
     return tuple(plan.cell for plan in users), (arch,)

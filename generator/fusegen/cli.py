@@ -470,7 +470,7 @@ def _show_refused(done: Generated) -> None:
 
 
 def _diff_text(done: Generated) -> str:
-    from fusegen.publish import unified_diff
+    from fusegen.changes import unified_diff
 
     parts = [unified_diff(report.changes) for report in done.bundles]
     return "".join((*parts, *(schema.diff() for schema in done.schemas)))
@@ -540,7 +540,7 @@ def _show_drift(found: Generated, sources: Sources) -> None:
 
 
 def _drift_lines(report: BundleReport) -> list[str]:
-    from fusegen.publish import ChangeKind
+    from fusegen.changes import ChangeKind
 
     words = {
         ChangeKind.CREATE: "missing",

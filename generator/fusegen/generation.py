@@ -20,7 +20,7 @@ from fusegen.selection import Selection, SelectionError, UsageError, known
 from fusegen.sources import BUILTIN, Inputs, Sources
 
 if TYPE_CHECKING:
-    from fusegen.publish import Change, Changes
+    from fusegen.changes import Change, Changes
     from fusegen.schemas import SchemaChange
 
 DEFAULT_OUT = Path("generated")
@@ -86,7 +86,7 @@ class BundleReport:
     @property
     def differing(self) -> tuple[Change, ...]:
         """The changes, without the files that stay as they are."""
-        from fusegen.publish import ChangeKind
+        from fusegen.changes import ChangeKind
 
         return tuple(c for c in self.changes if c.kind is not ChangeKind.UNCHANGED)
 
@@ -449,7 +449,7 @@ def _impossible(cell: Unsupported, wish: _Wish) -> str:
 def _report(
     rendered: _Rendered, files: FileSet, *, prune: bool, accept_format: bool
 ) -> BundleReport:
-    from fusegen.publish import diff
+    from fusegen.changes import diff
 
     bundle, recorded = rendered.wish.bundle, rendered.wish.recorded
     changes = diff(files, bundle, prune=prune)

@@ -339,7 +339,7 @@ def load(folders: Iterable[Path]) -> SpecSet:
     Raises:
         SpecError: with every problem of every file.
     """
-    from .check import check
+    from .checks import check
 
     specs: dict[SpecKind, dict[str, AnySpec]] = {kind: {} for kind in SpecKind}
     sources: dict[tuple[SpecKind, str], Source] = {}

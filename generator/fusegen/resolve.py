@@ -37,9 +37,7 @@ def resolve(specs: SpecSet, arch: str, cells: Iterable[Cell]) -> Plan:
         try:
             modules.append(resolve_module(specs, cell, arch))
         except NotPossible as reason:
-            unsupported.append(
-                Unsupported(str(cell), cell.module, cell.recipe, arch, str(reason))
-            )
+            unsupported.append(Unsupported(str(cell), cell.module, cell.recipe, arch, str(reason)))
     return Plan(tuple(modules), tuple(unsupported))
 
 

@@ -168,7 +168,13 @@ def write_bundle(folder: Path) -> Path:
     csrc = folder / "csrc"
     (csrc / "kernels").mkdir(parents=True)
     (csrc / "fusegen").mkdir()
-    for name in ("CMakeLists.txt", "exports.map", "fingerprint.cpp", "fusegen/stable.h", "fusegen/checks.h"):
+    for name in (
+        "CMakeLists.txt",
+        "exports.map",
+        "fingerprint.cpp",
+        "fusegen/stable.h",
+        "fusegen/checks.h",
+    ):
         shutil.copyfile(STATIC / name, csrc / name)
     (csrc / "sources.cmake").write_text(SOURCES)
     (csrc / "toy.h").write_text(HEADER)

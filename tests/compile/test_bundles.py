@@ -74,7 +74,7 @@ def test_budgets(built: BuildReport) -> None:
 
 
 def test_matrix_instructions(built: BuildReport) -> None:
-    """Each product kernel multiplies with the architecture's own instruction, none with an older one."""
+    """Each product kernel multiplies with its architecture's own instruction."""
     listing = disassemble(built.library)
     functions = dict(re.findall(r"Function : (\S+)\n(.*?)(?=\n\s+\.+|\Z)", listing, flags=re.S))
     products = {name: text for name, text in functions.items() if "ragged_gemm" in name}
@@ -88,7 +88,7 @@ def test_matrix_instructions(built: BuildReport) -> None:
 
 
 def disassemble(library: Path) -> str:
-    """Machine code of a library, by the toolkit's disassembler or the one from the package index."""
+    """Machine code, by the toolkit's disassembler or the one from the package index."""
     environment, program = dict(os.environ), "cuobjdump"
     for folder in Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin"):
         environment["PATH"] = f"{folder}{os.pathsep}{environment['PATH']}"

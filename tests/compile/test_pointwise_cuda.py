@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fusegen.pointwise import Program, backward_program, parse, to_cuda, to_torch
 from torch import Tensor
+
+from fusegen.pointwise import Program, backward_program, parse, to_cuda, to_torch
 
 _ROOT = Path(__file__).parents[2]
 _MODULE = runpy.run_path(str(_ROOT / "tests" / "pointwise_cases.py"))

@@ -16,15 +16,18 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from fusegen import check, load
+from fusegen import checks, load
 from fusegen.model import source, specs
 from fusegen.paths import builtin_specs
 
 CASES = tuple(sorted(path.parent for path in Path(__file__).parent.glob("*/expected.txt")))
 BUILTIN = builtin_specs()
 SIZE_LIMIT = 1 << 20
-MODULES = (check, load, specs)
-FINDERS = ("_unknown", "_known")
+SOURCES = (
+    *sorted(Path(inspect.getfile(checks)).parent.rglob("*.py")),
+    *(Path(inspect.getfile(module)) for module in (load, specs)),
+)
+FINDERS = ("unknown", "_known")
 """Functions that find a problem for others: what counts is the place they are called from."""
 MAKERS = ("problem", "problem_within", "Problem", "_error")
 
@@ -91,10 +94,9 @@ def test_every_problem_of_the_code_has_a_case(
     monkeypatch.setattr(specs, "_error", _recorded(specs._error, lines))
     for case in (*CASES, tmp_path / "nowhere"):
         messages(BUILTIN, case)
-    paths = [Path(inspect.getfile(module)) for module in MODULES]
-    statements = [(path, each) for path in paths for each in _problem_statements(path)]
+    statements = [(path, each) for path in SOURCES for each in _problem_statements(path)]
     missed = [
-        f"{path.name}:{statement.lineno}"
+        f"{path.parent.name}/{path.name}:{statement.lineno}"
         for path, statement in statements
         if not any((str(path), line) in lines for line in _lines_of(statement))
     ]

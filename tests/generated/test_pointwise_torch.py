@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fusegen.pointwise import backward_program, forward_program, parse, to_torch
 from torch import Tensor
 from torch.nn import functional
+
+from fusegen.pointwise import backward_program, forward_program, parse, to_torch
 
 _MODULE = runpy.run_path(str(Path(__file__).parents[1] / "pointwise_cases.py"))
 ACTIVATIONS = _MODULE["ACTIVATIONS"]

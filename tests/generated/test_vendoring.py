@@ -45,7 +45,9 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 
 def copy(bundle: Path, target: Path) -> Path:
     """A vendored copy; only what git would carry."""
-    return Path(shutil.copytree(bundle, target, ignore=shutil.ignore_patterns("lib", "__pycache__")))
+    return Path(
+        shutil.copytree(bundle, target, ignore=shutil.ignore_patterns("lib", "__pycache__"))
+    )
 
 
 def test_works_from_any_folder_without_fusegen(bundle: Path, tmp_path: Path) -> None:

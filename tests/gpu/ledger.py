@@ -23,33 +23,20 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from enum import Enum
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import bundles
+import matrix
+from entries import Entries, Entry, LedgerError, State, combine, gaps, state_of
 
 HERE = Path(__file__).resolve().parent
 LEDGER = HERE / "ledger.json"
 README = bundles.ROOT / "README.md"
-BEGIN = "<!-- matrix:begin -->"
-END = "<!-- matrix:end -->"
 UPDATE = "python tests/gpu/ledger.py readme"
 VERSION = 1
 STATEMENT = "units.json"  # beside the library: what it was built from
-
-
-class LedgerError(Exception):
-    """Something is missing, malformed or failed; the message names it and the way out."""
-
-
-class State(str, Enum):
-    """Of a unit, a module or a bundle."""
-
-    CURRENT = "current"
-    STALE = "stale"
-    NEVER = "never ran"
 
 
 # ---- hashes of units
@@ -122,34 +109,6 @@ def hash_units(folder: Path) -> dict[str, str]:
 # ---- entries
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One unit, as it ran.
-
-    Attributes:
-        hash: of the unit then.
-        device: the GPU's name.
-        driver: its driver.
-        torch: version that it ran under.
-        cuda: version that torch was built for.
-        date: of the run, UTC.
-        tests: how many passed.
-        sanitizer: what compute-sanitizer found.
-    """
-
-    hash: str
-    device: str
-    driver: str
-    torch: str
-    cuda: str
-    date: str
-    tests: int
-    sanitizer: str
-
-
-Entries = Mapping[str, Mapping[str, Entry]]
-
-
 def load(path: Path | None = None) -> dict[str, dict[str, Entry]]:
     """Entries by bundle and unit, by default of the project's ledger; none where there is no file.
 
@@ -189,156 +148,6 @@ def dump(entries: Entries) -> str:
     return f'{{\n  "version": {VERSION},\n  "bundles": {content}\n}}\n'
 
 
-def state_of(hashes: Mapping[str, str], entries: Mapping[str, Entry]) -> dict[str, State]:
-    """State of every unit that exists."""
-    states = {}
-    for unit, value in hashes.items():
-        entry = entries.get(unit)
-        if entry is None:
-            states[unit] = State.NEVER
-        else:
-            states[unit] = State.CURRENT if entry.hash == value else State.STALE
-    return states
-
-
-def combine(states: Iterable[State]) -> State:
-    """State of a whole: stale if any part that ran is, or if only some parts ever ran."""
-    found = set(states)
-    if found <= {State.NEVER}:
-        return State.NEVER
-    return State.CURRENT if found == {State.CURRENT} else State.STALE
-
-
-def gaps(hashes: Mapping[str, str], entries: Mapping[str, Entry]) -> list[str]:
-    """What a bundle that has run lacks: stale and new units, one line each; recorded ones gone."""
-    if not entries:
-        return []
-    lines = []
-    for unit, state in sorted(state_of(hashes, entries).items()):
-        if state is State.STALE:
-            lines.append(f"{unit}: stale, changed since it ran on {entries[unit].date}")
-        elif state is State.NEVER:
-            lines.append(f"{unit}: never ran")
-    lines += [
-        f"{unit}: gone, last ran on {entries[unit].date}"
-        for unit in sorted(entries.keys() - hashes.keys())
-    ]
-    return lines
-
-
-# ---- support matrix
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A module under a recipe in one bundle, as the bundle's README states it."""
-
-    module: str
-    recipe: str
-    status: str
-    name: str
-
-
-_ROW = re.compile(
-    r"^\| \[`(?P<name>\w+)`\]\([^)]*\) \| `\w+` \| (?P<recipe>\w+) \| (?P<status>\w+)", re.MULTILINE
-)
-
-
-def read_cells(readme: str) -> list[Cell]:
-    """Rows of the table of modules of a bundle's README."""
-    return [
-        Cell(match["name"].split("__")[0], match["recipe"], match["status"], match["name"])
-        for match in _ROW.finditer(readme)
-    ]
-
-
-def read_owners(lock: str) -> dict[str, set[str]]:
-    """Units of every cell, from a bundle's lock."""
-    owners: dict[str, set[str]] = {}
-    for path, record in json.loads(lock)["files"].items():
-        if path.startswith("csrc/") and path.endswith((".cu", ".cpp")):
-            for owner in record["owners"]:
-                owners.setdefault(owner, set()).add(path.removeprefix("csrc/"))
-    return owners
-
-
-@dataclass(frozen=True)
-class BundleFacts:
-    """All that the matrix says of one bundle."""
-
-    arch: str
-    cells: tuple[Cell, ...]
-    owners: Mapping[str, set[str]]
-    hashes: Mapping[str, str]
-    entries: Mapping[str, Entry]
-
-    def evidence(self, cell: Cell) -> str:
-        """Why somebody should believe that this cell works."""
-        if not self.hashes:
-            return "reference"
-        units = self.owners.get(cell.name, set()) & self.hashes.keys()
-        # A cell without kernels of its own passes tensors through.
-        if not units - {"fingerprint.cpp"}:
-            return f"{cell.status}, no kernels"
-        states = state_of({unit: self.hashes[unit] for unit in units}, self.entries)
-        state = combine(states.values())
-        words = {State.CURRENT: "ran", State.STALE: "stale", State.NEVER: "compiled only"}
-        return f"{cell.status}, {words[state]}"
-
-    def run(self) -> str:
-        """Where and when the bundle ran last."""
-        if not self.hashes:
-            return "the PyTorch reference; runs in every test"
-        if not self.entries:
-            return "compiled only: it has run on no GPU yet"
-        latest = max(self.entries.values(), key=lambda entry: entry.date)
-        ran = (
-            f"ran on {latest.device}, torch {latest.torch}, CUDA {latest.cuda}, {latest.date}; "
-            f"{latest.tests} tests; compute-sanitizer: {latest.sanitizer}"
-        )
-        stale = combine(state_of(self.hashes, self.entries).values()) is State.STALE
-        return f"{ran}; some kernels have changed since" if stale else ran
-
-
-def matrix(facts: Iterable[BundleFacts]) -> str:
-    """The support matrix as Markdown: a row per module and recipe, then a line per architecture."""
-    columns = sorted(facts, key=lambda bundle: (bundle.arch != "cpu", bundle.arch))
-    rows = sorted({(cell.module, cell.recipe) for bundle in columns for cell in bundle.cells})
-    heads = ["module", "recipe", *(f"`{bundle.arch}`" for bundle in columns)]
-    lines = [_row(heads), "|" + "---|" * len(heads)]
-    for module, recipe in rows:
-        shown = [
-            next(
-                (
-                    bundle.evidence(c)
-                    for c in bundle.cells
-                    if (c.module, c.recipe) == (module, recipe)
-                ),
-                "not generated",
-            )
-            for bundle in columns
-        ]
-        lines.append(_row([f"`{module}`", f"`{recipe}`", *shown]))
-    return "\n".join([*lines, "", *(f"- `{bundle.arch}`: {bundle.run()}" for bundle in columns)])
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def replace_matrix(readme: str, text: str) -> str:
-    """The README with the matrix between its marks.
-
-    Raises:
-        LedgerError: the marks are not there, once each and in order.
-    """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise LedgerError(f"README.md: expected {BEGIN} and then {END}, once each")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
-
-
 # ---- the repository
 
 
@@ -347,12 +156,12 @@ def bundle_folders() -> list[Path]:
     return sorted(path.parent for path in bundles.GENERATED.glob("*/fusegen.lock"))
 
 
-def facts_of(folder: Path, entries: Entries) -> BundleFacts:
+def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
     """What the files of one bundle and the ledger say."""
-    return BundleFacts(
+    return matrix.BundleFacts(
         arch=folder.name,
-        cells=tuple(read_cells((folder / "README.md").read_text("utf-8"))),
-        owners=read_owners((folder / "fusegen.lock").read_text("utf-8")),
+        cells=tuple(matrix.read_cells((folder / "README.md").read_text("utf-8"))),
+        owners=matrix.read_owners((folder / "fusegen.lock").read_text("utf-8")),
         hashes=hash_units(folder),
         entries=entries.get(folder.name, {}),
     )
@@ -392,7 +201,9 @@ def write_readme(*, only_check: bool) -> int:
     """Write the matrix, or say whether it is as it would be written."""
     entries = load()
     text = README.read_text("utf-8")
-    wanted = replace_matrix(text, matrix(facts_of(f, entries) for f in bundle_folders()))
+    wanted = matrix.replace_matrix(
+        text, matrix.matrix(facts_of(f, entries) for f in bundle_folders())
+    )
     if wanted == text:
         return 0
     if only_check:

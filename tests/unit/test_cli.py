@@ -298,7 +298,7 @@ def test_generate_shows_lists_and_diffs_without_writing(bundle: Path) -> None:
     assert dry.exit_code == 0
     assert re.search(r"^create +generated/cpu/__init__\.py$", dry.stdout, re.MULTILINE)
     shown = run("generate", "--diff")
-    assert shown.exit_code == 0 and "+++ b/__init__.py\n" in shown.stdout
+    assert shown.exit_code == 0 and "+++ b/cpu/__init__.py\n" in shown.stdout
     assert "\x1b" not in shown.stdout
     checked = run("generate", "--check", "--json")
     assert checked.exit_code == cli.ExitCode.DRIFT
@@ -341,7 +341,7 @@ def test_check_says_what_why_and_how_to_fix(bundle: Path) -> None:
         "vendored/cpu is not what its specs and templates give:",
         "  missing         README.md",
         "  edited by hand  silu__bf16.py",
-        "+++ b/README.md",
+        "+++ b/cpu/README.md",
         "-mine = 1",
         "fusegen generate --out vendored",
     ):

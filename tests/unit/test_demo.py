@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fusegen import demo, demo_model
-from fusegen.demo import DemoConfig, DemoError
 from torch import Tensor, nn
 from torch.nn import functional
+
+from fusegen import demo, demo_model
+from fusegen.demo import DemoConfig, DemoError
 
 TINY = DemoConfig(
     hidden=32,

@@ -1,4 +1,4 @@
-"""Comment stripping, include expansion, staleness and the texts of tests/gpu/ledger.py."""
+"""Comments, includes, staleness and texts of the ledger and its support matrix in tests/gpu."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def load(name: str) -> ModuleType:
 
 
 ledger = load("ledger")
+matrix = ledger.matrix
 sanitize = load("sanitize")
 bundles = load("bundles")
 
@@ -251,9 +252,9 @@ BUNDLE_README = """\
 
 
 def facts(entries: dict[str, object], arch: str = "sm_90a") -> object:
-    return ledger.BundleFacts(
+    return matrix.BundleFacts(
         arch=arch,
-        cells=tuple(ledger.read_cells(BUNDLE_README)),
+        cells=tuple(matrix.read_cells(BUNDLE_README)),
         owners={"linear__bf16": {"a.cu", "linear.cpp"}, "linear__mxfp8__main_grad": {"b.cu"}},
         hashes={} if arch == "cpu" else {"a.cu": "1", "linear.cpp": "2", "b.cu": "3"},
         entries=entries,
@@ -261,7 +262,7 @@ def facts(entries: dict[str, object], arch: str = "sm_90a") -> object:
 
 
 def test_cells_of_a_readme() -> None:
-    cells = ledger.read_cells(BUNDLE_README)
+    cells = matrix.read_cells(BUNDLE_README)
     assert [(cell.module, cell.recipe, cell.status) for cell in cells] == [
         ("linear", "bf16", "native"),
         ("linear", "mxfp8", "emulated"),
@@ -276,13 +277,13 @@ def test_owners_of_units() -> None:
         "csrc/fusegen/gemm.cuh": {"owners": ["x"]},
         "x.py": {"owners": ["x"]},
     }
-    owners = ledger.read_owners(json.dumps({"files": files}))
+    owners = matrix.read_owners(json.dumps({"files": files}))
     assert owners == {"x": {"kernels/a.cu"}, "y": {"kernels/a.cu", "y.cpp"}}
 
 
 def test_matrix() -> None:
     ran = {"a.cu": entry("1"), "linear.cpp": entry("2"), "b.cu": entry("old")}
-    assert ledger.matrix([facts(ran), facts({}, "cpu"), facts({}, "sm_80")]).splitlines() == [
+    assert matrix.matrix([facts(ran), facts({}, "cpu"), facts({}, "sm_80")]).splitlines() == [
         "| module | recipe | `cpu` | `sm_80` | `sm_90a` |",
         "|---|---|---|---|---|",
         "| `linear` | `bf16` | reference | native, compiled only | native, ran |",
@@ -297,18 +298,18 @@ def test_matrix() -> None:
 
 
 def test_a_cell_that_one_bundle_lacks() -> None:
-    other = ledger.BundleFacts("cpu", (ledger.Cell("silu", "bf16", "native", "s"),), {}, {}, {})
-    assert "| `silu` | `bf16` | reference | not generated |" in ledger.matrix([other, facts({})])
+    other = matrix.BundleFacts("cpu", (matrix.Cell("silu", "bf16", "native", "s"),), {}, {}, {})
+    assert "| `silu` | `bf16` | reference | not generated |" in matrix.matrix([other, facts({})])
 
 
 def test_readme_marks() -> None:
-    text = f"a\n{ledger.BEGIN}\nold\n{ledger.END}\nb\n"
-    once = ledger.replace_matrix(text, "new")
-    assert once == f"a\n{ledger.BEGIN}\nnew\n{ledger.END}\nb\n"
-    assert ledger.replace_matrix(once, "new") == once
-    for broken in ("a", ledger.BEGIN, ledger.END + ledger.BEGIN, text + text):
+    text = f"a\n{matrix.BEGIN}\nold\n{matrix.END}\nb\n"
+    once = matrix.replace_matrix(text, "new")
+    assert once == f"a\n{matrix.BEGIN}\nnew\n{matrix.END}\nb\n"
+    assert matrix.replace_matrix(once, "new") == once
+    for broken in ("a", matrix.BEGIN, matrix.END + matrix.BEGIN, text + text):
         with pytest.raises(ledger.LedgerError, match="once each"):
-            ledger.replace_matrix(broken, "new")
+            matrix.replace_matrix(broken, "new")
 
 
 def test_readme_is_checked(
@@ -318,7 +319,7 @@ def test_readme_is_checked(
     lock = {"files": {"csrc/kernels/a.cu": {"owners": ["linear__bf16"]}}}
     write(folder, {"README.md": BUNDLE_README, "fusegen.lock": json.dumps(lock)})
     readme = tmp_path / "README.md"
-    readme.write_text(f"{ledger.BEGIN}\n{ledger.END}\n")
+    readme.write_text(f"{matrix.BEGIN}\n{matrix.END}\n")
     monkeypatch.setattr(ledger, "README", readme)
     assert ledger.main(["readme", "--check"]) == 1
     assert "run: python tests/gpu/ledger.py readme" in capsys.readouterr().err

@@ -16,23 +16,19 @@ from pathlib import Path
 import pytest
 
 from fusegen import publish as publish_module
+from fusegen.changes import Change, ChangeKind, Changes, diff, unified_diff
 from fusegen.fileset import Artifact, ArtifactKind, FileSet
 from fusegen.lock import LOCK_NAME, PENDING_NAME, LockError, dump_lock, lock_of, read_lock
 from fusegen.publish import (
     MUTEX_NAME,
     STAGING_NAME,
     BusyError,
-    Change,
-    ChangeKind,
-    Changes,
     Filesystem,
     PublishError,
     RefusedError,
     Report,
-    diff,
     publish,
     recover,
-    unified_diff,
 )
 
 SELECTION = {"cells": ["gemm__fp8"], "options": ("a", "b")}
@@ -402,14 +398,29 @@ def test_patch_is_one_that_git_applies(tmp_path: Path) -> None:
         for folder in ("folder", "file_becomes_folder"):
             for path in [p for p in texts if p.startswith(folder)]:
                 del texts[path]
-    put(old, tmp_path)
-    patch = unified_diff(diff(file_set(new), tmp_path))
+    # Two bundles, whose patches make one: applied where the bundles lie, each file finds its own.
+    bundles = {tmp_path / "cpu": new, tmp_path / "sm_90a": {**new, "created/here.py": "x = 7\n"}}
+    for bundle in bundles:
+        put(old, bundle)
+    patch = "".join(unified_diff(diff(file_set(texts), b)) for b, texts in bundles.items())
     assert "same.py" not in patch
-    assert "--- /dev/null\n+++ b/created/here.py\n" in patch
-    assert "--- a/gone.py\n+++ /dev/null\n" in patch
+    for name in ("cpu", "sm_90a"):
+        assert f"--- /dev/null\n+++ b/{name}/created/here.py\n" in patch
+        assert f"--- a/{name}/gone.py\n+++ /dev/null\n" in patch
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
-    assert contents(tmp_path) == new
-    assert unified_diff(diff(file_set(new), tmp_path)) == ""
+    for bundle, texts in bundles.items():
+        assert contents(bundle) == texts
+        assert unified_diff(diff(file_set(texts), bundle)) == ""
+
+
+def test_patch_of_the_folder_one_is_in_bears_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "cpu"
+    put({}, bundle)
+    monkeypatch.chdir(bundle)
+    patch = unified_diff(diff(file_set({"a.py": "x = 1\n"}), Path()))
+    assert patch.startswith("--- /dev/null\n+++ b/cpu/a.py\n")
 
 
 def test_patch_shows_an_edit_as_lost(tmp_path: Path) -> None:

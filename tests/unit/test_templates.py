@@ -164,6 +164,9 @@ def test_every_attribute_exists(path: Path) -> None:
     assert not wrong, f"{label(path)}: {', '.join(wrong)}"
 
 
+INCLUDE = re.compile(r'<% include "(.+)" %>')
+
+
 def test_every_template_and_static_file_is_used() -> None:
     """Rendering all modules for all archs reads every template and copies every file."""
     used: set[str] = set()
@@ -171,6 +174,7 @@ def test_every_template_and_static_file_is_used() -> None:
     class Recorder(Renderer):
         def render(self, name: str, context: Any) -> str:
             used.add(name)
+            used.update(INCLUDE.findall(self.files[name].read_text(encoding="utf-8")))
             return super().render(name, context)
 
         def static(self, folder: str) -> Any:

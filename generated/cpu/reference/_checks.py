@@ -52,9 +52,7 @@ def rank(
     _fail(cell, name, f"{least}{number} {dimensions} {shape}", tensor.dim())
 
 
-def size(
-    cell: str, name: str, tensor: Tensor | None, axis: int, expected: int, label: str
-) -> None:
+def size(cell: str, name: str, tensor: Tensor | None, axis: int, expected: int, label: str) -> None:
     """One dimension; axis counts from the end."""
     if tensor is not None and tensor.shape[axis] != expected:
         place = tensor.dim() + axis

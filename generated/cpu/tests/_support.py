@@ -25,6 +25,17 @@ def op(name: str) -> Callable[..., Any]:
     return getattr(getattr(torch.ops, _library.NAMESPACE), name).default
 
 
+def opcheck(name: str, arguments: tuple[Any, ...]) -> None:
+    """PyTorch's own tests of an op.
+
+    The one for schemas does arithmetic on its arguments, which float8 tensors do not have.
+    """
+    tests = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    if all(a.element_size() > 1 for a in arguments if isinstance(a, Tensor)):
+        tests.append("test_schema")
+    torch.library.opcheck(op(name), arguments, test_utils=tests)
+
+
 def random_tensor(
     shape: Sequence[int], dtype: torch.dtype, device: str, seed: int, scale: float = 1.0
 ) -> Tensor:
@@ -32,6 +43,16 @@ def random_tensor(
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(*shape, generator=generator, dtype=torch.float32) * scale
     return values.to(dtype).to(device)
+
+
+def fresh(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str, Tensor | None]:
+    """The same tensors with copies of those that a call changes."""
+    return {**tensors, **{name: tensors[name].clone() for name in states}}
+
+
+def without(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str, Tensor | None]:
+    """The tensors that no call changes."""
+    return {name: tensor for name, tensor in tensors.items() if name not in states}
 
 
 def split_cases(groups: int, tokens: int) -> list[list[int]]:
@@ -59,9 +80,12 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
 
 def exact(
-    forward: Callable[..., Tensor], tensors: dict[str, Tensor | None], wanted: Sequence[str], dy: Tensor
+    forward: Callable[..., Tensor],
+    tensors: dict[str, Tensor | None],
+    wanted: Sequence[str],
+    dy: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The result and the gradients of a reference in float64, by autograd rather than its own rules."""
+    """Result and gradients of a reference in float64, by autograd rather than its own rules."""
     wide: dict[str, Tensor | None] = {}
     for name, tensor in tensors.items():
         if tensor is not None and tensor.is_floating_point():

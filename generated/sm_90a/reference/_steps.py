@@ -1,6 +1,6 @@
 """The steps that plans are made of, in plain PyTorch.
 
-Operands of 16 bits are widened to fp32 before any arithmetic and every result is rounded once to its
+Operands of 16 bits are widened to fp32 before any arithmetic, every result is rounded once to its
 buffer's type.  float64 stays float64, so that the same program serves as its own exact oracle.
 """
 
@@ -29,6 +29,16 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 def join(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     """[..., D] twice -> [..., 2 D], rounded to `dtype`."""
     return torch.cat((first, second), dim=-1).to(dtype)
+
+
+def rows(x: Tensor) -> Tensor:
+    """[..., K] -> [T, K]."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def with_leading(y: Tensor, like: Tensor) -> Tensor:
+    """[T, N] with the leading dimensions of `like`."""
+    return y.reshape(*like.shape[:-1], y.shape[-1])
 
 
 def row_sum(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:057edc6c99d12742
+# checksum sha256:cf34b4a23ddd52eb
 """Tests of grouped_linear__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ WANTED = (
     "bias",
 )
 TOLERANCES = {"y": 0.004, "x": 0.004, "weight": 0.004, "bias": 0.004}
+STATES = ()
 
 
 def make_inputs(
@@ -73,9 +74,9 @@ def make_inputs(
 
 
 def run(tensors: dict[str, Tensor | None], dy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The module's result and gradients."""
+    """The module's result and gradients, from the same state every time."""
     leaves = {name: tensors[name].detach().requires_grad_() for name in WANTED}
-    y = module.grouped_linear(**{**tensors, **leaves})
+    y = module.grouped_linear(**{**support.fresh(tensors, STATES), **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(WANTED, gradients, strict=True))
 
@@ -93,7 +94,9 @@ def make_dy(tensors: dict[str, Tensor | None]) -> Tensor:
 def test_matches_float64(device: str, dtype: torch.dtype, splits: list[int]) -> None:
     tensors = make_inputs(dtype, device, splits)
     dy = make_dy(tensors)
-    expected, expected_gradients = support.exact(reference.forward, tensors, WANTED, dy)
+    expected, expected_gradients = support.exact(
+        reference.forward, support.without(tensors, STATES), WANTED, dy
+    )
     y, gradients = run(tensors, dy)
     assert support.relative_error(y, expected) <= TOLERANCES["y"]
     for name in WANTED:
@@ -165,7 +168,7 @@ def test_each_gradient_alone(device: str) -> None:
     _, together = run(tensors, dy)
     for name in WANTED:
         leaf = tensors[name].detach().requires_grad_()
-        y = module.grouped_linear(**{**tensors, name: leaf})
+        y = module.grouped_linear(**{**support.fresh(tensors, STATES), name: leaf})
         (alone,) = torch.autograd.grad(y, leaf, dy)
         assert torch.equal(alone, together[name]), name
 
@@ -174,13 +177,13 @@ def test_each_gradient_alone(device: str) -> None:
 def test_non_contiguous_arguments(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
     strided = {}
-    for name, tensor in tensors.items():
+    for name, tensor in support.without(tensors, STATES).items():
         wide = torch.stack((tensor, tensor), dim=-1)
         strided[name] = wide[..., 0]
         assert tensor.numel() < 2 or not strided[name].is_contiguous()
     dy = make_dy(tensors)
     y, gradients = run(tensors, dy)
-    other, other_gradients = run(strided, torch.stack((dy, dy), dim=-1)[..., 0])
+    other, other_gradients = run({**tensors, **strided}, torch.stack((dy, dy), dim=-1)[..., 0])
     assert torch.equal(y, other)
     for name in WANTED:
         assert torch.equal(gradients[name], other_gradients[name]), name
@@ -190,13 +193,19 @@ def test_non_contiguous_arguments(device: str) -> None:
 def test_opcheck(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    forward, backward = (
-        support.op("grouped_linear__bf16_forward"),
-        support.op("grouped_linear__bf16_backward"),
+    arguments = (
+        *(
+            tensors[name]
+            for name in (
+                "x",
+                "weight",
+                "split_sizes",
+                "bias",
+            )
+        ),
     )
-    arguments = (*tensors.values(),)
-    torch.library.opcheck(forward, arguments)
-    results = forward(*arguments)
+    support.opcheck("grouped_linear__bf16_forward", arguments)
+    results = support.op("grouped_linear__bf16_forward")(*arguments)
     kept = {**tensors, **dict(zip(("y",), (results,), strict=True))}
     saved = [
         kept[name]
@@ -206,7 +215,7 @@ def test_opcheck(device: str) -> None:
             "weight",
         )
     ]
-    torch.library.opcheck(backward, (dy, *saved, True, True, True))
+    support.opcheck("grouped_linear__bf16_backward", (dy, *saved, True, True, True))
 
 
 @pytest.mark.parametrize("device", support.devices())
@@ -217,7 +226,7 @@ def test_compiles_whole(device: str) -> None:
     backend = "inductor" if device == "cuda" else "aot_eager"
     leaves = {name: tensors[name].detach().requires_grad_() for name in WANTED}
     compiled = torch.compile(module.grouped_linear, fullgraph=True, backend=backend)
-    other = compiled(**{**tensors, **leaves})
+    other = compiled(**{**support.fresh(tensors, STATES), **leaves})
     assert torch.equal(y, other)
     for name, gradient in zip(
         WANTED, torch.autograd.grad(other, list(leaves.values()), dy), strict=True
@@ -388,18 +397,19 @@ def test_refuses_bias_of_another_n(device: str) -> None:
     )
 
 
-@pytest.mark.skipif("cuda" not in support.devices(), reason="needs this bundle's GPU")
-def test_graph_replays_with_new_splits() -> None:
-    tensors = make_inputs(torch.bfloat16, "cuda")
-    dy = make_dy(tensors)
-    run(tensors, dy)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured, captured_gradients = run(tensors, dy)
-    for splits in support.split_cases(SIZES["E"], SIZES["T"]):
-        tensors["split_sizes"].copy_(torch.tensor(splits, device="cuda"))
-        graph.replay()
-        y, gradients = run(tensors, dy)
-        assert torch.equal(captured, y)
-        for name in WANTED:
-            assert torch.equal(captured_gradients[name], gradients[name]), name
+if "cuda" in support.devices():
+
+    def test_graph_replays_with_new_splits() -> None:
+        tensors = make_inputs(torch.bfloat16, "cuda")
+        dy = make_dy(tensors)
+        run(tensors, dy)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured, captured_gradients = run(tensors, dy)
+        for splits in support.split_cases(SIZES["E"], SIZES["T"]):
+            tensors["split_sizes"].copy_(torch.tensor(splits, device="cuda"))
+            graph.replay()
+            y, gradients = run(tensors, dy)
+            assert torch.equal(captured, y)
+            for name in WANTED:
+                assert torch.equal(captured_gradients[name], gradients[name]), name

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:cc3dfc79e0264f31
+# checksum sha256:e25b1b3479c6fdfa
 """Tests of grouped_mlp__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ TOLERANCES = {
     "fc1_bias": 0.01,
     "fc2_bias": 0.01,
 }
+STATES = ()
 
 
 def make_inputs(
@@ -105,9 +106,9 @@ def make_inputs(
 
 
 def run(tensors: dict[str, Tensor | None], dy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The module's result and gradients."""
+    """The module's result and gradients, from the same state every time."""
     leaves = {name: tensors[name].detach().requires_grad_() for name in WANTED}
-    y = module.grouped_mlp(**{**tensors, **leaves})
+    y = module.grouped_mlp(**{**support.fresh(tensors, STATES), **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(WANTED, gradients, strict=True))
 
@@ -134,7 +135,7 @@ def test_matches_float64(device: str, dtype: torch.dtype, splits: list[int]) -> 
             need_dprobs=True,
             need_dfc1_bias=True,
         )[0],
-        tensors,
+        support.without(tensors, STATES),
         WANTED,
         dy,
     )
@@ -214,7 +215,7 @@ def test_each_gradient_alone(device: str) -> None:
     _, together = run(tensors, dy)
     for name in WANTED:
         leaf = tensors[name].detach().requires_grad_()
-        y = module.grouped_mlp(**{**tensors, name: leaf})
+        y = module.grouped_mlp(**{**support.fresh(tensors, STATES), name: leaf})
         (alone,) = torch.autograd.grad(y, leaf, dy)
         assert torch.equal(alone, together[name]), name
 
@@ -223,13 +224,13 @@ def test_each_gradient_alone(device: str) -> None:
 def test_non_contiguous_arguments(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
     strided = {}
-    for name, tensor in tensors.items():
+    for name, tensor in support.without(tensors, STATES).items():
         wide = torch.stack((tensor, tensor), dim=-1)
         strided[name] = wide[..., 0]
         assert tensor.numel() < 2 or not strided[name].is_contiguous()
     dy = make_dy(tensors)
     y, gradients = run(tensors, dy)
-    other, other_gradients = run(strided, torch.stack((dy, dy), dim=-1)[..., 0])
+    other, other_gradients = run({**tensors, **strided}, torch.stack((dy, dy), dim=-1)[..., 0])
     assert torch.equal(y, other)
     for name in WANTED:
         assert torch.equal(gradients[name], other_gradients[name]), name
@@ -239,13 +240,27 @@ def test_non_contiguous_arguments(device: str) -> None:
 def test_opcheck(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    forward, backward = (
-        support.op("grouped_mlp__bf16_forward"),
-        support.op("grouped_mlp__bf16_backward"),
+    arguments = (
+        *(
+            tensors[name]
+            for name in (
+                "x",
+                "fc1_weight",
+                "fc2_weight",
+                "split_sizes",
+                "probs",
+                "fc1_bias",
+                "fc2_bias",
+            )
+        ),
+        True,
+        True,
+        True,
+        True,
+        True,
     )
-    arguments = (*tensors.values(), True, True, True, True, True)
-    torch.library.opcheck(forward, arguments)
-    results = forward(*arguments)
+    support.opcheck("grouped_mlp__bf16_forward", arguments)
+    results = support.op("grouped_mlp__bf16_forward")(*arguments)
     kept = {
         **tensors,
         **dict(
@@ -272,7 +287,7 @@ def test_opcheck(device: str) -> None:
             "fc2_weight",
         )
     ]
-    torch.library.opcheck(backward, (dy, *saved, True, True, True, True, True, True))
+    support.opcheck("grouped_mlp__bf16_backward", (dy, *saved, True, True, True, True, True, True))
 
 
 @pytest.mark.parametrize("device", support.devices())
@@ -283,7 +298,7 @@ def test_compiles_whole(device: str) -> None:
     backend = "inductor" if device == "cuda" else "aot_eager"
     leaves = {name: tensors[name].detach().requires_grad_() for name in WANTED}
     compiled = torch.compile(module.grouped_mlp, fullgraph=True, backend=backend)
-    other = compiled(**{**tensors, **leaves})
+    other = compiled(**{**support.fresh(tensors, STATES), **leaves})
     assert torch.equal(y, other)
     for name, gradient in zip(
         WANTED, torch.autograd.grad(other, list(leaves.values()), dy), strict=True
@@ -583,18 +598,19 @@ def test_refuses_fc2_bias_of_another_h(device: str) -> None:
     )
 
 
-@pytest.mark.skipif("cuda" not in support.devices(), reason="needs this bundle's GPU")
-def test_graph_replays_with_new_splits() -> None:
-    tensors = make_inputs(torch.bfloat16, "cuda")
-    dy = make_dy(tensors)
-    run(tensors, dy)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured, captured_gradients = run(tensors, dy)
-    for splits in support.split_cases(SIZES["E"], SIZES["T"]):
-        tensors["split_sizes"].copy_(torch.tensor(splits, device="cuda"))
-        graph.replay()
-        y, gradients = run(tensors, dy)
-        assert torch.equal(captured, y)
-        for name in WANTED:
-            assert torch.equal(captured_gradients[name], gradients[name]), name
+if "cuda" in support.devices():
+
+    def test_graph_replays_with_new_splits() -> None:
+        tensors = make_inputs(torch.bfloat16, "cuda")
+        dy = make_dy(tensors)
+        run(tensors, dy)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured, captured_gradients = run(tensors, dy)
+        for splits in support.split_cases(SIZES["E"], SIZES["T"]):
+            tensors["split_sizes"].copy_(torch.tensor(splits, device="cuda"))
+            graph.replay()
+            y, gradients = run(tensors, dy)
+            assert torch.equal(captured, y)
+            for name in WANTED:
+                assert torch.equal(captured_gradients[name], gradients[name]), name

@@ -1,4 +1,4 @@
-"""Contexts of the C++ templates: launchers, dispatch headers, kernel units and the list of sources."""
+"""Contexts of the C++ templates: launchers, dispatch headers, kernels, list of sources."""
 
 from __future__ import annotations
 
@@ -366,7 +366,11 @@ def _sized_launch(step: Step, reading: Reading) -> list[str]:
         extents.append(f"/*n=*/{sizes['n']}")
         kind = "GroupSumArguments"
     words = [
-        *operands, f"/*out=*/writable({step.out})", f"/*split_sizes=*/{splits}", *extents, "sms"
+        *operands,
+        f"/*out=*/writable({step.out})",
+        f"/*split_sizes=*/{splits}",
+        *extents,
+        "sms",
     ]
     return _call(step, kind, words)
 
@@ -457,4 +461,3 @@ def _operands(operands: tuple[PointwiseOperand, ...]) -> tuple[KernelOperand, ..
         )
         for index, o in enumerate(operands)
     )
-

@@ -83,7 +83,8 @@ def test_context(plan: ModulePlan) -> TestContext:
     sizes = sizes_of(plan)
     wanted = _wanted(plan)
     grouped = "split_sizes" in plan.inputs
-    flags = ["True"] * len(plan.forward.flags)
+    scalars = [repr(attribute.default) for attribute in plan.attributes]
+    flags = ["True"] * len(plan.forward.flags) + scalars
     results = [result.buffer for result in plan.forward.results]
     return TestContext(
         cell=plan.cell,
@@ -104,7 +105,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         forward_op=op_name(plan, plan.forward),
         backward_op=op_name(plan, plan.backward),
         forward_flags=", ".join(flags),
-        backward_flags=", ".join(["True"] * len(plan.backward.flags)),
+        backward_flags=", ".join(["True"] * len(plan.backward.flags) + scalars),
         forward_results=_tuple(results),
         results_tuple="results" if len(results) > 1 else "(results,)",
         saved_names=_tuple([argument.buffer for argument in plan.backward.arguments[1:]]),
@@ -175,12 +176,15 @@ def _random(buffer: Buffer, parameter: Parameter | None, seed: int) -> str:
 
 
 def _exact_call(plan: ModulePlan) -> str:
-    if plan.quantizations:
-        return "reference.exact"
-    if len(plan.forward.results) == 1:
-        return "reference.forward"
-    flags = ", ".join(f"{flag}=True" for flag in plan.forward.flags)
-    return f"lambda **tensors: reference.forward(**tensors, {flags})[0]"
+    """The reference as a function of tensors that returns the result alone."""
+    name = "reference.exact" if plan.quantizations else "reference.forward"
+    flags = () if plan.quantizations else plan.forward.flags
+    keywords = [*(f"{flag}=True" for flag in flags)]
+    keywords += [f"{a.name}={a.default!r}" for a in plan.attributes]
+    first = "[0]" if not plan.quantizations and len(plan.forward.results) > 1 else ""
+    if not keywords and not first:
+        return name
+    return f"lambda **tensors: {name}(**tensors, {', '.join(keywords)}){first}"
 
 
 def _constructor(plan: ModulePlan, sizes: dict[str, int]) -> str:
@@ -217,7 +221,9 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
                 )
                 yield Refusal(f"{name}_of_another_rank", name, f"{here}[None]", text)
             case CheckKind.SIZE if check.axis:
-                yield _size_refusal(plan, check.tensor, check.axis, check.number, check.label, sizes)
+                yield _size_refusal(
+                    plan, check.tensor, check.axis, check.number, check.label, sizes
+                )
 
 
 def _size_refusal(

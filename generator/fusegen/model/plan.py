@@ -363,6 +363,14 @@ class Program:
         """Arguments that are changed in place, in order."""
         return tuple(argument.buffer for argument in self.arguments if argument.mutated)
 
+    @property
+    def returns_none(self) -> bool:
+        """Whether absent results are None.
+
+        An op that mutates returns empty tensors instead: functionalisation knows optional results
+        of functional ops only."""
+        return not self.mutated
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -444,7 +452,7 @@ class ModulePlan:
         dims: symbols and keywords.
         inputs: names of the module's inputs in call order.
         parameters: in state-dict order.
-        arguments: function arguments: first input, required parameters, inputs, optional parameters.
+        arguments: of the function: first input, required parameters, inputs, optional parameters.
         outputs: names of the module's outputs.
         states: tensors kept between calls, function keywords.
         attributes: scalar keywords.

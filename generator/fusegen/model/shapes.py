@@ -1,6 +1,6 @@
 """Symbolic integer expressions and shapes.
 
-A small algebra of our own: ``+ - * //``, ``ceildiv`` and ``align`` over named dimensions.  It prints
+A small algebra of our own: ``+ - * //``, ``ceildiv`` and ``align`` over named sizes.  It prints
 integer operations only, because a detour through floats (``math.ceil(T / 128)``) recompiles a
 traced graph for every value.
 """

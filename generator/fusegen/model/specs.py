@@ -118,9 +118,7 @@ ShapeField = Annotated[
     BeforeValidator(_shape),
     WithJsonSchema({"type": "array", "items": {"type": ["string", "integer"]}}),
 ]
-ExprField = Annotated[
-    Expr, BeforeValidator(_expr), WithJsonSchema({"type": ["string", "integer"]})
-]
+ExprField = Annotated[Expr, BeforeValidator(_expr), WithJsonSchema({"type": ["string", "integer"]})]
 PredicateField = Annotated[
     Predicate, BeforeValidator(_predicate), WithJsonSchema({"type": "object"})
 ]

@@ -1,1 +1,1 @@
-"""The passes from a module spec to its plan, all pure, in the order in which ``resolve`` runs them."""
+"""The passes from a module spec to its plan, all pure; ``resolve`` states their order."""

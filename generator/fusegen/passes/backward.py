@@ -36,9 +36,7 @@ def write_backward(draft: Draft) -> Draft:
         for leaf in draft.arguments
         if gradient(leaf) in written and leaf not in draft.constants
     )
-    return replace(
-        draft.with_buffers(buffers), backward=tuple(steps), gradients=gradients
-    )
+    return replace(draft.with_buffers(buffers), backward=tuple(steps), gradients=gradients)
 
 
 def _names(instance: Instance) -> dict[str, str]:
@@ -70,7 +68,7 @@ def _refuse_sums(steps: list[Step]) -> None:
         for name in step.writes:
             if name in writers:
                 raise NotPossible(
-                    f"{name} would be the sum of gradients from {writers[name]!r} and {step.item!r};"
-                    " split the tensor with make_extra_output"
+                    f"{name} would be the sum of gradients from {writers[name]!r} and"
+                    f" {step.item!r}; split the tensor with make_extra_output"
                 )
             writers[name] = step.item

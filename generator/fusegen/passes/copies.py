@@ -86,7 +86,8 @@ def make_copy(
         source.name,
         role,
         orientation,
-        *names[:2],
+        data=names[0],
+        scale=names[1],
         amax=names[2] if len(names) > 2 else None,
         groups=grouped.name if grouped else None,
     )

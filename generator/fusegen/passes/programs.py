@@ -18,9 +18,7 @@ Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
 
 
-def forward_program(
-    draft: Draft, saved: tuple[Result, ...], arch: ArchSpec, dims: Dims
-) -> Program:
+def forward_program(draft: Draft, saved: tuple[Result, ...], arch: ArchSpec, dims: Dims) -> Program:
     """The forward op: results, then what it saves for the backward under flags."""
     arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
     arguments += _states(draft, draft.forward)
@@ -37,17 +35,16 @@ def forward_program(
 def backward_program(
     draft: Draft, saved: tuple[Result, ...], arch: ArchSpec, dims: Dims
 ) -> Program:
-    """The backward op: gradients of the outputs and what was saved in, gradients of the leaves out."""
+    """The backward op: gradients of the outputs and what was saved to gradients of the leaves."""
     incoming = tuple(Argument(gradient(name), False) for name in draft.outputs)
     kept = tuple(
-        Argument(result.buffer, bool(result.when) or draft.buffers[result.buffer].optional,
-                 result.when)
+        Argument(
+            result.buffer, bool(result.when) or draft.buffers[result.buffer].optional, result.when
+        )
         for result in saved
     )
     flags = flags_of(draft) if len(draft.gradients) > 1 else ()
-    results = tuple(
-        Result(name, (need(leaf),) if flags else ()) for leaf, name in draft.gradients
-    )
+    results = tuple(Result(name, (need(leaf),) if flags else ()) for leaf, name in draft.gradients)
     arguments = (*incoming, *kept, *_states(draft, draft.backward))
     return _program("backward", draft, arguments, flags, results, arch, dims)
 
@@ -78,9 +75,7 @@ def _program(
     bindings = bind_dimensions(draft.buffers, arguments)
     missing = used - {binding.symbol for binding in bindings}
     if missing:
-        raise NotPossible(
-            f"no argument of the {name} tells dimension {', '.join(sorted(missing))}"
-        )
+        raise NotPossible(f"no argument of the {name} tells dimension {', '.join(sorted(missing))}")
     checks = tuple(_checks(draft, arguments, bindings, steps, arch, dims))
     for check in checks:
         used |= symbols(check.expr) if check.expr is not None else set()
@@ -132,7 +127,9 @@ def bind_dimensions(
             match dim:
                 case Sym(name=symbol):
                     plain.setdefault(symbol, []).append((argument.buffer, axis, 1))
-                case Binary(operator=Operator.MUL, left=Const(value=factor), right=Sym(name=symbol)):
+                case Binary(
+                    operator=Operator.MUL, left=Const(value=factor), right=Sym(name=symbol)
+                ):
                     multiple.setdefault(symbol, []).append((argument.buffer, axis, factor))
     bindings = []
     for symbol in dict.fromkeys((*plain, *multiple)):
@@ -163,8 +160,12 @@ def _checks(
 ) -> Iterable[Check]:
     """Rank, dtype and device of every argument, then the sizes, then what the kernels ask for."""
     first = arguments[0].buffer
-    bound = {(tensor, axis) for binding in bindings for tensor, axis, factor in binding.sources
-             if factor == 1}
+    bound = {
+        (tensor, axis)
+        for binding in bindings
+        for tensor, axis, factor in binding.sources
+        if factor == 1
+    }
     for argument in arguments:
         yield from _type_checks(draft.buffers[argument.buffer], argument, first)
     for argument in arguments:
@@ -172,15 +173,26 @@ def _checks(
         shape = buffer.shape
         if shape.leading and argument.buffer != first and (buffer.name, None) not in bound:
             yield Check(
-                CheckKind.SIZE, buffer.name, argument.optional, reference=first, axis=0,
-                expr=Sym(shape.leading), number=len(shape.dims), label=_label(Sym(shape.leading), dims),
+                CheckKind.SIZE,
+                buffer.name,
+                argument.optional,
+                reference=first,
+                axis=0,
+                expr=Sym(shape.leading),
+                number=len(shape.dims),
+                label=_label(Sym(shape.leading), dims),
             )
         for index, dim in enumerate(shape.dims):
             axis = index - len(shape.dims)
             if (argument.buffer, axis) not in bound:
                 yield Check(
-                    CheckKind.SIZE, buffer.name, argument.optional, axis=axis, expr=dim,
-                    number=len(shape.dims), label=_label(dim, dims),
+                    CheckKind.SIZE,
+                    buffer.name,
+                    argument.optional,
+                    axis=axis,
+                    expr=dim,
+                    number=len(shape.dims),
+                    label=_label(dim, dims),
                 )
     for expr, alignment in _alignments(draft, steps, arch).items():
         yield Check(
@@ -200,8 +212,12 @@ def _type_checks(buffer: Buffer, argument: Argument, first: str) -> Iterable[Che
         else:
             yield Check(CheckKind.DTYPE, buffer.name, optional, dtype=buffer.dtype)
     yield Check(
-        CheckKind.RANK, buffer.name, optional, number=len(shape.dims),
-        exact=shape.leading is None, label=str(shape),
+        CheckKind.RANK,
+        buffer.name,
+        optional,
+        number=len(shape.dims),
+        exact=shape.leading is None,
+        label=str(shape),
     )
 
 

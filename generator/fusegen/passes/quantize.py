@@ -1,11 +1,11 @@
 """Pass 5, quantise: put a product's operands into the recipe's formats.
 
-Each product reads copies of its operands: blocks run along the contraction, so fprop and dgrad read
-rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All copies of a
-tensor are made in one step, from high precision, where its first product needs one.
+Each product reads copies of its operands whose blocks run along the contraction: fprop and dgrad
+read rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All copies
+of a tensor are made in one step, from high precision, where its first product needs one.
 
-A role that the recipe does not name stays in the module's own type: an explicit ``quantize`` step of
-such a role is the identity, and disappears by renaming its result to its operand.
+A role that the recipe does not name stays in the module's own type: an explicit ``quantize`` step
+of such a role is the identity, and disappears by renaming its result to its operand.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def quantize(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
 
 
 def unquantized(draft: Draft) -> tuple[Step, ...]:
-    """The forward as a recipe without roles would run it: what a recipe's error is measured against."""
+    """The forward of a recipe without roles: what a recipe's error is measured against."""
     return _drop_identities(draft).forward
 
 
@@ -142,7 +142,6 @@ class _Copies:
             copies=copies,
         )
 
-
     def _states(self, copy: Copy, item: str) -> tuple[Operand, ...]:
         """What the role's rules keep between calls: amax history and scale, or random numbers."""
         spec = self.recipe.roles[copy.role]
@@ -234,6 +233,4 @@ def _rename(step: Step, final: Callable[[str], str]) -> Step:
             operands=tuple(replace(each, buffer=final(each.buffer)) for each in math.operands),
             results=tuple(replace(each, buffer=final(each.buffer)) for each in math.results),
         )
-    return replace(
-        step, inputs=renamed(step.inputs), outputs=renamed(step.outputs), pointwise=math
-    )
+    return replace(step, inputs=renamed(step.inputs), outputs=renamed(step.outputs), pointwise=math)

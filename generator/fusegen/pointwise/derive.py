@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from fusegen.pointwise.expression import (
@@ -41,12 +42,14 @@ def derive(expression: Expression, wrt: tuple[str, ...], grad: str = "dy") -> di
     return {name: lowering.lower(incoming * total.diff(calculus.symbol(name))) for name in wrt}
 
 
+@cache
 def forward_program(expression: Expression, result: str = "y") -> Program:
     """The program that computes the expression into `result`."""
     _check_names(expression, (), (result,))
     return _program(expression, {result: _value(expression)}, None)
 
 
+@cache
 def backward_program(
     expression: Expression,
     wrt: tuple[str, ...],

@@ -80,9 +80,12 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
 
 def exact(
-    forward: Callable[..., Tensor], tensors: dict[str, Tensor | None], wanted: Sequence[str], dy: Tensor
+    forward: Callable[..., Tensor],
+    tensors: dict[str, Tensor | None],
+    wanted: Sequence[str],
+    dy: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The result and the gradients of a reference in float64, by autograd rather than its own rules."""
+    """Result and gradients of a reference in float64, by autograd rather than its own rules."""
     wide: dict[str, Tensor | None] = {}
     for name, tensor in tensors.items():
         if tensor is not None and tensor.is_floating_point():

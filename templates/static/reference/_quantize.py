@@ -433,7 +433,8 @@ def _block_amax(values: Tensor, index: Tensor, count: int, block: int | None) ->
     columns = values.shape[1]
     width = block or columns
     size = pad(_magnitude(values), (0, -columns % width))
-    return _gather_max(size.unflatten(1, (-(-columns // width), width)).amax(-1), index, count)
+    size = size.view(len(values), -(-columns // width), width)
+    return _gather_max(size.amax(-1), index, count)
 
 
 def group_amax(

@@ -1,6 +1,6 @@
 """The steps that plans are made of, in plain PyTorch.
 
-Operands of 16 bits are widened to fp32 before any arithmetic and every result is rounded once to its
+Operands of 16 bits are widened to fp32 before any arithmetic, every result is rounded once to its
 buffer's type.  float64 stays float64, so that the same program serves as its own exact oracle.
 """
 

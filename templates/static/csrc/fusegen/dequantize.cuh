@@ -56,13 +56,12 @@ __device__ __forceinline__ void decode_octet(float (&values)[kOctet], const Dequ
 }
 
 __device__ __forceinline__ void store_octet(__nv_bfloat16* to, const float (&values)[kOctet]) {
-  union {
+  struct alignas(16) Octet {
     __nv_bfloat16 elements[kOctet];
-    uint4 vector;
-  } packed;
+  } octet;
 #pragma unroll
-  for (int i = 0; i < kOctet; ++i) packed.elements[i] = __float2bfloat16_rn(values[i]);
-  *reinterpret_cast<uint4*>(to) = packed.vector;
+  for (int i = 0; i < kOctet; ++i) octet.elements[i] = __float2bfloat16_rn(values[i]);
+  *reinterpret_cast<Octet*>(to) = octet;
 }
 
 // Grid: x tiles along a line, y tiles of lines, z matrices.
@@ -110,14 +109,7 @@ static __global__ void __launch_bounds__(32)
   const LaneGroups own = lane_groups(groups, threadIdx.x);
   wait_for_previous_kernel();
   let_next_kernel_start();
-  int32_t rows_end = lane_rows(groups, own);
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int32_t before = __shfl_up_sync(kAll, rows_end, distance);
-    if (int(threadIdx.x) >= distance) rows_end = min(rows_end + before, groups.rows);
-  }
-  int32_t begin = __shfl_up_sync(kAll, rows_end, 1);
-  if (threadIdx.x == 0) begin = 0;
+  int32_t begin = lane_begin(groups, own, threadIdx.x);
   for (int32_t g = own.first; g < min(own.end, groups.groups); ++g) {
     const int32_t end = end_of(groups, begin, g);
     in.padded_sizes[g] = in.row_align * (end / in.row_align - begin / in.row_align + 1);

@@ -111,44 +111,51 @@ FUSEGEN_INLINE int64_t input_row(const RowGroups& groups, const RowTile& tile) {
   return matrix + tile.begin + tile.row;
 }
 
-// A space in which every group starts at a multiple of `align` rows. `extent` is the length of a
-// matrix there; ragged spaces have align * (rows / align + groups).
+// A space in which every group starts at a multiple of `align` rows, a power of two, so that no
+// thread divides. `extent` is the length of a matrix there; ragged spaces have
+// align * (rows / align + groups).
 struct Space {
   int32_t align;
-  int64_t extent;
+  int32_t extent;
+
+  FUSEGEN_INLINE int32_t floor(int32_t row) const { return row & -align; }
 };
 
-FUSEGEN_INLINE int64_t ragged_extent(const RowGroups& groups, int32_t align) {
-  return int64_t(align) * (groups.rows / align + groups.groups);
+FUSEGEN_INLINE int32_t ragged_extent(const RowGroups& groups, Space space) {
+  return space.floor(groups.rows) + space.align * groups.groups;
+}
+
+// The first place of a group whose first row is `begin`.
+FUSEGEN_INLINE int32_t start_of(int32_t begin, int32_t group, Space space) {
+  return space.floor(begin) + space.align * group;
 }
 
 // The tile's first place, counted from the first of all groups, or from its matrix's first.
-FUSEGEN_INLINE int64_t place_of(const RowGroups& groups, const RowTile& tile, Space space) {
-  if (!groups.ragged()) return tile.row;
-  return int64_t(space.align) * (tile.begin / space.align + tile.group) + tile.row;
+FUSEGEN_INLINE int32_t place_of(const RowGroups& groups, const RowTile& tile, Space space) {
+  return groups.ragged() ? start_of(tile.begin, tile.group, space) + tile.row : tile.row;
 }
 
 // Places that the tile owns, its own padding included: every place has one owner. Can be above
 // 128 for a last tile, and below 1 past all groups.
 FUSEGEN_INLINE int32_t owned_places(const RowGroups& groups, const RowTile& tile, Space space) {
-  int64_t end = space.extent;
+  int32_t end = space.extent;
   if (groups.ragged()) {
-    const int64_t start = int64_t(space.align) * (tile.begin / space.align + tile.group);
-    const int64_t next =
-        tile.group == groups.groups
-            ? ragged_extent(groups, space.align)
-            : int64_t(space.align) * ((tile.begin + tile.length) / space.align + tile.group + 1);
-    end = next - start;
+    const int32_t next = tile.group == groups.groups
+                             ? ragged_extent(groups, space)
+                             : start_of(tile.begin + tile.length, tile.group + 1, space);
+    end = next - start_of(tile.begin, tile.group, space);
   }
-  const int64_t left = end - tile.row;
-  return int32_t(tile.last() || left < kTileRows ? left : kTileRows);
+  const int32_t left = end - tile.row;
+  return tile.last() || left < kTileRows ? left : kTileRows;
 }
 
-// The block that holds the tile's first row, where every group starts a block of `align` rows.
-FUSEGEN_INLINE int64_t block_of(const RowGroups& groups, const RowTile& tile, int32_t align) {
-  if (groups.ragged()) return tile.begin / align + tile.group + tile.row / align;
-  const int64_t blocks = (groups.rows + align - 1) / align;
-  return tile.group * blocks + tile.row / align;
+// The block that holds the tile's first row, where every group starts a block of so many rows.
+template <int kBlock>
+FUSEGEN_INLINE int64_t block_of(const RowGroups& groups, const RowTile& tile) {
+  static_assert(kTileRows % kBlock == 0);
+  constexpr uint32_t block = kBlock;
+  if (groups.ragged()) return int64_t(tile.begin / block + tile.row / block) + tile.group;
+  return int64_t(tile.group) * ((groups.rows + block - 1) / block) + tile.row / block;
 }
 
 }  // namespace fusegen

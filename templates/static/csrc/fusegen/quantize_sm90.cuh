@@ -26,8 +26,8 @@ class TileQuantizer : TileWriter<Config> {
   using Stored = typename Config::Stored;
   using Scale = typename Scaler<Config>::Scale;
   static constexpr int kBlock = Config::kBlock;
-  static constexpr bool kBlocks = kBlock != 0;
-  static constexpr int kLanes = kBlocks ? kBlock / kLaneColumns : 32;  // that share a row's scale
+  static constexpr int kLanes = kBlock ? kBlock / kLaneColumns : 32;  // that share a row's scale
+  static constexpr Stored kPadding = Config::kRule == Rule::ratio ? 1 : 0;  // of blocks without rows
 
  public:
   using Base::Base;
@@ -79,7 +79,7 @@ class TileQuantizer : TileWriter<Config> {
       const float* amax = in_.rowwise.amax != nullptr ? in_.rowwise.amax : in_.columnwise.amax;
       const Scaler<Config> scaler(in_, amax, tile_.group);
       const Scale scale = scaler(square_amax());
-      store_square(scale.stored, scaler(0.0f).stored);
+      store_square(scale.stored);
       return scale;
     }
   }
@@ -124,15 +124,18 @@ class TileQuantizer : TileWriter<Config> {
     return amax;
   }
 
-  __device__ Space block_space() const {
-    return {kBlock, int64_t(blocks(groups_.rows, kBlock)) * kBlock};
+  __device__ bool holds_rows(int row) const { return !past() && row < tile_.rows(); }
+  // Blocks of rows that the tile owns; none or less past the last one.
+  __device__ int owned_blocks() const {
+    const Space space{kBlock, blocks(groups_.rows, kBlock) * kBlock};
+    return owned_places(groups_, tile_, space) / kBlock;
   }
 
-  __device__ void store_square(Stored stored, Stored of_zeros) {
+  __device__ void store_square(Stored stored) {
     if (lane_ % kLanes != 0 || !in_columns() || warp_ * kWarpRows % kBlock != 0) return;
     const int64_t across = blocks(columns_, kBlock);
-    const int owned = int(owned_places(groups_, tile_, block_space()) / kBlock);
-    const int64_t at = block_of(groups_, tile_, kBlock) * across + column_ / kBlock;
+    const int owned = owned_blocks();
+    const int64_t at = block_of<kBlock>(groups_, tile_) * across + column_ / kBlock;
     const auto store = [&](int block, Stored value) {
       if (in_.rowwise.scale != nullptr) {
         static_cast<Stored*>(in_.rowwise.scale)[at + block * across] = value;
@@ -142,9 +145,9 @@ class TileQuantizer : TileWriter<Config> {
       }
     };
     const int block = warp_ * kWarpRows / kBlock;
-    if (block < owned) store(block, stored);
+    if (block < owned) store(block, holds_rows(block * kBlock) ? stored : kPadding);
     if (warp_ != 0) return;
-    for (int extra = kTileRows / kBlock; extra < owned; ++extra) store(extra, of_zeros);
+    for (int extra = kTileRows / kBlock; extra < owned; ++extra) store(extra, kPadding);
   }
 
   // ---- rowwise
@@ -156,7 +159,7 @@ class TileQuantizer : TileWriter<Config> {
       const bool exists = row < tile_.rows();
       const Scale scale = scaler(exists && !past() ? in_.rowwise.amax[row_ + row] : 0.0f);
       if (exists && lane_ < kWarpRows && first_column_ == 0) {
-        static_cast<float*>(in_.rowwise.scale)[row_ + row] = scale.stored;
+        static_cast<float*>(in_.rowwise.scale)[row_ + row] = past() ? kPadding : scale.stored;
       }
       store_rows([&](int r) { return encode_row(r, __shfl_sync(kAll, scale.factor, r)); });
     } else {
@@ -183,19 +186,18 @@ class TileQuantizer : TileWriter<Config> {
     }
   }
 
-  __device__ Space token_space() const { return {int32_t(in_.row_align), in_.token_pitch}; }
+  __device__ Space token_space() const { return {int32_t(in_.row_align), int32_t(in_.token_pitch)}; }
 
   __device__ void store_row_scale(int row, Stored stored) {
-    if (!in_columns()) return;
-    auto* scales = static_cast<Stored*>(in_.rowwise.scale);
     const int64_t block = column_ / kBlock;
+    if (block >= blocks(columns_, kBlock)) return;  // a lane may own a row but no column
+    auto* scales = static_cast<Stored*>(in_.rowwise.scale);
     if (kBlock == 128 && in_.token_pitch != 0) {
       if (row >= owned_places(groups_, tile_, token_space())) return;
-      const bool exists = row < tile_.rows() && !past();
       scales[block * in_.token_pitch + place_of(groups_, tile_, token_space()) + row] =
-          exists ? stored : Stored(1);
+          holds_rows(row) ? stored : kPadding;
     } else if (row < tile_.rows()) {
-      scales[(row_ + row) * blocks(columns_, kBlock) + block] = stored;
+      scales[(row_ + row) * blocks(columns_, kBlock) + block] = past() ? kPadding : stored;
     }
   }
 
@@ -204,7 +206,7 @@ class TileQuantizer : TileWriter<Config> {
     auto* scales = static_cast<Stored*>(in_.rowwise.scale) +
                    first_column_ / kTileColumns * in_.token_pitch +
                    place_of(groups_, tile_, token_space());
-    for (int row = kTileRows + threadIdx.x; row < owned; row += kThreads) scales[row] = Stored(1);
+    for (int row = kTileRows + threadIdx.x; row < owned; row += kThreads) scales[row] = kPadding;
   }
 
   // ---- columnwise
@@ -224,7 +226,7 @@ class TileQuantizer : TileWriter<Config> {
         scale_column_blocks(scales, scaler);
       }
       if constexpr (!Config::kHadamard) stage_columns(scales);
-      store_column_scales(scales, scaler(0.0f).stored);
+      store_column_scales(scales);
     }
   }
 
@@ -307,19 +309,21 @@ class TileQuantizer : TileWriter<Config> {
     });
   }
 
-  __device__ void store_column_scales(const Scale (&scales)[kLaneColumns], Stored of_zeros) {
+  __device__ void store_column_scales(const Scale (&scales)[kLaneColumns]) {
     if (!in_columns() || warp_ * kWarpRows % kBlock != 0) return;
-    const int owned = int(owned_places(groups_, tile_, block_space()) / kBlock);
+    const int owned = owned_blocks();
     Stored* to = static_cast<Stored*>(in_.columnwise.scale) +
-                 block_of(groups_, tile_, kBlock) * columns_ + column_;
+                 block_of<kBlock>(groups_, tile_) * columns_ + column_;
     const int block = warp_ * kWarpRows / kBlock;
-    if (block < owned) {
+    if (block < owned && holds_rows(block * kBlock)) {
       store_four(to + block * columns_, scales[0].stored, scales[1].stored, scales[2].stored,
                  scales[3].stored);
+    } else if (block < owned) {
+      store_four(to + block * columns_, kPadding, kPadding, kPadding, kPadding);
     }
     if (warp_ != 0) return;
     for (int extra = kTileRows / kBlock; extra < owned; ++extra) {
-      store_four(to + extra * columns_, of_zeros, of_zeros, of_zeros, of_zeros);
+      store_four(to + extra * columns_, kPadding, kPadding, kPadding, kPadding);
     }
   }
 
@@ -350,11 +354,14 @@ const char* broken_requirement(const QuantizeArguments& in) {
   const bool ragged = in.split_sizes != nullptr;
   const bool rowwise = in.rowwise.data != nullptr, columnwise = in.columnwise.data != nullptr;
   const bool row = Config::kScaling == Scaling::row;
-  if (in.row_align < kTileRows / Config::kPieces || in.row_align % (kTileRows / Config::kPieces)) {
-    return "row_align: whole pieces of 16 bytes";
+  if (in.row_align < kTileRows / Config::kPieces || in.row_align > kTileRows ||
+      (in.row_align & (in.row_align - 1)) != 0) {
+    return "row_align: a power of two from one piece of 16 bytes to 128 rows";
   }
+  if (in.rows + in.row_align * in.groups > 0x7FFFFFFF) return "padded rows < 2^31";
+  if (in.token_pitch < 0 || in.token_pitch > 0x7FFFFFFF) return "token_pitch < 2^31";
   for (const int64_t pitch : {in.rowwise.pitch, in.columnwise.pitch}) {
-    if (pitch % 16 != 0 || pitch < 0 || pitch > 0x7FFFFFFF) return "pitch % 16 = 0, below 2^31";
+    if (pitch % 16 != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";
   }
   if (row && rowwise && in.rowwise.amax == nullptr) return "row: rowwise.amax";
   if (row && columnwise && in.columnwise.amax == nullptr) return "row: columnwise.amax";

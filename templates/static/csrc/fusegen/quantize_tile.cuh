@@ -36,17 +36,22 @@ __host__ __device__ inline int32_t row_tiles(const RowGroups& groups) {
   return groups.groups * ((groups.rows + kTileRows - 1) / kTileRows);
 }
 
-// Called by one whole warp of a ragged launch.
-__device__ inline void find_tile(const RowGroups& groups, int32_t index, int lane, RowTile* found) {
-  const LaneGroups own = lane_groups(groups, lane);
+// First row of the first of a lane's groups. Called by one whole warp of a ragged launch.
+__device__ inline int32_t lane_begin(const RowGroups& groups, LaneGroups own, int lane) {
   int32_t rows_end = lane_rows(groups, own);
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
     const int32_t before = __shfl_up_sync(kAll, rows_end, distance);
     if (lane >= distance) rows_end = min(rows_end + before, groups.rows);
   }
-  int32_t begin = __shfl_up_sync(kAll, rows_end, 1);
-  if (lane == 0) begin = 0;
+  const int32_t begin = __shfl_up_sync(kAll, rows_end, 1);
+  return lane == 0 ? 0 : begin;
+}
+
+// Called by one whole warp of a ragged launch.
+__device__ inline void find_tile(const RowGroups& groups, int32_t index, int lane, RowTile* found) {
+  const LaneGroups own = lane_groups(groups, lane);
+  const int32_t begin = lane_begin(groups, own, lane);
   const int32_t tiles = lane_tiles(groups, own, begin);
   int32_t tiles_end = tiles;
 #pragma unroll
@@ -69,6 +74,17 @@ __device__ inline RowTile block_tile(const RowGroups& groups, RowTile* shared) {
   if (threadIdx.x < 32) find_tile(groups, index, threadIdx.x, shared);
   __syncthreads();
   return *shared;
+}
+
+// A global address whose origin is hidden. Otherwise the compiler puts every row's address together anew
+// from the block's and the warp's first rows, four instructions where one is enough.
+template <class T>
+__device__ __forceinline__ T* opaque(T* address) {
+#ifdef __CUDA_ARCH__
+  asm("" : "+l"(address));
+  __builtin_assume(__isGlobal(address));
+#endif
+  return address;
 }
 
 // ---- pairs of elements
@@ -135,7 +151,8 @@ struct Values {
     const int column = threadIdx.x % 32 * kLaneColumns;
     const int count = column < columns ? rows - warp_row : 0;
     const uint32_t pitch = row_elements * sizeof(Element);
-    const char* from = reinterpret_cast<const char*>(tile + column) + uint64_t(pitch) * warp_row;
+    const char* from =
+        opaque(reinterpret_cast<const char*>(tile + column) + uint64_t(pitch) * warp_row);
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) {
       uint2 loaded = make_uint2(0, 0);

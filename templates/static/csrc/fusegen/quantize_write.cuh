@@ -77,8 +77,9 @@ class TileWriter {
     const int end = blocks(columns_ * Format::kBits, 128) * 128 / Format::kBits;
     const int count = column_ < end ? tile_.rows() - warp_ * kWarpRows : 0;
     const uint32_t pitch = uint32_t(in_.rowwise.pitch);
-    uint8_t* to = static_cast<uint8_t*>(in_.rowwise.data) +
-                  (row_ + warp_ * kWarpRows) * in_.rowwise.pitch + column_ * Format::kBits / 8;
+    uint8_t* to = opaque(static_cast<uint8_t*>(in_.rowwise.data) +
+                         (row_ + warp_ * kWarpRows) * in_.rowwise.pitch +
+                         column_ * Format::kBits / 8);
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) {
       const auto codes = Codes(codes_of(r));
@@ -117,7 +118,7 @@ class TileWriter {
       uint32_t words[Config::kRunWords];
       PhiloxWords random{};
       if constexpr (Config::kStochastic) {
-        const int64_t block = block_of(groups_, tile_, kWarpRows) + warp_;
+        const int64_t block = block_of<kWarpRows>(groups_, tile_) + warp_;
         random = draw(in_.rng_state, block * columns_ + column_ + c, 1);
       }
       encode_values<Config>(words, run, random.words);
@@ -165,16 +166,16 @@ class TileWriter {
   __device__ void copy_columns() {
     constexpr int kPieceRows = kTileRows / Config::kPieces;
     const QuantizedCopy& copy = in_.columnwise;
-    const Space space{int32_t(in_.row_align), copy.pitch * 8 / Format::kBits};
+    const Space space{int32_t(in_.row_align), int32_t(copy.pitch * 8 / Format::kBits)};
     const int owned = owned_places(groups_, tile_, space);
     const int64_t matrix = groups_.ragged() ? 0 : int64_t(tile_.group) * columns_ * copy.pitch;
     uint8_t* to = static_cast<uint8_t*>(copy.data) + matrix + first_column_ * copy.pitch +
-                  place_of(groups_, tile_, space) * Format::kBits / 8;
+                  int64_t(place_of(groups_, tile_, space)) * Format::kBits / 8;
     const int columns = min(kTileColumns, columns_ - first_column_);
     const int piece = threadIdx.x % Config::kPieces;
     const int first = threadIdx.x / Config::kPieces;
     const uint32_t pitch = uint32_t(copy.pitch);
-    uint8_t* line = to + uint64_t(pitch) * first + piece * 16;
+    uint8_t* line = opaque(to + uint64_t(pitch) * first + piece * 16);
     constexpr int kStep = kThreads / Config::kPieces;
     const int count = piece * kPieceRows < owned ? columns - first : 0;
 #pragma unroll

@@ -21,16 +21,8 @@ __device__ inline TileRange group_tiles(const RowGroups& groups, int32_t group, 
     const int32_t each = (groups.rows + kTileRows - 1) / kTileRows;
     return {group * each, (group + 1) * each};
   }
-  // Of what comes before: rows add up to at most all rows, tiles follow from clamped sizes.
   const LaneGroups own = lane_groups(groups, lane);
-  int32_t rows_end = lane_rows(groups, own);
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int32_t before = __shfl_up_sync(kAll, rows_end, distance);
-    if (lane >= distance) rows_end = min(rows_end + before, groups.rows);
-  }
-  int32_t begin = __shfl_up_sync(kAll, rows_end, 1);
-  if (lane == 0) begin = 0;
+  const int32_t begin = lane_begin(groups, own, lane);
   const int32_t before = lane_tiles(groups, {own.first, min(own.end, group)}, begin);
   const int32_t through = lane_tiles(groups, {own.first, min(own.end, group + 1)}, begin);
   return {int32_t(__reduce_add_sync(kAll, unsigned(before))),

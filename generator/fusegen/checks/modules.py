@@ -1,0 +1,157 @@
+"""Modules: an op, or a chain whose ops read what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ..load import Source, SpecSet
+from ..model.shapes import symbols
+from ..model.source import Problem
+from ..model.specs import ChainItem, ModuleSpec, OpSpec, TensorSpec
+from .common import check_symbols, fits, unknown
+
+
+def check_module(
+    module: ModuleSpec, specs: SpecSet, source: Source, complete: bool
+) -> Iterator[Problem]:
+    """Every problem of a module."""
+    if bool(module.op) == bool(module.chain):
+        got = "both" if module.op else "none"
+        yield source.problem(f"a module has either 'op' or 'chain', got {got}", "module")
+        return
+    if module.op:
+        for key in ("summary", "dims", "inputs"):
+            if getattr(module, key):
+                yield source.problem(f"{key!r} comes from the op; remove it", key)
+        if complete:
+            yield from unknown(source, "op", module.op, specs.ops, "op")
+        return
+    for key in ("summary", "dims", "inputs"):
+        if not getattr(module, key):
+            yield source.problem(f"a chain needs {key!r}", "module")
+    yield from check_symbols(module.dims, source)
+    for name, tensor in module.inputs.items():
+        for symbol in sorted(tensor.shape.symbols()):
+            yield from unknown(source, "dimension", symbol, module.dims, "inputs", name, "shape")
+    if complete:
+        yield from _check_chain(module, specs, source)
+
+
+def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
+    if any(not op.inputs or not op.outputs for op in specs.ops.values()):
+        return  # said about the op
+    prefixes: set[str | None] = set()
+    available = dict(module.inputs)
+    read: set[str] = set()
+    previous = next(iter(module.inputs), "")
+    leading = module.inputs[previous].shape.leading if previous else None
+    for index, item in enumerate(module.chain):
+        shared = item.as_ in prefixes or (item.as_ is None and len(module.chain) > 1)
+        if shared:
+            yield source.problem("every op of a chain needs its own 'as'", "chain", index)
+        prefixes.add(item.as_)
+        if item.op not in specs.ops:
+            yield from unknown(source, "op", item.op, specs.ops, "chain", index, "op")
+            return
+        op = specs.ops[item.op]
+        yield from _check_item(module, item, op, available, source, index)
+        for position, (name, spec) in enumerate(op.inputs.items()):
+            tensor = item.with_.get(name, name if position else previous)
+            yield from _check_reading(item, spec, tensor, available, source, index)
+            if tensor in read and spec.differentiable:
+                yield source.problem(
+                    f"{tensor!r} is read by two ops, so its gradient would be a sum; split it with"
+                    " make_extra_output",
+                    "chain",
+                    index,
+                )
+            if spec.differentiable:
+                read.add(tensor)
+        results = _results(item, op)
+        for name, spec in zip(results, op.outputs.values(), strict=True):
+            if name in available and not shared:
+                yield source.problem(
+                    f"{name!r} is already there; give the result another name with 'out'",
+                    "chain",
+                    index,
+                )
+            shape = spec.shape.substitute(item.dims).led_by(leading)
+            available[name] = replace(spec, shape=shape)
+        previous = results[0]
+
+
+def _check_reading(
+    item: ChainItem,
+    spec: TensorSpec,
+    tensor: str,
+    available: Mapping[str, TensorSpec],
+    source: Source,
+    index: int,
+) -> Iterator[Problem]:
+    """The tensor an op reads has the shape and the type that the op's input has."""
+    if tensor not in available:
+        return
+    got, expected = available[tensor], spec.shape.substitute(item.dims)
+    if expected.fixed() != got.shape.fixed():
+        yield source.problem(
+            f"{item.op} reads {expected}, but {tensor!r} is {got.shape}; map the dimensions with"
+            " 'dims'",
+            "chain",
+            index,
+        )
+    elif got.shape.leading and not expected.leading:
+        yield source.problem(
+            f"{item.op} reads {expected}, but {tensor!r} is {got.shape}; give it a fixed number of"
+            " dimensions",
+            "chain",
+            index,
+        )
+    if spec.dtype is not got.dtype:
+        yield source.problem(
+            f"{item.op} reads {spec.dtype.value}, but {tensor!r} is {got.dtype.value}",
+            "chain",
+            index,
+        )
+
+
+def _results(item: ChainItem, op: OpSpec) -> tuple[str, ...]:
+    """What the chain calls the results of an op."""
+    first, *others = op.outputs
+    prefix = f"{item.as_}_" if item.as_ else ""
+    return (item.out or f"{prefix}{first}", *(f"{prefix}{name}" for name in others))
+
+
+def _check_item(
+    module: ModuleSpec,
+    item: ChainItem,
+    op: OpSpec,
+    available: Mapping[str, TensorSpec],
+    source: Source,
+    index: int,
+) -> Iterator[Problem]:
+    path = ("chain", index)
+    for name, tensor in item.with_.items():
+        yield from unknown(source, "input", name, op.inputs, *path, "with", name)
+        yield from unknown(source, "tensor", tensor, available, *path, "with", name)
+    for name in list(op.inputs)[1:]:
+        if name not in item.with_ and name not in available:
+            yield source.problem(
+                f"{item.op} needs {name!r}: name a module input so, or map it in 'with'", *path
+            )
+    for symbol, expr in item.dims.items():
+        yield from unknown(source, "dimension", symbol, op.dims, *path, "dims", symbol)
+        for used in sorted(symbols(expr)):
+            yield from unknown(source, "dimension", used, module.dims, *path, "dims", symbol)
+    for symbol in op.dims:
+        if symbol not in item.dims and symbol not in module.dims:
+            yield source.problem(f"{item.op} needs dimension {symbol!r} in 'dims'", *path)
+    for name, value in item.attributes.items():
+        yield from unknown(source, "attribute", name, op.attributes, *path, "attributes", name)
+        if name in op.attributes and not fits(op.attributes[name], value):
+            yield source.problem(
+                f"expected {op.attributes[name].type.value}, got {value!r}",
+                *path,
+                "attributes",
+                name,
+            )

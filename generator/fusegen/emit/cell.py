@@ -1,0 +1,348 @@
+"""Context of a cell's Python module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model import dtypes
+from ..model.plan import (
+    Argument,
+    ModulePlan,
+    Result,
+    StateFill,
+)
+from ..model.shapes import Shape, Sym, parse_expr, substitute, to_python
+from ..model.specs import Init
+from ..naming import gradient
+from .python import (
+    AttributeText,
+    ProgramText,
+    TensorText,
+    attribute_text,
+    condition,
+    pieces,
+    program_text,
+    tensor_text,
+    uses_math,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedText:
+    """A tensor kept for the backward: name and source of what ``save_for_backward`` takes."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterText:
+    """A parameter of the class.
+
+    Attributes:
+        path: in the state dict.
+        holder: submodule it hangs on; empty for the module itself.
+        name: within its holder.
+        argument: of the function.
+        shape: tuple source.
+        optional: only with ``bias=True``.
+        init: source of the in-place fill, without the tensor.
+    """
+
+    path: str
+    holder: str
+    name: str
+    argument: str
+    shape: str
+    optional: bool
+    init: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateText:
+    """A buffer of the class that an op changes in place.
+
+    Attributes:
+        path, holder, name: as of a parameter.
+        argument: of the function.
+        about: shape and type, for a docstring.
+        shape: tuple source.
+        dtype: attribute of torch.
+        init: source of the in-place fill, without the tensor.
+    """
+
+    path: str
+    holder: str
+    name: str
+    argument: str
+    about: str
+    shape: str
+    dtype: str
+    init: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeywordText:
+    """A size keyword of the constructor, and the dimension it gives."""
+
+    name: str
+    symbol: str
+
+
+@dataclass(frozen=True, slots=True)
+class CellContext:
+    """Everything ``<cell>.py`` states.
+
+    Attributes:
+        inputs: what the module is called with.
+        arguments: what the function is called with.
+        states: tensors kept between calls.
+        keyword_only: whether the function has keywords besides its tensors.
+        carried: arguments that the backward op changes; they are neither saved nor returned.
+        differentiable: arguments that can have a gradient.
+        take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
+        op_arguments: what the forward op is called with.
+        apply_arguments: of ``apply``: those, then what only the backward changes.
+        parameters_of_apply: the parameters of ``forward`` for them.
+        unpack_inputs: targets of ``setup_context``'s inputs; ``_`` for what it does not read.
+        saved_results: results of the forward op that are kept for the backward.
+        saved: everything kept for the backward.
+        saving_needs: flags that decide what is kept, with the argument's position.
+        backward_rest: arguments of the backward op after the saved tensors.
+        gradients: what backward returns, one per argument of ``forward``.
+        no_gradients: what it returns where nothing flows back.
+        call_arguments: how the module calls the function.
+        representation: body of the f-string of ``extra_repr``, cut into pieces.
+        trailing_rows: what becomes of rows past the last group.
+        description: what ``describe()`` returns, line by line.
+    """
+
+    cell: str
+    summary: str
+    recipe: str
+    arch: str
+    status: str
+    reason: str
+    class_name: str
+    function_name: str
+    autograd_name: str
+    inputs: tuple[TensorText, ...]
+    arguments: tuple[TensorText, ...]
+    attributes: tuple[AttributeText, ...]
+    states: tuple[StateText, ...]
+    keyword_only: bool
+    carried: tuple[str, ...]
+    parameters_of_apply: tuple[str, ...]
+    differentiable: tuple[TensorText, ...]
+    forward: ProgramText
+    backward: ProgramText
+    output: TensorText
+    take_output: str
+    op_arguments: tuple[str, ...]
+    apply_arguments: tuple[str, ...]
+    unpack_inputs: str
+    saved_results: tuple[str, ...]
+    saved: tuple[SavedText, ...]
+    forward_flags: tuple[str, ...]
+    saving_needs: tuple[tuple[str, int], ...]
+    backward_rest: tuple[str, ...]
+    gradients: tuple[str, ...]
+    no_gradients: str
+    parameters: tuple[ParameterText, ...]
+    holders: tuple[str, ...]
+    keywords: tuple[KeywordText, ...]
+    call_arguments: tuple[str, ...]
+    representation: tuple[str, ...]
+    trailing_rows: str
+    has_bias: bool
+    uses_math: bool
+    description: tuple[str, ...]
+
+
+def _saved_text(plan: ModulePlan, result: Result) -> SavedText:
+    given = {argument.buffer for argument in plan.forward.arguments}
+    test = condition(result.when)
+    source = result.buffer
+    if test and (result.buffer in given or not plan.forward.returns_none):
+        source = f"{result.buffer} if {test} else None"
+    return SavedText(result.buffer, source)
+
+
+def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
+    words = {dim.symbol: Sym(dim.keyword) for dim in plan.dims}
+    texts = []
+    for parameter in plan.parameters:
+        buffer = plan.buffer(parameter.buffer)
+        holder, _, name = parameter.path.rpartition(".")
+        dims = [to_python(dim) for dim in buffer.shape.substitute(words).dims]
+        fan_in = to_python(Shape(None, (parameter.fan_in,)).substitute(words).dims[0])
+        fill = {
+            Init.ZEROS: "zero_()",
+            Init.ONES: "fill_(1.0)",
+            Init.KAIMING_UNIFORM: f"uniform_(-1 / math.sqrt({_on_self(plan, fan_in)}),"
+            f" 1 / math.sqrt({_on_self(plan, fan_in)}))",
+        }[parameter.init]
+        texts.append(
+            ParameterText(
+                path=parameter.path,
+                holder=holder,
+                name=name,
+                argument=parameter.buffer,
+                shape=", ".join(dims),
+                optional=buffer.optional,
+                init=fill,
+            )
+        )
+    return tuple(texts)
+
+
+def _on_self(plan: ModulePlan, source: str) -> str:
+    """A size in terms of the module's attributes."""
+    words = {dim.keyword: Sym(f"self.{dim.keyword}") for dim in plan.dims}
+    return to_python(substitute(parse_expr(source), words))
+
+
+def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
+    """What ``<cell>.py`` states.
+
+    Args:
+        plan: of the cell.
+        description: what ``describe()`` returns, line by line.
+    """
+    gradients = {result.buffer for result in plan.backward.results}
+    arguments = tuple(tensor_text(plan, a, gradients) for a in plan.forward.arguments)
+    by_name = {argument.name: argument for argument in arguments}
+    given = tuple(by_name[name] for name in plan.arguments)
+    scalars = tuple(attribute.name for attribute in plan.attributes)
+    carried = tuple(n for n in plan.backward.mutated if n not in by_name)
+    op_arguments = (*by_name, *plan.forward.flags, *scalars)
+    apply_arguments = (*op_arguments, *carried)
+    needs = tuple((a.flag, index) for index, a in enumerate(arguments) if a.flag)
+    conditional = {f for r in plan.saved if r.buffer in by_name for f in r.when}
+    programs = program_text(plan, plan.forward), program_text(plan, plan.backward)
+    parameters = _parameter_texts(plan)
+    states = _state_texts(plan)
+    saved_results = tuple(r.buffer for r in plan.forward.results[len(plan.outputs) :])
+    holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
+    keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
+    has_bias = any(argument.optional for argument in arguments)
+    flags = plan.forward.flags if not plan.forward.returns_none else ()
+    carried_over = {
+        *flags,
+        *(result.buffer for result in plan.saved),
+        *scalars,
+        *plan.backward.mutated,
+    }
+    return CellContext(
+        cell=plan.cell,
+        summary=plan.summary,
+        recipe=plan.recipe,
+        arch=plan.arch,
+        status=plan.status.value,
+        reason=plan.reason,
+        class_name=plan.class_name,
+        function_name=plan.module,
+        autograd_name=f"_{plan.class_name}",
+        inputs=tuple(by_name[name] for name in plan.inputs),
+        arguments=given,
+        attributes=tuple(attribute_text(a) for a in plan.attributes),
+        states=states,
+        keyword_only=bool(states or plan.attributes),
+        carried=plan.backward.mutated,
+        parameters_of_apply=(
+            *(f"{a.name}: {a.annotation}" for a in arguments),
+            *(f"{flag}: bool" for flag in plan.forward.flags),
+            *(f"{a.name}: {attribute_text(a).annotation}" for a in plan.attributes),
+            *(f"{name}: Tensor" for name in carried),
+        ),
+        differentiable=tuple(a for a in arguments if a.flag),
+        forward=programs[0],
+        backward=programs[1],
+        output=tensor_text(plan, Argument(plan.outputs[0], False), gradients),
+        take_output="y, *_ =" if saved_results else "y =",
+        op_arguments=op_arguments,
+        apply_arguments=apply_arguments,
+        unpack_inputs=", ".join(name if name in carried_over else "_" for name in apply_arguments)
+        + ("," if len(apply_arguments) == 1 else ""),
+        saved_results=saved_results,
+        saved=tuple(_saved_text(plan, result) for result in plan.saved),
+        forward_flags=plan.forward.flags,
+        saving_needs=tuple(p for p in needs if p[0] in conditional and p[0] not in flags),
+        backward_rest=(
+            *(f"ctx.{name}" for name in plan.backward.mutated),
+            *(f"needs[{dict(needs)[flag]}]" for flag in plan.backward.flags),
+            *(f"ctx.{name}" for name in scalars),
+        ),
+        gradients=(
+            *(_gradient_source(plan, a, dict(needs)) for a in arguments),
+            *("None" for _ in apply_arguments[len(arguments) :]),
+        ),
+        no_gradients=", ".join(["None"] * len(apply_arguments)),
+        parameters=parameters,
+        holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
+        keywords=keywords,
+        call_arguments=_call_arguments(plan),
+        representation=_representation(plan, keywords, has_bias),
+        trailing_rows=(
+            "  Rows past sum(split_sizes) are zero." if "split_sizes" in plan.inputs else ""
+        ),
+        has_bias=has_bias,
+        uses_math=uses_math(
+            (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
+        ),
+        description=description,
+    )
+
+
+def _gradient_source(plan: ModulePlan, argument: TensorText, needs: dict[str, int]) -> str:
+    """A gradient as ``backward`` returns it; an empty stand-in becomes None again."""
+    if not argument.flag:
+        return "None"
+    name = gradient(argument.name)
+    conditional = plan.backward.flags and not plan.backward.returns_none
+    return f"{name} if needs[{needs[argument.flag]}] else None" if conditional else name
+
+
+def _state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
+    fills = {
+        StateFill.ZEROS: "zero_()",
+        StateFill.ONES: "fill_(1.0)",
+        StateFill.SEED: "copy_(torch.stack((torch.randint(2**62, ()), torch.tensor(0))))",
+    }
+    words = {dim.symbol: Sym(dim.keyword) for dim in plan.dims}
+    texts = []
+    for state in plan.states:
+        buffer = plan.buffer(state.buffer)
+        holder, _, name = state.path.rpartition(".")
+        dtype = dtypes.info(buffer.dtype).torch
+        texts.append(
+            StateText(
+                path=state.path,
+                holder=holder,
+                name=name,
+                argument=state.buffer,
+                about=f"{buffer.shape} {dtype}, changed in place",
+                shape=", ".join(to_python(dim) for dim in buffer.shape.substitute(words).dims),
+                dtype=dtype,
+                init=fills[state.fill],
+            )
+        )
+    return tuple(texts)
+
+
+def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:
+    paths = {parameter.buffer: f"self.{parameter.path}" for parameter in plan.parameters}
+    states = (f"{state.buffer}=self.{state.path}" for state in plan.states)
+    scalars = (f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes)
+    return (*(paths.get(name, name) for name in plan.arguments), *states, *scalars)
+
+
+def _representation(
+    plan: ModulePlan, keywords: tuple[KeywordText, ...], has_bias: bool
+) -> tuple[str, ...]:
+    parts = [f"{k.name}={{self.{k.name}}}" for k in keywords]
+    parts += [f"{attribute.name}={{self.{attribute.name}}}" for attribute in plan.attributes]
+    if has_bias:
+        path = next(p.path for p in plan.parameters if plan.buffer(p.buffer).optional)
+        parts.append(f"bias={{self.{path} is not None}}")
+    return pieces(", ".join(parts)) if parts else ()

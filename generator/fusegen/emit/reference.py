@@ -1,0 +1,428 @@
+"""Context of a cell's reference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..model import dtypes
+from ..model.dtypes import DType
+from ..model.plan import (
+    Access,
+    Check,
+    CheckKind,
+    Copy,
+    ModulePlan,
+    Operand,
+    Pointwise,
+    Program,
+    Result,
+    Step,
+)
+from ..model.primitives import Primitive
+from ..model.shapes import Const, Shape, product, symbols, to_code
+from ..model.specs import Extent, Orientation, Role
+from .python import (
+    ProgramText,
+    absent_source,
+    bind_lines,
+    condition,
+    program_text,
+    step_comment,
+    uses_math,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepText:
+    """A step of the reference.
+
+    Attributes:
+        comment: what it does, for people.
+        condition: Python source under which it runs; empty is always.
+        targets: names assigned.
+        call: source of the value.
+    """
+
+    comment: str
+    condition: str
+    targets: tuple[str, ...]
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadText:
+    """Assignment of a pointwise operand: ``gate, up = steps.halves(h)``."""
+
+    target: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PointwiseText:
+    """A pointwise step of the reference as a function of its own.
+
+    Attributes:
+        name: of the function.
+        formula: for its docstring.
+        differentiated: whether it computes the formula's gradients.
+        arguments: buffers and scalars read.
+        loads: fp32 views of the operands.
+        body: printed program.
+        returns: source of the results, rounded to their buffers' types.
+        annotation: of the return value.
+    """
+
+    name: str
+    formula: str
+    differentiated: bool
+    arguments: tuple[str, ...]
+    scalars: tuple[str, ...]
+    loads: tuple[LoadText, ...]
+    body: tuple[str, ...]
+    returns: str
+    annotation: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedProgram:
+    """A direction of the reference with its argument checks.
+
+    Attributes:
+        text: signature.
+        type_checks: calls that need no sizes.
+        check_dims: sizes that the other checks compare with.
+        size_checks: those calls.
+        absent: results that stay None where no flag asks for them.
+        dims: sizes that the steps need.
+        steps: in order.
+        returned: source of the return value.
+        returns: its annotation.
+    """
+
+    text: ProgramText
+    type_checks: tuple[str, ...]
+    check_dims: tuple[str, ...]
+    size_checks: tuple[str, ...]
+    absent: tuple[str, ...]
+    dims: tuple[str, ...]
+    steps: tuple[StepText, ...]
+    returned: str
+    returns: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceContext:
+    """Everything ``reference/<cell>.py`` states.
+
+    Attributes:
+        constants: how each role is quantised; empty where nothing is.
+        exact: the forward without quantisation, where it differs.
+    """
+
+    cell: str
+    summary: str
+    recipe: str
+    constants: tuple[str, ...]
+    pointwise: tuple[PointwiseText, ...]
+    exact: tuple[StepText, ...]
+    uses_math: bool
+    uses_torch: bool
+    uses_steps: bool
+    forward: CheckedProgram
+    backward: CheckedProgram
+
+
+def reference_context(plan: ModulePlan) -> ReferenceContext:
+    """What ``reference/<cell>.py`` states."""
+    steps = (*plan.forward.steps, *plan.backward.steps)
+    pointwise = tuple(_pointwise_text(plan, step) for step in steps if step.pointwise)
+    programs = _checked(plan, plan.forward), _checked(plan, plan.backward)
+    lines = [line for text in pointwise for line in text.body]
+    lines += [line for program in programs for line in program.type_checks]
+    exact = tuple(
+        _step_text(plan, plan.forward, step, index)
+        for index, step in enumerate(plan.exact if plan.quantizations else (), 1)
+    )
+    calls = [step.call for program in programs for step in program.steps]
+    calls += [step.call for step in exact]
+    calls += [load.source for text in pointwise for load in text.loads]
+    dims = [line for program in programs for line in (*program.check_dims, *program.dims)]
+    return ReferenceContext(
+        cell=plan.cell,
+        summary=plan.summary,
+        recipe=plan.recipe,
+        constants=tuple(_constants(plan)),
+        pointwise=pointwise,
+        exact=exact,
+        uses_math=uses_math(dims),
+        uses_torch=any("torch." in line for line in lines),
+        uses_steps=any("steps." in call for call in calls),
+        forward=programs[0],
+        backward=programs[1],
+    )
+
+
+def _constants(plan: ModulePlan) -> Iterator[str]:
+    """``INPUT = quantized.Quantization(...)`` for every role, and the layout of the copies."""
+    for role, spec in plan.quantizations:
+        fields: dict[str, object] = {
+            "format": spec.format.value,
+            "block": tuple(None if extent is Extent.ALL else extent for extent in spec.block),
+            "scale_dtype": spec.scale.dtype.value,
+            "rule": spec.scale.rule.value,
+            "round": spec.scale.round.value,
+            "source": spec.scale.source.value,
+            "epsilon": spec.scale.epsilon,
+            "margin": spec.scale.margin,
+            "history": spec.scale.history,
+            "tensor_scale": spec.tensor_scale is not None,
+            "rounding": spec.rounding.value,
+            "hadamard": spec.hadamard.orientation.value if spec.hadamard else None,
+        }
+        values = ", ".join(f"{name}={_literal(value)}" for name, value in fields.items())
+        yield f"{role.value.upper()} = quantized.Quantization({values})"
+    if plan.quantizations:
+        layout = plan.layout
+        yield (
+            f"LAYOUT = quantized.Layout(transposed={layout.transposed},"
+            f" align={layout.token_alignment}, pitch={layout.pitch})"
+        )
+
+
+def _literal(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
+    sized = [check for check in program.checks if check.expr is not None]
+    used = {name for check in sized if check.expr for name in symbols(check.expr)}
+    backward = program.name == "backward"
+    steps = tuple(
+        text
+        for i, step in enumerate(program.steps, 1)
+        for text in (_step_text(plan, program, step, i), _update_text(plan, program, step, i))
+        if text
+    )
+    words = {word for step in steps for word in re.findall(r"\w+", step.call)}
+    return CheckedProgram(
+        text=program_text(plan, program),
+        type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
+        check_dims=bind_lines(program, used),
+        size_checks=tuple(_check_line(plan, check) for check in sized),
+        absent=tuple(r.buffer for r in program.results if r.when) if backward else (),
+        dims=bind_lines(program, words),
+        steps=steps,
+        returned=", ".join(
+            (*(_returned(plan, program, result) for result in program.results), *program.mutated)
+        ),
+        returns=_reference_returns(program),
+    )
+
+
+def _reference_returns(program: Program) -> str:
+    """A reference is functional: what an op changes in place, its reference returns."""
+    optional = program.returns_none
+    types = [
+        "Tensor | None" if result.when and optional else "Tensor" for result in program.results
+    ]
+    types += ["Tensor" for _ in program.mutated]
+    return types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
+
+
+def _returned(plan: ModulePlan, program: Program, result: Result) -> str:
+    """A result, or None where its step ran for the sake of others; part of a copy by its field."""
+    writer = next((step for step in program.steps if result.buffer in step.writes), None)
+    source = result.buffer
+    for copy in writer.copies if writer and writer.primitive is Primitive.QUANTIZE else ():
+        for name, part in zip(copy.buffers, ("data", "scale", "amax"), strict=False):
+            source = f"{_copy_name(copy)}.{part}" if name == result.buffer else source
+    always_there = writer is not None and writer.when == result.when and program.returns_none
+    if not result.when or always_there:
+        return source
+    return f"{source} if {condition(result.when)} else {absent_source(plan, program, result)}"
+
+
+def _check_line(plan: ModulePlan, check: Check) -> str:
+    """One call into ``reference/_checks.py``."""
+    name = f'"{check.tensor}", {check.tensor}'
+    match check.kind:
+        case CheckKind.IO_DTYPE:
+            return f"checks.io_dtype(CELL, {name})"
+        case CheckKind.SAME_DTYPE:
+            return f'checks.same_dtype(CELL, {name}, "{check.reference}", {check.reference})'
+        case CheckKind.DTYPE:
+            return f"checks.dtype(CELL, {name}, torch.{dtypes.info(check.dtype).torch})"
+        case CheckKind.DEVICE:
+            return f'checks.device(CELL, {name}, "{check.reference}", {check.reference})'
+        case CheckKind.RANK:
+            exact = "" if check.exact else ", exact=False"
+            return f'checks.rank(CELL, {name}, {check.number}, "{check.label}"{exact})'
+        case CheckKind.SIZE:
+            assert check.expr is not None
+            size = to_code(check.expr)
+            if check.axis == 0:
+                return f'checks.leading(CELL, {name}, {check.number}, {size}, "{check.label}")'
+            return f'checks.size(CELL, {name}, {check.axis}, {size}, "{check.label}")'
+        case CheckKind.MULTIPLE:
+            assert check.expr is not None
+            size = to_code(check.expr)
+            return f'checks.multiple(CELL, "{check.label}", {size}, {check.number}, "{plan.arch}")'
+
+
+def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText:
+    comment, when = step_comment(step, index), condition(step.when)
+    if step.primitive is Primitive.QUANTIZE:
+        return StepText(comment, when, *_quantize_call(plan, step))
+    if step.copies:
+        return StepText(comment, when, step.writes, _product_of_copies(plan, program, step))
+    if step.pointwise:
+        values = [*_buffers(step.pointwise.operands), *_scalars(step)]
+        call = f"{_function_name(step)}({', '.join(values)})"
+    else:
+        kind = f"_{step.kind}" if step.kind else ""
+        call = f"steps.{step.primitive.value}{kind}({', '.join(_slots(step.inputs))})"
+    return StepText(comment, when, step.writes, call)
+
+
+def _copy_name(copy: Copy) -> str:
+    return f"{copy.data}_copy"
+
+
+def _quantize_call(plan: ModulePlan, step: Step) -> tuple[tuple[str, ...], str]:
+    """Targets, one per orientation, and the call that makes the copies."""
+    made = {copy.orientation: copy for copy in step.copies}
+    targets, wanted = [], []
+    for orientation in Orientation:
+        copy = made.get(orientation)
+        targets.append(_copy_name(copy) if copy else "_")
+        asked = condition(step.wanted(copy.data)) or "True" if copy else "False"
+        wanted.append(f"{orientation.value}={asked}")
+    source = step.reads[0]
+    rows = f"steps.rows({source})" if plan.buffer(source).shape.leading else source
+    groups = step.input("groups")
+    words = [rows, step.copies[0].role.value.upper(), *wanted]
+    words += [f"split_sizes={groups}"] if groups else []
+    words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("scale", "rng_state")]
+    return tuple(targets), f"quantized.quantize({', '.join(words)}, layout=LAYOUT)"
+
+
+def _update_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
+    """The state after a step that keeps some; a forward without grad leaves it alone."""
+    if not step.mutates:
+        return None
+    flags = program.flags if program.name == "forward" else step.when
+    comment = f"{index}. state after it: {', '.join(step.mutates)}"
+    rng = step.input("rng_state")
+    if rng:
+        return StepText(comment, condition(flags), (rng,), f"quantized.advance({rng})")
+    source, role = step.reads[0], step.copies[0].role
+    rows = f"steps.rows({source})" if plan.buffer(source).shape.leading else source
+    groups = step.input("groups")
+    split = f", split_sizes={groups}" if groups else ""
+    amax = f"quantized.group_amax({rows}, {role.value.upper()}{split})"
+    single = plan.buffer(step.mutates[-1]).shape.dims == (Const(1),)
+    grouped = f", grouped={not single}"
+    words = f"{', '.join(step.mutates)}, {amax}, {role.value.upper()}{grouped}"
+    return StepText(comment, condition(flags), step.mutates, f"quantized.delayed_update({words})")
+
+
+def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
+    """A product of two copies: made in this program, or put together from what was saved."""
+    first = plan.buffer(program.arguments[0].buffer)
+    made = {c for s in program.steps if s.primitive is Primitive.QUANTIZE for c in s.copies}
+    words = [_copy_name(c) if c in made else _saved_copy(plan, c) for c in step.copies]
+    words += [o.buffer for o in step.inputs if o.slot == "groups"]
+    words.append(f"dtype={first.name}.dtype")
+    words += [f"add={o.buffer}" for o in step.inputs if o.slot == "add"]
+    call = f"quantized.{step.primitive.value}_{step.kind}({', '.join(words)})"
+    leading = plan.buffer(step.out).shape.leading
+    return f"steps.with_leading({call}, {first.name})" if leading else call
+
+
+def _saved_copy(plan: ModulePlan, copy: Copy) -> str:
+    flat = plan.buffer(copy.source).shape.fixed()
+    if copy.role is not Role.WEIGHT:
+        flat = Shape(None, (product(flat.dims[:-1]), flat.dims[-1]))
+    shape = ", ".join(to_code(dim) for dim in flat.dims)
+    columnwise = copy.orientation is Orientation.COLUMNWISE
+    words = [copy.data, copy.scale, copy.role.value.upper(), f"({shape})"]
+    words += [f"amax={copy.amax}"] if copy.amax else []
+    return f"quantized.Operand({', '.join(words)}, columnwise={columnwise}, layout=LAYOUT)"
+
+
+def _slots(operands: tuple[Operand, ...]) -> list[str]:
+    """Positional operands; the optional ones by keyword, so that a reader sees what they are."""
+    return [
+        operand.buffer
+        if operand.slot in ("a", "b", "groups")
+        else f"{operand.slot}={operand.buffer}"
+        for operand in operands
+    ]
+
+
+def _function_name(step: Step) -> str:
+    """``_act_backward``: chain item and direction; without an item the direction alone."""
+    assert step.pointwise is not None
+    direction = step.pointwise.kernel.rpartition("_")[2]
+    return f"_{step.item}_{direction}" if step.item else f"_math_{direction}"
+
+
+def _buffers(operands: Iterable[object]) -> list[str]:
+    return list(dict.fromkeys(operand.buffer for operand in operands))  # type: ignore[attr-defined]
+
+
+def _scalars(step: Step) -> list[str]:
+    assert step.pointwise is not None
+    prefix = f"{step.item}_" if step.item else ""
+    return [f"{prefix}{name}" for name in step.pointwise.attributes]
+
+
+def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
+    math = step.pointwise
+    assert math is not None
+    loads = []
+    halves: dict[str, dict[Access, str]] = {}
+    for operand in math.operands:
+        if operand.access in (Access.FIRST_HALF, Access.SECOND_HALF):
+            halves.setdefault(operand.buffer, {})[operand.access] = operand.symbol
+        elif operand.access is Access.ROW:
+            loads.append(LoadText(operand.symbol, f"steps.per_row({operand.buffer})"))
+        else:
+            loads.append(LoadText(operand.symbol, f"steps.wide({operand.buffer})"))
+    for buffer, parts in halves.items():
+        first = parts.get(Access.FIRST_HALF, "_")
+        second = parts.get(Access.SECOND_HALF, "_")
+        loads.insert(0, LoadText(f"{first}, {second}", f"steps.halves({buffer})"))
+    own_type = next(o.buffer for o in math.operands if o.dtype is DType.IO)
+    loads.insert(0, LoadText("io", f"{own_type}.dtype"))  # before a symbol takes the buffer's name
+    results = _result_sources(math)
+    return PointwiseText(
+        name=_function_name(step),
+        formula=math.formula,
+        differentiated=step.primitive is Primitive.POINTWISE_GRAD,
+        arguments=tuple(_buffers(math.operands)),
+        scalars=math.attributes,
+        loads=tuple(loads),
+        body=math.torch,
+        returns=", ".join(results.values()),
+        annotation="Tensor"
+        if len(results) == 1
+        else f"tuple[{', '.join(['Tensor'] * len(results))}]",
+    )
+
+
+def _result_sources(math: Pointwise) -> dict[str, str]:
+    """Source per result buffer: rounded to its type, halves joined, rows summed."""
+    sources: dict[str, str] = {}
+    halves: dict[str, list[str]] = {}
+    for result in math.results:
+        if result.access in (Access.FIRST_HALF, Access.SECOND_HALF):
+            halves.setdefault(result.buffer, []).append(result.symbol)
+            sources[result.buffer] = f"steps.join({', '.join(halves[result.buffer])}, io)"
+        elif result.access is Access.ROW:
+            sources[result.buffer] = f"steps.row_sum({result.symbol})"
+        else:
+            sources[result.buffer] = f"{result.symbol}.to(io)"
+    return sources

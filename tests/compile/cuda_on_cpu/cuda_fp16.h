@@ -1,0 +1,26 @@
+#pragma once
+
+#include "cuda_runtime_api.h"
+
+struct __half { uint16_t bits; };
+struct __half2 { __half x, y; };
+
+inline _Float16 on_cpu_number(__half value) {
+  _Float16 number;
+  std::memcpy(&number, &value.bits, sizeof number);
+  return number;
+}
+inline __half __ushort_as_half(uint16_t bits) { return {bits}; }
+inline float __half2float(__half value) { return float(on_cpu_number(value)); }
+inline __half __float2half_rn(float value) {
+  const _Float16 number = _Float16(value);
+  __half result;
+  std::memcpy(&result.bits, &number, sizeof number);
+  return result;
+}
+inline __half2 __hmax2(__half2 a, __half2 b) {
+  const auto larger = [](__half a, __half b) {
+    return __float2half_rn(std::fmax(__half2float(a), __half2float(b)));
+  };
+  return {larger(a.x, b.x), larger(a.y, b.y)};
+}

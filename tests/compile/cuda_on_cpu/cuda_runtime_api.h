@@ -1,0 +1,244 @@
+// As much of CUDA as the quantise kernels use, on the CPU: one block of threads at a time, a thread
+// is a fiber, which runs until it waits for its warp or its block. Kernels whose lanes disagree
+// about a shuffle or a barrier stop with a message instead of hanging.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static  // blocks run one after another
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  dim3() = default;
+  explicit dim3(unsigned x, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+struct uint2 { uint32_t x, y; };
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(4) uchar4 { unsigned char x, y, z, w; };
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uchar4 make_uchar4(unsigned char x, unsigned char y, unsigned char z, unsigned char w) {
+  return {x, y, z, w};
+}
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+using cudaStream_t = void*;
+enum { cudaLaunchAttributeProgrammaticStreamSerialization };
+struct cudaLaunchAttribute {
+  int id;
+  struct { int programmaticStreamSerializationAllowed; } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  int numAttrs;
+};
+
+namespace on_cpu {
+
+struct Warp {
+  uint64_t slots[2][32];
+  int64_t arrived = 0;
+};
+
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  unsigned id = 0;
+  int64_t warp_turn = 0, block_turn = 0;
+  bool done = false;
+};
+
+struct Block {
+  static constexpr size_t kStack = 128 << 10;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  int64_t arrived = 0, progress = 0;
+  unsigned live = 0;
+  ucontext_t scheduler;
+  Thread* current = nullptr;
+  std::function<void()> body;
+};
+
+inline Block block;
+
+inline void yield() { swapcontext(&block.current->context, &block.scheduler); }
+
+inline void thread_main() {
+  block.body();
+  block.current->done = true;
+  block.arrived -= block.current->block_turn;  // barriers wait for the living
+  --block.live;
+  ++block.progress;
+  yield();
+}
+
+inline void wait_until(const std::function<bool()>& ready) {
+  while (!ready()) yield();
+}
+
+// The value that lane `source(lane)` brings to this turn.
+inline uint64_t exchange(uint64_t value, unsigned source) {
+  Thread& self = *block.current;
+  Warp& warp = block.warps[self.id / 32];
+  const int64_t turn = ++self.warp_turn;
+  warp.slots[turn % 2][self.id % 32] = value;
+  ++warp.arrived;
+  ++block.progress;
+  if (warp.arrived < 32 * turn) wait_until([&] { return warp.arrived >= 32 * turn; });
+  return warp.slots[turn % 2][source];
+}
+
+inline void run_block() {
+  const unsigned count = blockDim.x;
+  block.threads.resize(count);
+  block.warps.assign((count + 31) / 32, Warp());
+  block.arrived = 0;
+  block.live = count;
+  for (unsigned i = 0; i < count; ++i) {
+    Thread& thread = block.threads[i];
+    if (!thread.stack) thread.stack.reset(new char[Block::kStack]);
+    thread.id = i;
+    thread.warp_turn = thread.block_turn = 0;
+    thread.done = false;
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.get();
+    thread.context.uc_stack.ss_size = Block::kStack;
+    thread.context.uc_link = nullptr;
+    makecontext(&thread.context, thread_main, 0);
+  }
+  while (block.live > 0) {
+    const int64_t before = block.progress;
+    for (Thread& thread : block.threads) {
+      if (thread.done) continue;
+      block.current = &thread;
+      threadIdx = dim3(thread.id, 0, 0);
+      swapcontext(&block.scheduler, &thread.context);
+    }
+    if (block.progress == before) {
+      std::fprintf(stderr, "deadlock: threads of a block wait for different things\n");
+      std::abort();
+    }
+  }
+}
+
+template <class T>
+T shuffle(T value, unsigned source) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = exchange(bits, source);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline unsigned lane() { return block.current->id % 32; }
+
+}  // namespace on_cpu
+
+inline void __syncthreads() {
+  using on_cpu::block;
+  const int64_t turn = ++block.current->block_turn;
+  ++block.arrived;
+  ++block.progress;
+  const auto ready = [turn] { return block.arrived >= turn * int64_t(block.live); };
+  if (!ready()) on_cpu::wait_until(ready);
+}
+
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  return on_cpu::shuffle(value, on_cpu::lane() ^ unsigned(mask));
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, unsigned distance) {
+  const unsigned lane = on_cpu::lane();
+  return on_cpu::shuffle(value, lane >= distance ? lane - distance : lane);
+}
+template <class T>
+T __shfl_sync(unsigned, T value, int source, int width = 32) {
+  const unsigned first = on_cpu::lane() / unsigned(width) * unsigned(width);
+  return on_cpu::shuffle(value, first + unsigned(source) % unsigned(width));
+}
+template <class Combine>
+unsigned on_cpu_reduce(unsigned value, Combine combine) {
+  unsigned result = value;
+  for (int distance = 1; distance < 32; distance *= 2) {
+    result = combine(result, __shfl_xor_sync(0xffffffffu, result, distance));
+  }
+  return result;
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  return on_cpu_reduce(value, [](unsigned a, unsigned b) { return a > b ? a : b; });
+}
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  return on_cpu_reduce(value, [](unsigned a, unsigned b) { return a + b; });
+}
+
+inline void cudaGridDependencySynchronize() {}
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
+
+template <class T>
+T min(T a, T b) { return b < a ? b : a; }
+template <class T>
+T max(T a, T b) { return a < b ? b : a; }
+template <class T>
+T __ldg(const T* from) { return *from; }
+
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t both = uint64_t(b) << 32 | a;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= uint32_t(both >> ((selector >> (4 * i) & 7) * 8) & 0xFF) << (8 * i);
+  }
+  return result;
+}
+inline unsigned atomicMax(unsigned* at, unsigned value) {
+  const unsigned before = *at;
+  if (value > before) *at = value;
+  return before;
+}
+
+template <class Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Arguments),
+                               const Arguments& in) {
+  on_cpu::block.body = [&] { kernel(in); };
+  blockDim = config->blockDim;
+  gridDim = config->gridDim;
+  for (unsigned z = 0; z < gridDim.z; ++z) {
+    for (unsigned y = 0; y < gridDim.y; ++y) {
+      for (unsigned x = 0; x < gridDim.x; ++x) {
+        blockIdx = dim3(x, y, z);
+        on_cpu::run_block();
+      }
+    }
+  }
+  return cudaSuccess;
+}

@@ -1,0 +1,413 @@
+"""Runs quantise kernels, on a GPU or in the emulation on the CPU, next to the PyTorch reference.
+
+Outputs are full of 0xA5 before a kernel writes them and stand between guards of 64 bytes: what is
+not written, or written outside, shows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[2]
+CSRC = ROOT / "templates" / "static" / "csrc"
+GUARD = 64
+UNWRITTEN = 0xA5
+Pointer, Long, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_bool
+
+
+def load_reference() -> ModuleType:
+    path = ROOT / "templates" / "static" / "reference" / "_quantize.py"
+    spec = importlib.util.spec_from_file_location("fusegen_reference_quantize", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+reference = load_reference()
+
+
+class _Copy(ctypes.Structure):
+    _fields_ = [("data", Pointer), ("scale", Pointer), ("pitch", Long), ("amax", Pointer)]
+
+
+class _Quantize(ctypes.Structure):
+    _fields_ = [
+        ("input", Pointer),
+        ("split_sizes", Pointer),
+        ("rows", Long),
+        ("columns", Long),
+        ("groups", Long),
+        ("rowwise", _Copy),
+        ("columnwise", _Copy),
+        ("row_align", Long),
+        ("token_pitch", Long),
+        ("epsilon", Float),
+        ("power_of_two", Bool),
+        ("round_down", Bool),
+        ("scale", Pointer),
+        ("folded_amax", Pointer),
+        ("row_sums", Pointer),
+        ("rng_state", Pointer),
+        ("programmatic_launch", Bool),
+    ]
+
+
+class _RowSums(ctypes.Structure):
+    _fields_ = [
+        ("row_sums", Pointer),
+        ("output", Pointer),
+        ("split_sizes", Pointer),
+        ("rows", Long),
+        ("columns", Long),
+        ("groups", Long),
+        ("programmatic_launch", Bool),
+    ]
+
+
+class _Amax(ctypes.Structure):
+    _fields_ = [
+        ("input", Pointer),
+        ("split_sizes", Pointer),
+        ("rows", Long),
+        ("columns", Long),
+        ("groups", Long),
+        ("of_group", Pointer),
+        ("of_row", Pointer),
+        ("of_column", Pointer),
+        ("of_transformed_group", Pointer),
+        ("programmatic_launch", Bool),
+    ]
+
+
+class _Clear(ctypes.Structure):
+    _fields_ = [
+        ("buffers", Pointer * 8),
+        ("counts", Long * 8),
+        ("rng_state", Pointer),
+        ("rng_steps", Long),
+        ("programmatic_launch", Bool),
+    ]
+
+
+class _Delayed(ctypes.Structure):
+    _fields_ = [
+        ("history", Pointer),
+        ("scale", Pointer),
+        ("amax", Pointer),
+        ("slots", Long),
+        ("groups", Long),
+        ("max", Float),
+        ("margin", ctypes.c_int),
+        ("grouped", Bool),
+        ("programmatic_launch", Bool),
+    ]
+
+
+class _Dequantize(ctypes.Structure):
+    _fields_ = [
+        ("data", Pointer),
+        ("scale", Pointer),
+        ("output", Pointer),
+        ("matrices", Long),
+        ("lines", Long),
+        ("length", Long),
+        ("pitch", Long),
+        ("scale_matrix", Long),
+        ("scale_line", Long),
+        ("scale_block", Long),
+        ("lines_per_scale", Long),
+        ("programmatic_launch", Bool),
+    ]
+
+
+class _PaddedSizes(ctypes.Structure):
+    _fields_ = [
+        ("split_sizes", Pointer),
+        ("padded_sizes", Pointer),
+        ("rows", Long),
+        ("groups", Long),
+        ("row_align", Long),
+        ("programmatic_launch", Bool),
+    ]
+
+
+class Buffer:
+    """Bytes between guards."""
+
+    def __init__(self, nbytes: int, device: str) -> None:
+        self._bytes = torch.full((nbytes + 2 * GUARD,), UNWRITTEN, dtype=torch.uint8, device=device)
+        self.nbytes = nbytes
+
+    def pointer(self) -> int:
+        return int(self._bytes.data_ptr()) + GUARD
+
+    def bytes(self) -> Tensor:
+        host = self._bytes.cpu()
+        guards = torch.cat((host[:GUARD], host[GUARD + self.nbytes :]))
+        assert (guards == UNWRITTEN).all(), "written outside of a buffer"
+        return host[GUARD : GUARD + self.nbytes].clone()
+
+    def floats(self) -> Tensor:
+        return self.bytes().view(torch.float32)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A kernel's number in quantize_kernels.cuh and what the reference calls the same."""
+
+    config: int
+    quantization: reference.Quantization  # type: ignore[name-defined]
+    square: bool = False
+
+
+def _ratio(fmt: str, block: tuple[int | None, int | None], **more: object) -> object:
+    return reference.Quantization(fmt, block, "float32", "max_over_amax", **more)
+
+
+def _mx(fmt: str, block: tuple[int, int], rounding: str) -> object:
+    return reference.Quantization(fmt, block, "e8m0", "mx", round=rounding)
+
+
+def _nv(block: tuple[int, int], **more: object) -> object:
+    return reference.Quantization("e2m1", block, "e4m3", "nvfp4", tensor_scale=True, **more)
+
+
+RECIPES: dict[str, Recipe] = {
+    "current_e4m3": Recipe(0, _ratio("e4m3", (None, None))),
+    "current_e5m2_epsilon": Recipe(1, _ratio("e5m2", (None, None), epsilon=0.25)),
+    "delayed_e4m3": Recipe(0, _ratio("e4m3", (None, None), source="history", history=16)),
+    "delayed_e5m2": Recipe(1, _ratio("e5m2", (None, None), source="history", history=16)),
+    "row": Recipe(2, _ratio("e4m3", (1, None))),
+    "row_pow2": Recipe(2, _ratio("e4m3", (1, None), round="pow2_down", epsilon=1e-12)),
+    "block_1x128": Recipe(3, _ratio("e4m3", (1, 128), round="pow2_down")),
+    "block_1x128_exact": Recipe(3, _ratio("e4m3", (1, 128), epsilon=1e-6)),
+    "block_128x128": Recipe(4, _ratio("e4m3", (128, 128), round="pow2_down"), square=True),
+    "mx_1x32": Recipe(5, _mx("e4m3", (1, 32), "pow2_up")),
+    "mx_1x32_floor": Recipe(5, _mx("e4m3", (1, 32), "pow2_down")),
+    "mx_1x32_e5m2": Recipe(6, _mx("e5m2", (1, 32), "pow2_up")),
+    "mx_1x32_e5m2_floor": Recipe(6, _mx("e5m2", (1, 32), "pow2_down")),
+    "mx_32x32": Recipe(7, _mx("e4m3", (32, 32), "pow2_up"), square=True),
+    "nv_1x16": Recipe(8, _nv((1, 16))),
+    "nv_16x16": Recipe(9, _nv((16, 16)), square=True),
+    "nv_1x16_stochastic": Recipe(10, _nv((1, 16), rounding="stochastic")),
+    "nv_1x16_hadamard": Recipe(11, _nv((1, 16), hadamard="columnwise")),
+    "nv_1x16_both": Recipe(12, _nv((1, 16), rounding="stochastic", hadamard="columnwise")),
+}
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+class Kernels:
+    """The C functions of quantize_kernels.cuh."""
+
+    def __init__(self, library: Path, device: str) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self.device = device
+
+    def call(self, name: str, *args: object) -> None:
+        call = ctypes.c_char_p()
+        stream = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else None
+        passed = [ctypes.byref(a) if isinstance(a, ctypes.Structure) else a for a in args]
+        code = getattr(self._library, name)(*passed, Pointer(stream), ctypes.byref(call))
+        assert code == 0, f"{name}: {code} {call.value!r}"
+
+    def floats(self, count: int) -> Buffer:
+        return Buffer(4 * count, self.device)
+
+    def clear(self, buffers: list[Buffer], rng_state: Tensor | None = None, steps: int = 0) -> None:
+        arguments = _Clear(rng_state=address(rng_state), rng_steps=steps)
+        for i, buffer in enumerate(buffers):
+            arguments.buffers[i], arguments.counts[i] = buffer.pointer(), buffer.nbytes // 4
+        self.call("run_clear", arguments)
+
+
+def address(value: Tensor | Buffer | None) -> int | None:
+    if isinstance(value, Buffer):
+        return value.pointer()
+    return None if value is None else int(value.data_ptr())
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tensor to quantise: x [T, K] with splits, dense [T, K], or weights [E, N, K]."""
+
+    x: Tensor
+    splits: Tensor | None
+
+    @property
+    def groups(self) -> int:
+        if self.splits is not None:
+            return len(self.splits)
+        return self.x.shape[0] if self.x.dim() == 3 else 1
+
+    @property
+    def rows(self) -> int:
+        return self.x.shape[-2]
+
+    @property
+    def columns(self) -> int:
+        return self.x.shape[-1]
+
+    @property
+    def all_rows(self) -> int:
+        return self.x.numel() // self.columns
+
+    def sizes(self) -> dict[str, int]:
+        return {"rows": self.rows, "columns": self.columns, "groups": self.groups}
+
+    def tiles(self) -> int:
+        if self.splits is not None:
+            return self.rows // 128 + self.groups + 1
+        return self.groups * -(-self.rows // 128)
+
+
+class Run:
+    """One launch of every kernel that a recipe needs on a case."""
+
+    def __init__(self, kernels: Kernels, recipe: Recipe, case: Case, align: int = 32) -> None:
+        self.kernels, self.recipe, self.case, self.align = kernels, recipe, case, align
+        self.q = recipe.quantization
+        self.x = case.x.to(kernels.device)
+        self.splits = None if case.splits is None else case.splits.to(kernels.device)
+        self.half = int(case.x.dtype == torch.float16)
+
+    def amax(self) -> dict[str, Buffer]:
+        """Every kind of amax that this recipe reads."""
+        case, q = self.case, self.q
+        wanted: dict[str, int] = {}
+        if q.block == (None, None) or q.tensor_scale:
+            wanted["of_group"] = case.groups
+        if q.block == (1, None):
+            wanted |= {"of_row": case.all_rows, "of_column": case.groups * case.columns}
+        if q.hadamard is not None:
+            wanted["of_transformed_group"] = case.groups
+        found = {name: self.kernels.floats(count) for name, count in wanted.items()}
+        self.kernels.clear(list(found.values()))
+        arguments = _Amax(address(self.x), address(self.splits), **case.sizes())
+        for name, buffer in found.items():
+            setattr(arguments, name, buffer.pointer())
+        self.kernels.call("run_amax", self.half, arguments)
+        return found
+
+    def _copy(self, operand: object, amax: Buffer | None) -> tuple[_Copy, Buffer, Buffer]:
+        data, scale = operand.data, operand.scale  # type: ignore[attr-defined]
+        data, scale = data.view(torch.uint8), scale.view(torch.uint8)
+        buffers = [Buffer(t.numel(), self.kernels.device) for t in (data, scale)]
+        pitch = data.shape[-1]
+        return _Copy(*(b.pointer() for b in buffers), pitch, address(amax)), *buffers
+
+    def quantize(
+        self,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        *,
+        scale: Tensor | None = None,
+        rng_state: Tensor | None = None,
+        token_major: bool = False,
+        fold: bool = False,
+        sums: bool = False,
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Name of an output -> (what the kernel wrote, what the reference wants), as bytes."""
+        case, q, device = self.case, self.q, self.kernels.device
+        expected = reference.quantize(
+            case.x,
+            q,
+            rowwise=rowwise,
+            columnwise=columnwise,
+            split_sizes=case.splits,
+            layout=reference.Layout(align=self.align),
+            scale=scale,
+            rng_state=rng_state,
+        )
+        amax = self.amax() if scale is None else {}
+        rows_amax = amax.get("of_row", amax.get("of_group"))
+        columns_amax = amax.get("of_column", amax.get("of_transformed_group", amax.get("of_group")))
+        on_device = [None if t is None else t.to(device) for t in (scale, rng_state)]
+        arguments = _Quantize(
+            input=address(self.x),
+            split_sizes=address(self.splits),
+            **case.sizes(),
+            row_align=self.align,
+            epsilon=q.epsilon,
+            power_of_two=q.rule == "max_over_amax" and q.round == "pow2_down",
+            round_down=q.rule == "mx" and q.round == "pow2_down",
+            scale=address(on_device[0]),
+            rng_state=address(on_device[1]),
+        )
+        outputs: dict[str, tuple[Buffer, Tensor]] = {}
+        for name, operand, own in (
+            ("rowwise", expected.rowwise, rows_amax),
+            ("columnwise", expected.columnwise, columns_amax),
+        ):
+            if operand is None:
+                continue
+            stored = operand.scale
+            if token_major and name == "rowwise":
+                stored = reference.token_major(stored, case.splits, align=self.align)
+                arguments.token_pitch = stored.shape[1]
+            copy, data, scales = self._copy(operand._replace(scale=stored), own)
+            setattr(arguments, name, copy)
+            outputs[f"{name} data"] = data, operand.data
+            outputs[f"{name} scale"] = scales, stored
+            if own is not None and operand.amax is not None:
+                outputs[f"{name} amax"] = own, operand.amax
+        if fold:
+            folded = self.kernels.floats(case.groups)
+            self.kernels.clear([folded])
+            arguments.folded_amax = folded.pointer()
+            outputs["folded amax"] = (
+                folded,
+                reference.group_amax(case.x, q, split_sizes=case.splits),
+            )
+        partial = self.kernels.floats(case.tiles() * case.columns) if sums else None
+        arguments.row_sums = address(partial)
+        self.kernels.call("run_quantize", self.half, self.recipe.config, arguments)
+        if partial is not None:
+            self._check_sums(partial)
+        return {
+            name: (buffer.bytes(), wanted.contiguous().view(torch.uint8).flatten())
+            for name, (buffer, wanted) in outputs.items()
+        }
+
+    def _check_sums(self, partial: Buffer) -> None:
+        """Row sums against float64: each is a sum of at most `rows` fp32 roundings."""
+        case = self.case
+        output = self.kernels.floats(case.groups * case.columns)
+        arguments = _RowSums(
+            partial.pointer(), output.pointer(), address(self.splits), **case.sizes()
+        )
+        self.kernels.call("run_row_sums", arguments)
+        found = output.floats().view(case.groups, case.columns).double()
+        rows = reference._rows(tuple(case.x.shape), case.splits)
+        values = case.x.reshape(-1, case.columns).double()[rows.valid]
+        wanted = torch.zeros(case.groups, case.columns, dtype=torch.float64)
+        bound = torch.zeros_like(wanted)
+        wanted.index_add_(0, rows.group[rows.valid], values)
+        bound.index_add_(0, rows.group[rows.valid], values.abs())
+        plain = bound.isfinite()
+        assert ((found - wanted).abs() <= 1e-5 * bound)[plain].all()
+        assert (found.isfinite() == plain)[plain].all()
+
+
+def check(outputs: dict[str, tuple[Tensor, Tensor]], where: str) -> None:
+    for name, (found, wanted) in outputs.items():
+        if torch.equal(found, wanted):
+            continue
+        differ = (found != wanted).nonzero().flatten()
+        at = int(differ[0])
+        raise AssertionError(
+            f"{where}: {name} differs in {len(differ)} of {len(wanted)} bytes, first at {at}: "
+            f"got {int(found[at]):#x}, expected {int(wanted[at]):#x}"
+        )

@@ -1,0 +1,96 @@
+// Every instantiation of the quantise kernels behind C functions, for the CPU and for nvcc alike.
+#include "fusegen/amax_sm90.cuh"
+#include "fusegen/dequantize.cuh"
+#include "fusegen/quantize_sm90.cuh"
+#include "fusegen/row_sums.cuh"
+
+using namespace fusegen;
+
+namespace {
+
+int report(const Status& status, const char** call) {
+  *call = status.call;
+  return status.code;
+}
+
+template <class Element>
+Status quantize(int config, const QuantizeArguments& in, cudaStream_t stream) {
+  using S = Scaling;
+  switch (config) {
+    case 0: return launch_quantize<QuantizeConfig<Element, E4M3, S::tensor>>(in, stream);
+    case 1: return launch_quantize<QuantizeConfig<Element, E5M2, S::tensor>>(in, stream);
+    case 2: return launch_quantize<QuantizeConfig<Element, E4M3, S::row>>(in, stream);
+    case 3: return launch_quantize<QuantizeConfig<Element, E4M3, S::block_1x128>>(in, stream);
+    case 4: return launch_quantize<QuantizeConfig<Element, E4M3, S::block_128x128>>(in, stream);
+    case 5: return launch_quantize<QuantizeConfig<Element, E4M3, S::mx_1x32>>(in, stream);
+    case 6: return launch_quantize<QuantizeConfig<Element, E5M2, S::mx_1x32>>(in, stream);
+    case 7: return launch_quantize<QuantizeConfig<Element, E4M3, S::mx_32x32>>(in, stream);
+    case 8: return launch_quantize<QuantizeConfig<Element, E2M1, S::nv_1x16>>(in, stream);
+    case 9: return launch_quantize<QuantizeConfig<Element, E2M1, S::nv_16x16>>(in, stream);
+    case 10: return launch_quantize<QuantizeConfig<Element, E2M1, S::nv_1x16, true>>(in, stream);
+    case 11:
+      return launch_quantize<QuantizeConfig<Element, E2M1, S::nv_1x16, false, true>>(in, stream);
+    case 12:
+      return launch_quantize<QuantizeConfig<Element, E2M1, S::nv_1x16, true, true>>(in, stream);
+    default: return {cudaErrorInvalidValue, "no such config"};
+  }
+}
+
+template <class Element>
+Status amax(const AmaxArguments& in, cudaStream_t stream) {
+  return in.of_transformed_group != nullptr ? launch_amax<Element, true>(in, stream)
+                                            : launch_amax<Element>(in, stream);
+}
+
+template <bool kTransposed>
+Status dequantize(int config, const DequantizeArguments& in, cudaStream_t stream) {
+  using T = ScaleType;
+  switch (config) {
+    case 5: return launch_dequantize<DequantizeConfig<E4M3, T::e8m0, 32, kTransposed>>(in, stream);
+    case 6: return launch_dequantize<DequantizeConfig<E5M2, T::e8m0, 32, kTransposed>>(in, stream);
+    case 8: return launch_dequantize<DequantizeConfig<E2M1, T::e4m3, 16, kTransposed>>(in, stream);
+    case 3: return launch_dequantize<DequantizeConfig<E4M3, T::fp32, 128, kTransposed>>(in, stream);
+    default: return {cudaErrorInvalidValue, "no such config"};
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int run_quantize(int half, int config, const QuantizeArguments* in, void* stream,
+                 const char** call) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  return report(half ? quantize<__half>(config, *in, s) : quantize<__nv_bfloat16>(config, *in, s),
+                call);
+}
+
+int run_amax(int half, const AmaxArguments* in, void* stream, const char** call) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  return report(half ? amax<__half>(*in, s) : amax<__nv_bfloat16>(*in, s), call);
+}
+
+int run_clear(const ClearArguments* in, void* stream, const char** call) {
+  return report(launch_clear(*in, static_cast<cudaStream_t>(stream)), call);
+}
+
+int run_delayed(const DelayedArguments* in, void* stream, const char** call) {
+  return report(launch_delayed(*in, static_cast<cudaStream_t>(stream)), call);
+}
+
+int run_row_sums(const RowSumArguments* in, void* stream, const char** call) {
+  return report(launch_row_sums<float>(*in, static_cast<cudaStream_t>(stream)), call);
+}
+
+int run_dequantize(int transposed, int config, const DequantizeArguments* in, void* stream,
+                   const char** call) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  return report(transposed ? dequantize<true>(config, *in, s) : dequantize<false>(config, *in, s),
+                call);
+}
+
+int run_padded_sizes(const PaddedSizesArguments* in, void* stream, const char** call) {
+  return report(launch_padded_sizes(*in, static_cast<cudaStream_t>(stream)), call);
+}
+
+}  // extern "C"
