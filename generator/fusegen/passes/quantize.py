@@ -1,8 +1,8 @@
 """Pass 5, quantise: put a product's operands into the recipe's formats.
 
 Each product reads copies of its operands whose blocks run along the contraction: fprop and dgrad
-read rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All copies
-of a tensor are made in one step, from high precision, where its first product needs one.
+read rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All
+copies of a tensor are made in one step, from high precision, where its first product needs one.
 
 A role that the recipe does not name stays in the module's own type: an explicit ``quantize`` step
 of such a role is the identity, and disappears by renaming its result to its operand.
