@@ -77,7 +77,7 @@ def main(folder: Path) -> float:
         optimizer.step()
         losses.append(loss.detach())
         if step % 10 == 0:
-            print(f"step {step:3d}  loss {float(loss):.4f}")
+            print(f"step {step:3d}  loss {float(losses[-1]):.4f}")
     return float(losses[-1] / losses[0])
 
 
