@@ -42,11 +42,12 @@ class Inputs:
         return self._specs[folders]
 
     def renderer(self, extra: Iterable[Path]) -> Renderer:
+        from fusegen.objcache import default_root
         from fusegen.render import Renderer
 
         folders = _besides(paths.builtin_templates(), extra)
         if folders not in self._renderers:
-            self._renderers[folders] = Renderer(folders)
+            self._renderers[folders] = Renderer(folders, default_root() / "templates")
         return self._renderers[folders]
 
 

@@ -304,9 +304,9 @@ class Run:
     def _copy(self, operand: object, amax: Buffer | None) -> tuple[_Copy, Buffer, Buffer]:
         data, scale = operand.data, operand.scale  # type: ignore[attr-defined]
         data, scale = data.view(torch.uint8), scale.view(torch.uint8)
-        buffers = [Buffer(t.numel(), self.kernels.device) for t in (data, scale)]
-        pitch = data.shape[-1]
-        return _Copy(*(b.pointer() for b in buffers), pitch, address(amax)), *buffers
+        codes, scales = (Buffer(t.numel(), self.kernels.device) for t in (data, scale))
+        copy = _Copy(codes.pointer(), scales.pointer(), data.shape[-1], address(amax))
+        return copy, codes, scales
 
     def quantize(
         self,
