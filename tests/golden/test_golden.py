@@ -19,7 +19,7 @@ from fusegen import api, cli, paths, scaffold
 from fusegen.lock import LOCK_NAME
 
 ROOT = Path(__file__).parents[2]
-TARGETS = ("cpu", "hopper")
+TARGETS = ("cpu", "cpu_quantized", "hopper")
 BUNDLES = sorted(path.parent for path in (ROOT / "generated").glob(f"*/{LOCK_NAME}"))
 
 
