@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a247d048e227b23e
+# checksum sha256:f12dadf07ab2eea8
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -372,6 +372,12 @@ class GroupedLinear(nn.Module):
         self.weight.uniform_(-1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
         if self.bias is not None:
             self.bias.zero_()
+        self.input_amax_history.zero_()
+        self.input_scale.fill_(1.0)
+        self.weight_amax_history.zero_()
+        self.weight_scale.fill_(1.0)
+        self.grad_output_amax_history.zero_()
+        self.grad_output_scale.fill_(1.0)
 
     def forward(self, x: Tensor, split_sizes: Tensor) -> Tensor:
         """See `grouped_linear`."""

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1ca8fffcbdb9c556
+# checksum sha256:8ef123ab8ca57da6
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -655,6 +655,18 @@ class GroupedMLP(nn.Module):
         )
         if self.fc2.bias is not None:
             self.fc2.bias.zero_()
+        self.fc1.input_amax_history.zero_()
+        self.fc1.input_scale.fill_(1.0)
+        self.fc1.weight_amax_history.zero_()
+        self.fc1.weight_scale.fill_(1.0)
+        self.fc2.input_amax_history.zero_()
+        self.fc2.input_scale.fill_(1.0)
+        self.fc2.weight_amax_history.zero_()
+        self.fc2.weight_scale.fill_(1.0)
+        self.fc2.grad_output_amax_history.zero_()
+        self.fc2.grad_output_scale.fill_(1.0)
+        self.fc1.grad_output_amax_history.zero_()
+        self.fc1.grad_output_scale.fill_(1.0)
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""

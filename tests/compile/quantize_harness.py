@@ -15,6 +15,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "templates" / "static" / "csrc"
@@ -270,7 +271,7 @@ class Case:
     def tiles(self) -> int:
         if self.splits is not None:
             return self.rows // 128 + self.groups + 1
-        return self.groups * -(-self.rows // 128)
+        return self.groups * max(1, -(-self.rows // 128))
 
 
 class Run:
@@ -318,8 +319,12 @@ class Run:
         token_major: bool = False,
         fold: bool = False,
         sums: bool = False,
+        longer: int = 0,
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Name of an output -> (what the kernel wrote, what the reference wants), as bytes."""
+        """Name of an output -> (what the kernel wrote, what the reference wants), as bytes.
+
+        `longer`: tokens by which dense copies are longer than the reference's, all padding.
+        """
         case, q, device = self.case, self.q, self.kernels.device
         expected = reference.quantize(
             case.x,
@@ -356,10 +361,14 @@ class Run:
             stored = operand.scale
             if token_major and name == "rowwise":
                 stored = reference.token_major(stored, case.splits, align=self.align)
+                stored = pad(stored, (0, longer), value=1.0)
                 arguments.token_pitch = stored.shape[1]
-            copy, data, scales = self._copy(operand._replace(scale=stored), own)
+            codes = operand.data
+            if name == "columnwise" and longer:
+                codes = pad(codes.view(torch.uint8), (0, longer))
+            copy, data, scales = self._copy(operand._replace(data=codes, scale=stored), own)
             setattr(arguments, name, copy)
-            outputs[f"{name} data"] = data, operand.data
+            outputs[f"{name} data"] = data, codes
             outputs[f"{name} scale"] = scales, stored
             if own is not None and operand.amax is not None:
                 outputs[f"{name} amax"] = own, operand.amax
@@ -384,6 +393,7 @@ class Run:
     def _check_sums(self, partial: Buffer) -> None:
         """Row sums against float64: each is a sum of at most `rows` fp32 roundings."""
         case = self.case
+        partial.bytes()  # checks its guards
         output = self.kernels.floats(case.groups * case.columns)
         arguments = _RowSums(
             partial.pointer(), output.pointer(), address(self.splits), **case.sizes()

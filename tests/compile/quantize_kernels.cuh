@@ -2,6 +2,7 @@
 #include "fusegen/amax_sm90.cuh"
 #include "fusegen/dequantize.cuh"
 #include "fusegen/quantize_sm90.cuh"
+#include "fusegen/quantize_state.cuh"
 #include "fusegen/row_sums.cuh"
 
 using namespace fusegen;

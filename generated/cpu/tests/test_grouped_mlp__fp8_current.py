@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:d6d278193a760619
+# checksum sha256:404f56d5dd8823eb
 """Tests of grouped_mlp__fp8_current, printed from its plan."""
 
 from __future__ import annotations
@@ -330,14 +330,32 @@ def test_module(device: str) -> None:
             "probs",
         )
     ]
-    y = layer(*inputs)
-    y.sum().backward()
-    for name, parameter in layer.named_parameters():
+    for _ in range(2):
+        y = layer(*inputs)
+        y.sum().backward()
+    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+    for name, parameter in own.items():
         assert parameter.grad is not None and parameter.grad.shape == parameter.shape, name
+    arguments = {**support.without(tensors, STATES), **own}
+    expected, _ = support.exact(reference.exact, arguments, (), y)
+    assert support.relative_error(y, expected) <= TOLERANCES["y"]
     other = module.GroupedMLP(num_groups=4, hidden=64, intermediate=40, bias=True, device=device)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(layer(*inputs), other(*inputs))
     assert "grouped_mlp__fp8_current" in layer.describe()
+
+
+def test_module_from_meta_equals_another() -> None:
+    layer = module.GroupedMLP(num_groups=4, hidden=64, intermediate=40, bias=True, device="meta")
+    if not layer.state_dict():
+        return
+    layer.to_empty(device="cpu")
+    torch.manual_seed(0)
+    layer.reset_parameters()
+    torch.manual_seed(0)
+    other = module.GroupedMLP(num_groups=4, hidden=64, intermediate=40, bias=True, device="cpu")
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor, layer.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -63,6 +63,8 @@ class TestContext:
     results_tuple: str
     saved_names: str
     constructor: str
+    meta_constructor: str
+    cpu_constructor: str
     input_names: str
     refusals: tuple[Refusal, ...]
     states: str
@@ -110,6 +112,8 @@ def test_context(plan: ModulePlan) -> TestContext:
         results_tuple="results" if len(results) > 1 else "(results,)",
         saved_names=_tuple([argument.buffer for argument in plan.backward.arguments[1:]]),
         constructor=_constructor(plan, sizes),
+        meta_constructor=_constructor(plan, sizes, '"meta"'),
+        cpu_constructor=_constructor(plan, sizes, '"cpu"'),
         input_names=_tuple(list(plan.inputs)),
         refusals=tuple(_refusals(plan, sizes)),
         states=_tuple([state.buffer for state in plan.states]),
@@ -187,12 +191,12 @@ def _exact_call(plan: ModulePlan) -> str:
     return f"lambda **tensors: {name}(**tensors, {', '.join(keywords)}){first}"
 
 
-def _constructor(plan: ModulePlan, sizes: dict[str, int]) -> str:
+def _constructor(plan: ModulePlan, sizes: dict[str, int], device: str = "device") -> str:
     parts = [f"{dim.keyword}={sizes[dim.symbol]}" for dim in plan.dims if dim.constructor]
     if any(plan.buffer(p.buffer).optional for p in plan.parameters):
         parts.append("bias=True")
     if plan.parameters:
-        parts.append("device=device")
+        parts.append(f"device={device}")
     return ", ".join(parts)
 
 
