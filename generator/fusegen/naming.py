@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .model.dtypes import DType
+from .model.dtypes import IO_DTYPES, DType
 from .model.primitives import GemmKind
 from .model.specs import PointSpec, Schedule
 
@@ -42,27 +42,31 @@ class Cell:
 class GemmKernel:
     """Name of a matrix-product kernel, such as ``gemm_sm90_fprop_bfloat16_pingpong_64x256x64_2x1``.
 
-    The first part is the family.
+    The first part is the family.  Quantised operands put their variant before the type of the
+    result: ``gemm_fp8_sm90_dgrad_e5m2_e4m3_tensor_split_bfloat16_...``.
     """
 
     family: str
     kind: GemmKind
     dtype: DType
     point: str
+    variant: str = ""
 
     def __str__(self) -> str:
-        return f"{self.family}_{self.kind.value}_{self.dtype.value}_{self.point}"
+        variant = f"{self.variant}_" if self.variant else ""
+        return f"{self.family}_{self.kind.value}_{variant}{self.dtype.value}_{self.point}"
 
     @classmethod
     def parse(cls, text: str) -> GemmKernel:
         """Inverse of ``str``.  Raises ValueError for text that no kernel prints."""
         kinds = "|".join(kind.value for kind in GemmKind)
-        dtypes = "|".join(dtype.value for dtype in DType)
-        match = re.fullmatch(rf"(\w+?)_({kinds})_({dtypes})_(\w+)", text)
+        dtypes = "|".join(dtype.value for dtype in IO_DTYPES)
+        pattern = rf"(\w+?)_({kinds})_(?:(\w+)_)?({dtypes})_(\w+)"
+        match = re.fullmatch(pattern, text)
         if not match:
-            raise ValueError(f"{text!r} is not <family>_<kind>_<dtype>_<point>")
-        parse_point(match[4])
-        return cls(match[1], GemmKind(match[2]), DType(match[3]), match[4])
+            raise ValueError(f"{text!r} is not <family>_<kind>[_<variant>]_<dtype>_<point>")
+        parse_point(match[5])
+        return cls(match[1], GemmKind(match[2]), DType(match[4]), match[5], match[3] or "")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -59,7 +59,7 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     draft = quantize(draft, recipe, arch)
     draft = add_conditions(draft)
     kept = saved(draft)
-    draft, kernel_sets = choose_kernels(draft, arch)
+    draft, kernel_sets = choose_kernels(draft, arch, recipe)
     return ModulePlan(
         cell=str(cell),
         module=cell.module,
@@ -77,8 +77,8 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
         states=draft.states,
         attributes=draft.attributes,
         buffers=tuple(draft.buffers.values()),
-        forward=forward_program(draft, kept, arch, module_dims(module, specs)),
-        backward=backward_program(draft, kept, arch, module_dims(module, specs)),
+        forward=forward_program(draft, kept, module_dims(module, specs)),
+        backward=backward_program(draft, kept, module_dims(module, specs)),
         saved=kept,
         kernel_sets=kernel_sets,
         quantizes=any(item.op == "quantize" for item in chain_of(module)),

@@ -47,9 +47,11 @@ template <bool kTransposed>
 Status dequantize(int config, const DequantizeArguments& in, cudaStream_t stream) {
   using T = ScaleType;
   switch (config) {
-    case 5: return launch_dequantize<DequantizeConfig<E4M3, T::e8m0, 32, kTransposed>>(in, stream);
+    case 5:
+    case 7: return launch_dequantize<DequantizeConfig<E4M3, T::e8m0, 32, kTransposed>>(in, stream);
     case 6: return launch_dequantize<DequantizeConfig<E5M2, T::e8m0, 32, kTransposed>>(in, stream);
-    case 8: return launch_dequantize<DequantizeConfig<E2M1, T::e4m3, 16, kTransposed>>(in, stream);
+    case 8:
+    case 9: return launch_dequantize<DequantizeConfig<E2M1, T::e4m3, 16, kTransposed>>(in, stream);
     case 3: return launch_dequantize<DequantizeConfig<E4M3, T::fp32, 128, kTransposed>>(in, stream);
     default: return {cudaErrorInvalidValue, "no such config"};
   }

@@ -27,6 +27,24 @@ SECONDS_PER_UNIT = 60
 PEAK_BYTES_PER_UNIT = 4 << 30
 
 
+# Loads a bundle by path, and runs one of its modules on the CPU.
+LOAD_LIBRARY = """
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location(
+    "vendored", {folder!r} + "/__init__.py", submodule_search_locations=[{folder!r}])
+sys.modules["vendored"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["vendored"])
+module = getattr(sys.modules["vendored"], {cell!r})
+library = sys.modules["vendored"]._library
+assert library._NAMESPACE.compiled
+names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+assert library.NAMESPACE + "::" + {cell!r} + "_forward" in names
+layer = module.GroupedLinear(2, 16, 8)
+y = layer(torch.ones(4, 16, dtype=torch.bfloat16), torch.tensor([1, 2]))
+assert y.shape == (4, 8) and not y[3:].any() and y[:3].any()
+"""
+
+
 @cache
 def report(bundle: Path) -> BuildReport:
     """The build of a bundle, once per run; objects come from the cache where nothing changed."""
@@ -101,20 +119,7 @@ def disassemble(library: Path) -> str:
 def test_loads_without_a_gpu_and_runs_on_the_cpu(built: BuildReport) -> None:
     """The library of a GPU loads into a PyTorch without CUDA, and CPU tensors run the reference."""
     folder = built.library.parents[1]
-    script = f"""
-import importlib.util, sys, torch
-spec = importlib.util.spec_from_file_location(
-    "vendored", {str(folder / "__init__.py")!r}, submodule_search_locations=[{str(folder)!r}])
-sys.modules["vendored"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["vendored"])
-from vendored.grouped_linear__bf16 import GroupedLinear
-from vendored import _library
-assert _library._NAMESPACE.compiled
-names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
-assert f"{{_library.NAMESPACE}}::grouped_linear__bf16_forward" in names
-y = GroupedLinear(2, 16, 8)(torch.ones(4, 16, dtype=torch.bfloat16), torch.tensor([1, 2]))
-assert y.shape == (4, 8) and not y[3:].any() and y[:3].any()
-"""
+    script = LOAD_LIBRARY.format(folder=str(folder), cell="grouped_linear__bf16")
     subprocess.run([sys.executable, "-c", script], check=True, cwd="/")
 
 

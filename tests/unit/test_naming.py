@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusegen.load import load
-from fusegen.model.dtypes import DType
+from fusegen.model.dtypes import IO_DTYPES, DType
 from fusegen.model.plan import Kernel, ModulePlan
 from fusegen.model.primitives import GemmKind
 from fusegen.model.source import Loc
@@ -59,11 +59,14 @@ def test_points_are_read_back(point: PointSpec) -> None:
     assert parse_point(point.name) == point
 
 
-@given(NAME, st.sampled_from(GemmKind), st.sampled_from(DType), POINT)
+VARIANT = st.sampled_from(("", "e4m3_e4m3_tensor_fast", "e5m2_e4m3_block_1x128_block_128x128"))
+
+
+@given(NAME, st.sampled_from(GemmKind), st.sampled_from(IO_DTYPES), POINT, VARIANT)
 def test_gemm_kernels_are_read_back(
-    family: str, kind: GemmKind, dtype: DType, point: PointSpec
+    family: str, kind: GemmKind, dtype: DType, point: PointSpec, variant: str
 ) -> None:
-    kernel = GemmKernel(f"{family}_sm90", kind, dtype, point.name)
+    kernel = GemmKernel(f"{family}_sm90", kind, dtype, point.name, variant)
     assert GemmKernel.parse(str(kernel)) == kernel
 
 
@@ -117,7 +120,7 @@ def test_every_name_of_every_plan_is_read_back() -> None:
             gemms += 1
             parsed = GemmKernel.parse(kernel.name)
             assert str(parsed) == kernel.name
-            assert (parsed.family, parsed.kind) == (kernel.family, kernel.kind)
+            assert (parsed.kind, parsed.dtype) == (kernel.kind, kernel.dtype)
             assert parse_point(parsed.point) == kernel.point
     assert gemms > 5
     assert elements > 5
@@ -147,7 +150,7 @@ def _device_code(kernel: Kernel) -> object:
     math = kernel.pointwise
     values = (*math.operands, *math.results) if math else ()
     signature = tuple((value.symbol, value.access, value.dtype) for value in values)
-    named = (kernel.family, kernel.dtype, kernel.kind, kernel.point)
+    named = (kernel.template, kernel.variant, kernel.dtype, kernel.kind, kernel.point)
     return named, signature, (math.attributes, math.cuda) if math else ()
 
 

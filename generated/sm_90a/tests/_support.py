@@ -94,7 +94,7 @@ def exact(
             wide[name] = None if tensor is None else tensor.cpu()
     y = forward(**wide)
     leaves = [wide[name] for name in wanted]
-    if not y.requires_grad:  # every group is empty, so nothing was read
+    if not y.requires_grad or not wanted:  # every group is empty, so nothing was read
         return y, {name: torch.zeros_like(leaf) for name, leaf in zip(wanted, leaves, strict=True)}
     gradients = torch.autograd.grad(y, leaves, dy.cpu().double(), materialize_grads=True)
     return y, dict(zip(wanted, gradients, strict=True))

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:cf34b4a23ddd52eb
+# checksum sha256:e225d3705a9c431b
 """Tests of grouped_linear__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -256,16 +256,38 @@ def test_module(device: str) -> None:
             "split_sizes",
         )
     ]
-    y = layer(*inputs)
-    y.sum().backward()
-    for name, parameter in layer.named_parameters():
+    for _ in range(2):
+        y = layer(*inputs)
+        y.sum().backward()
+    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+    for name, parameter in own.items():
         assert parameter.grad is not None and parameter.grad.shape == parameter.shape, name
+    arguments = {**support.without(tensors, STATES), **own}
+    expected, _ = support.exact(reference.forward, arguments, (), y)
+    assert support.relative_error(y, expected) <= TOLERANCES["y"]
     other = module.GroupedLinear(
         num_groups=4, in_features=64, out_features=40, bias=True, device=device
     )
     other.load_state_dict(layer.state_dict())
     assert torch.equal(layer(*inputs), other(*inputs))
     assert "grouped_linear__bf16" in layer.describe()
+
+
+def test_module_from_meta_equals_another() -> None:
+    layer = module.GroupedLinear(
+        num_groups=4, in_features=64, out_features=40, bias=True, device="meta"
+    )
+    if not layer.state_dict():
+        return
+    layer.to_empty(device="cpu")
+    torch.manual_seed(0)
+    layer.reset_parameters()
+    torch.manual_seed(0)
+    other = module.GroupedLinear(
+        num_groups=4, in_features=64, out_features=40, bias=True, device="cpu"
+    )
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor, layer.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:e25b1b3479c6fdfa
+# checksum sha256:d0e4b05e948c7fb1
 """Tests of grouped_mlp__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -327,14 +327,44 @@ def test_module(device: str) -> None:
             "probs",
         )
     ]
-    y = layer(*inputs)
-    y.sum().backward()
-    for name, parameter in layer.named_parameters():
+    for _ in range(2):
+        y = layer(*inputs)
+        y.sum().backward()
+    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+    for name, parameter in own.items():
         assert parameter.grad is not None and parameter.grad.shape == parameter.shape, name
+    arguments = {**support.without(tensors, STATES), **own}
+    expected, _ = support.exact(
+        lambda **tensors: reference.forward(
+            **tensors,
+            need_dx=True,
+            need_dfc1_weight=True,
+            need_dfc2_weight=True,
+            need_dprobs=True,
+            need_dfc1_bias=True,
+        )[0],
+        arguments,
+        (),
+        y,
+    )
+    assert support.relative_error(y, expected) <= TOLERANCES["y"]
     other = module.GroupedMLP(num_groups=4, hidden=64, intermediate=40, bias=True, device=device)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(layer(*inputs), other(*inputs))
     assert "grouped_mlp__bf16" in layer.describe()
+
+
+def test_module_from_meta_equals_another() -> None:
+    layer = module.GroupedMLP(num_groups=4, hidden=64, intermediate=40, bias=True, device="meta")
+    if not layer.state_dict():
+        return
+    layer.to_empty(device="cpu")
+    torch.manual_seed(0)
+    layer.reset_parameters()
+    torch.manual_seed(0)
+    other = module.GroupedMLP(num_groups=4, hidden=64, intermediate=40, bias=True, device="cpu")
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor, layer.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from ..load import Source
+from ..model.dtypes import DType
 from ..model.source import Problem
 from ..model.specs import ArchSpec, FamilySpec, KindSpec
 from .common import unknown
@@ -22,17 +24,28 @@ def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
     owners: dict[str, str] = {}
     for name, family in arch.kernels.items():
         for index, primitive in enumerate(family.implements):
-            if primitive.value in owners:
-                yield source.problem(
-                    f"{primitive.value} is already implemented by {owners[primitive.value]!r};"
-                    " remove one",
-                    "kernels",
-                    name,
-                    "implements",
-                    index,
-                )
-            owners[primitive.value] = name
+            for served in _served(primitive.value, family):
+                if served in owners:
+                    yield source.problem(
+                        f"{served} is already implemented by {owners[served]!r}; remove one",
+                        "kernels",
+                        name,
+                        "implements",
+                        index,
+                    )
+                owners[served] = name
         yield from _check_family(name, family, source)
+
+
+def _served(primitive: str, family: FamilySpec) -> Iterator[str]:
+    """What a family does, one by one: formats and scales that it takes in one primitive."""
+    for format in family.formats:
+        if format is DType.IO:
+            yield primitive
+        else:
+            ways = [f" {each.value}" for each in family.accumulations] or [""]
+            for scaling, way in product(family.scalings, ways):
+                yield f"{primitive} of {format.value} {scaling}{way}"
 
 
 def _check_family(name: str, family: FamilySpec, source: Source) -> Iterator[Problem]:

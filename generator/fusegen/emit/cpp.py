@@ -15,6 +15,7 @@ from ..model.plan import (
     Buffer,
     Check,
     CheckKind,
+    Copy,
     Kernel,
     KernelSet,
     ModulePlan,
@@ -23,9 +24,11 @@ from ..model.plan import (
     Result,
     SelectionRule,
     Step,
+    Variant,
 )
-from ..model.shapes import to_cpp
-from ..model.specs import ArchSpec, AttributeType
+from ..model.primitives import Primitive
+from ..model.shapes import Const, product, to_cpp
+from ..model.specs import ArchSpec, AttributeType, Role, ScaleRounding
 from .explain import size_in_bytes
 from .python import op_name, step_comment
 
@@ -142,6 +145,25 @@ class KernelOperand:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedText:
+    """C++ names of what a kernel of quantised tensors is instantiated for.
+
+    Attributes:
+        format, scaling: of a quantise kernel.
+        a, b: element types of a product's operands.
+        product_scaling: scales of a product.
+        accumulation: of a product.
+    """
+
+    format: str
+    scaling: str
+    a: str
+    b: str
+    product_scaling: str
+    accumulation: str
+
+
+@dataclass(frozen=True, slots=True)
 class KernelContext:
     """Everything a kernel unit states; ``template`` is named after the kernel family."""
 
@@ -158,6 +180,7 @@ class KernelContext:
     results: tuple[KernelOperand, ...]
     scalars: tuple[str, ...]
     body: tuple[str, ...]
+    quantized: QuantizedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +242,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         results=results,
         workspace=workspace,
         steps=steps,
-        returned=_returned(program),
+        returned=_returned(plan, program),
     )
 
 
@@ -234,18 +257,23 @@ def _parameters(plan: ModulePlan, program: Program) -> tuple[str, ...]:
 
 
 def _return_type(program: Program) -> str:
-    types = ["std::optional<Tensor>" if r.when else "Tensor" for r in program.results]
+    optional = program.returns_none
+    types = ["std::optional<Tensor>" if r.when and optional else "Tensor" for r in program.results]
     return types[0] if len(types) == 1 else f"std::tuple<{', '.join(types)}>"
 
 
-def _returned(program: Program) -> str:
-    """The forward keeps what it computed anyway; the backward allocated only what was asked for."""
-    values = [
-        f"{any_of(r.when)} ? std::optional<Tensor>({r.buffer}) : std::nullopt"
-        if r.when and program.name == "forward"
-        else r.buffer
-        for r in program.results
-    ]
+def _returned(plan: ModulePlan, program: Program) -> str:
+    """What was allocated only if asked for is ready; the rest is kept back where nobody asked."""
+    first = plan.buffer(program.arguments[0].buffer)
+    values = []
+    for result in program.results:
+        name, when = result.buffer, any_of(result.when)
+        if not when or _asked(program, result):
+            values.append(name)
+        elif program.returns_none:
+            values.append(f"{when} ? std::optional<Tensor>({name}) : std::nullopt")
+        else:
+            values.append(f"{when} ? {name} : {_nothing(plan, name, first)}")
     return values[0] if len(values) == 1 else f"{{{', '.join(values)}}}"
 
 
@@ -303,15 +331,28 @@ def _empty(buffer: Buffer, first: Buffer) -> str:
     return f"empty({{{dims}}}, {dtype}, {first.name})"
 
 
+def _asked(program: Program, result: Result) -> tuple[str, ...]:
+    """Flags under which a result is allocated; the forward computes some of them anyway."""
+    if program.name == "backward":
+        return result.when
+    writer = next((step for step in program.steps if result.buffer in step.writes), None)
+    return writer.wanted(result.buffer) if writer else ()
+
+
 def _allocation(plan: ModulePlan, program: Program, result: Result) -> list[str]:
     first = plan.buffer(program.arguments[0].buffer)
-    source = _empty(plan.buffer(result.buffer), first)
-    if result.when and program.name == "backward":
-        return [
-            f"std::optional<Tensor> {result.buffer};",
-            f"if ({any_of(result.when)}) {result.buffer} = {source};",
-        ]
-    return [f"const Tensor {result.buffer} = {source};"]
+    name, source = result.buffer, _empty(plan.buffer(result.buffer), first)
+    asked = any_of(_asked(program, result))
+    if not asked:
+        return [f"const Tensor {name} = {source};"]
+    if not program.returns_none:
+        return [f"const Tensor {name} = {asked} ? {source} : {_nothing(plan, name, first)};"]
+    return [f"std::optional<Tensor> {name};", f"if ({asked}) {name} = {source};"]
+
+
+def _nothing(plan: ModulePlan, name: str, first: Buffer) -> str:
+    """An empty tensor in place of one that nobody asked for."""
+    return f"empty({{0}}, {_scalar_type(plan.buffer(name).dtype)}, {first.name})"
 
 
 def _workspace(plan: ModulePlan, program: Program) -> list[str]:
@@ -319,18 +360,19 @@ def _workspace(plan: ModulePlan, program: Program) -> list[str]:
     if not program.workspace:
         return []
     writers = {name: step for step in program.steps for name in step.writes}
+    tests = {n: any_of(writers[n].wanted(n) or writers[n].when) for n in program.workspace}
     lines, offset = [], "0"
     offsets = {}
     for name in program.workspace:
         size = f"padded({to_cpp(size_in_bytes(plan.buffer(name)))})"
-        test = any_of(writers[name].when)
-        value = f"{test} ? {size} : 0" if test else size
+        value = f"{tests[name]} ? {size} : 0" if tests[name] else size
         lines.append(f"const int64_t {name}_bytes = {value};")
         offsets[name] = offset
         offset = f"{name}_bytes" if offset == "0" else f"{offset} + {name}_bytes"
     first = program.arguments[0].buffer
     lines.append(f"const Tensor workspace = empty({{{offset}}}, ScalarType::Byte, {first});")
-    lines += [f"void* const {n} = place(workspace, {offsets[n]});" for n in program.workspace]
+    for name in program.workspace:
+        lines.append(f"void* const {name} = place(workspace, {offsets[name]});")
     return lines
 
 
@@ -342,37 +384,121 @@ def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> 
             return "nullptr"
         return f"pointer({name}_dense)" if name in given else f"pointer({name})"
 
-    lines = (
-        _pointwise_launch(plan, step, reading) if step.pointwise else _sized_launch(step, reading)
-    )
+    if step.pointwise:
+        lines = _pointwise_launch(plan, step, reading)
+    elif step.primitive is Primitive.QUANTIZE:
+        lines = _quantize_launch(plan, program, step, reading)
+    else:
+        lines = _sized_launch(plan, step, reading)
     return LaunchStep(step_comment(step, index), any_of(step.when), tuple(lines))
 
 
-def _sized_launch(step: Step, reading: Reading) -> list[str]:
+def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
     """A launch whose arguments are operands by slot and four sizes."""
     sizes = {name: to_cpp(expr) for name, expr in step.sizes}
     groups = step.input("groups")
     splits = f"integers({reading(groups)})" if groups else "nullptr"
-    operands = [f"/*a=*/{reading(step.input('a'))}"]
+    out = f"/*out=*/writable({step.out})"
     extents = [f"/*tokens=*/{sizes['tokens']}", f"/*groups=*/{sizes['groups']}"]
-    if step.kind:
-        operands += [
-            f"/*b=*/{reading(step.input('b'))}",
-            f"/*bias=*/{reading(step.input('add'))}",
-        ]
-        extents += [f"/*n=*/{sizes['n']}", f"/*k=*/{sizes['k']}"]
-        kind = "GemmArguments"
-    else:
-        extents.append(f"/*n=*/{sizes['n']}")
-        kind = "GroupSumArguments"
+    if not step.kind:
+        words = [f"/*a=*/{reading(step.input('a'))}", out, f"/*split_sizes=*/{splits}", *extents]
+        return _call(step, "GroupSumArguments", [*words, f"/*n=*/{sizes['n']}", "sms"])
     words = [
-        *operands,
-        f"/*out=*/writable({step.out})",
+        f"/*a=*/{reading(step.input('a'))}",
+        f"/*b=*/{reading(step.input('b'))}",
+        f"/*bias=*/{reading(step.input('add'))}",
+        out,
         f"/*split_sizes=*/{splits}",
         *extents,
+        f"/*n=*/{sizes['n']}",
+        f"/*k=*/{sizes['k']}",
         "sms",
     ]
-    return _call(step, kind, words)
+    if not step.copies:
+        return _call(step, "GemmArguments", words)
+    a, b = step.copies
+    return _call(
+        step,
+        "Fp8GemmArguments",
+        [
+            f"{{{', '.join(words)}}}",
+            f"/*pitch_a=*/{_pitch(plan, a)}",
+            f"/*pitch_b=*/{_pitch(plan, b)}",
+            f"/*scale_a=*/floats({reading(a.scale)})",
+            f"/*scale_b=*/floats({reading(b.scale)})",
+        ],
+    )
+
+
+def _pitch(plan: ModulePlan, copy: Copy) -> str:
+    """Bytes from one row of codes to the next."""
+    buffer = plan.buffer(copy.data)
+    per_byte = 8 // dtypes.bits(buffer.dtype)
+    assert per_byte in (1, 2), buffer
+    return to_cpp(buffer.shape.dims[-1])
+
+
+def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Reading) -> list[str]:
+    """A quantise step: its struct is filled field by field, since most fields do not apply."""
+    spec = dict(plan.quantizations)[step.copies[0].role]
+    source = plan.buffer(step.reads[0])
+    flat = source.shape.flat
+    stack = step.copies[0].role is Role.WEIGHT and len(flat) == 3
+    rows = flat[1] if stack else product(flat[:-1])
+    groups = step.input("groups")
+    count = plan.buffer(groups).shape.dims[0] if groups else flat[0] if stack else Const(1)
+    fields = {
+        "quantize.input": reading(step.reads[0]),
+        "quantize.split_sizes": f"integers({reading(groups)})" if groups else "nullptr",
+        "quantize.rows": to_cpp(rows),
+        "quantize.columns": to_cpp(flat[-1]),
+        "quantize.groups": to_cpp(count),
+        "quantize.row_align": str(plan.layout.token_alignment),
+        "quantize.power_of_two": "true" if spec.scale.round is ScaleRounding.POW2_DOWN else "",
+        "quantize.epsilon": f"{spec.scale.epsilon}f" if spec.scale.epsilon else "",
+    }
+    for copy in step.copies:
+        when = any_of(step.wanted(copy.data))
+        place = f"quantize.{copy.orientation.value}"
+        fields[f"{place}.data"] = _written(copy.data, when)
+        fields[f"{place}.scale"] = _written(copy.scale, when)
+        fields[f"{place}.pitch"] = _pitch(plan, copy)
+        if plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation):
+            fields["quantize.token_pitch"] = to_cpp(plan.buffer(copy.scale).shape.dims[-1])
+    for operand in step.outputs:
+        if operand.slot in ("amax", "row_amax", "column_amax"):
+            fields[operand.slot] = f"floats({operand.buffer})"
+    fields |= _state_fields(plan, program, step)
+    return [
+        "{",
+        "  QuantizeStepArguments arguments{};",
+        *(f"  arguments.{name} = {value};" for name, value in fields.items() if value),
+        f"  check(kCell, {step.kernels}(io, arguments, stream));",
+        "}",
+    ]
+
+
+def _written(buffer: str, when: str) -> str:
+    return f"{when} ? writable({buffer}) : nullptr" if when else f"writable({buffer})"
+
+
+def _state_fields(plan: ModulePlan, program: Program, step: Step) -> dict[str, str]:
+    """Fields of delayed scaling; a forward without grad leaves its state alone."""
+    history, scale = step.input("amax_history"), step.input("scale")
+    if history is None or scale is None:
+        return {}
+    spec = dict(plan.quantizations)[step.copies[0].role]
+    flags = program.flags if program.name == "forward" else step.when
+    single = plan.buffer(scale).shape.dims == (Const(1),)
+    return {
+        "history": f"floats(writable({history}))",
+        "scale": f"floats(writable({scale}))",
+        "slots": str(spec.scale.history),
+        "max": f"{dtypes.largest(spec.format)}f",
+        "margin": str(spec.scale.margin) if spec.scale.margin else "",
+        "grouped": "" if single else "true",
+        "update": any_of(flags) or "true",
+    }
 
 
 def _pointwise_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
@@ -413,7 +539,7 @@ def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
     )
     last = len(kernels.rules) - 1
     return DispatchContext(
-        template=f"csrc/{kernels.family}.h.j2",
+        template=f"csrc/{kernels.template}.h.j2",
         namespace=namespace,
         name=kernels.name,
         kind=kernels.kind.value if kernels.kind else "",
@@ -438,7 +564,7 @@ def kernel_context(kernel: Kernel, namespace: str) -> KernelContext:
     """What ``csrc/kernels/<kernel>.cu`` states."""
     point, math = kernel.point, kernel.pointwise
     return KernelContext(
-        template=f"csrc/{kernel.family}.cu.j2",
+        template=f"csrc/{kernel.template}.cu.j2",
         namespace=namespace,
         name=kernel.name,
         element=dtypes.info(kernel.dtype).cuda,
@@ -451,6 +577,23 @@ def kernel_context(kernel: Kernel, namespace: str) -> KernelContext:
         results=_operands(math.results) if math else (),
         scalars=math.attributes if math else (),
         body=math.cuda if math else (),
+        quantized=_quantized_text(kernel.variant),
+    )
+
+
+def _quantized_text(variant: Variant | None) -> QuantizedText:
+    """Every field; those that a kernel's template does not use are empty."""
+    if variant is None:
+        return QuantizedText("", "", "", "", "", "")
+    cuda = [dtypes.info(format).cuda for format in variant.formats]
+    scaling = variant.scalings[0]
+    return QuantizedText(
+        format=variant.formats[0].value.upper(),
+        scaling=scaling,
+        a=cuda[0],
+        b=cuda[-1],
+        product_scaling="block" if scaling.startswith("block") else scaling,
+        accumulation="fast" if "fast" in variant.traits else "split",
     )
 
 

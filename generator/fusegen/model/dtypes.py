@@ -53,6 +53,14 @@ _INFO = {
     DType.E8M0: DTypeInfo(8, "float8_e8m0fnu", "Float8_e8m0fnu", "uint8_t"),
 }
 
+_LARGEST = {DType.E4M3: 448.0, DType.E5M2: 57344.0, DType.E2M1: 6.0}
+
+
+def largest(dtype: DType) -> float:
+    """The largest finite value of a format that tensors are quantised to."""
+    return _LARGEST[dtype]
+
+
 IO_DTYPES = (DType.BFLOAT16, DType.FLOAT16)
 """What ``io`` may stand for, in the order of preference of examples and tests."""
 

@@ -220,6 +220,7 @@ class Step:
         output_when: flags of results that only some of them ask for; the others are not listed.
         sizes: rows (or tokens), columns and depth of a product, for selection rules.
         kernels: name of the kernel set that runs it; None on cpu.
+        alignment: elements that its innermost dimensions must be multiples of.
         pointwise: math of a pointwise step.
         copies: quantised copies that it reads or, for ``quantize``, writes.
         rule: fusion that made it.
@@ -237,6 +238,7 @@ class Step:
     output_when: tuple[Result, ...] = ()
     sizes: tuple[tuple[str, Expr], ...] = ()
     kernels: str | None = None
+    alignment: int = 1
     pointwise: Pointwise | None = None
     copies: tuple[Copy, ...] = ()
     rule: str | None = None
@@ -373,24 +375,45 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """What a kernel of quantised tensors is instantiated for, besides the module's own type.
+
+    Attributes:
+        formats: of its quantised operands or results, in slot order.
+        scalings: how their elements share scales.
+        traits: accumulation of a product; rounding and transforms of a quantisation.
+    """
+
+    formats: tuple[DType, ...]
+    scalings: tuple[str, ...]
+    traits: tuple[str, ...]
+
+    def __str__(self) -> str:
+        words = (*(format.value for format in self.formats), *dict.fromkeys(self.scalings))
+        return "_".join((*words, *self.traits))
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel instantiation: one translation unit.
 
     Attributes:
         name: full name, also of the file and the exported function.
-        family: decides the template.
+        template: name of its templates.
         dtype: element type.
         kind: of a product.
         point: configuration of a product.
         pointwise: math of a pointwise kernel.
+        variant: formats and scales of a kernel of quantised tensors.
     """
 
     name: str
-    family: str
+    template: str
     dtype: DType
     kind: GemmKind | None = None
     point: PointSpec | None = None
     pointwise: Pointwise | None = None
+    variant: Variant | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,17 +431,19 @@ class KernelSet:
 
     Attributes:
         name: of the dispatch function and its header.
-        family: decides the template.
+        template: name of its templates.
         kind: of a product.
         kernels: every instantiation.
+        row_alignment: elements that innermost dimensions must be multiples of.
         rules: in order, the last one unconditional.
     """
 
     name: str
-    family: str
+    template: str
     kind: GemmKind | None
     kernels: tuple[Kernel, ...]
     rules: tuple[SelectionRule, ...]
+    row_alignment: int = 1
 
 
 @dataclass(frozen=True, slots=True)

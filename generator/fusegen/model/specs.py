@@ -477,6 +477,21 @@ class QuantizationSpec:
     rounding: Rounding = Rounding.NEAREST
     hadamard: HadamardSpec | None = None
 
+    @property
+    def scaling(self) -> str:
+        """How elements share a scale: ``tensor``, ``row``, ``block_1x128``, ``mx_1x32`` ..."""
+        rows, columns = self.block
+        if columns is Extent.ALL:
+            return "tensor" if rows is Extent.ALL else "row"
+        kind = {ScaleRule.MX: "mx", ScaleRule.NVFP4: "nv"}.get(self.scale.rule, "block")
+        return f"{kind}_{rows}x{columns}"
+
+    def along_tokens(self, role: Role, orientation: Orientation) -> bool:
+        """Whether a copy has several scales per token, in blocks of its row."""
+        rows, columns = self.block
+        blocks = rows == 1 and columns is not Extent.ALL
+        return role is not Role.WEIGHT and orientation is Orientation.ROWWISE and blocks
+
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class ToleranceSpec:
@@ -569,12 +584,18 @@ class FamilySpec:
     Attributes:
         implements: primitives.
         formats: element formats of its quantised operands; ``io`` for none.
+        scalings: how their elements share scales, as ``QuantizationSpec.scaling`` says it.
+        accumulations: of its products of quantised operands; empty for any.
+        template: name of its templates, where it is not the family's own.
         row_alignment: innermost dimensions are multiples of this many elements.
         kinds: configurations per kind; empty where one instantiation serves.
     """
 
     implements: tuple[Primitive, ...]
     formats: tuple[DType, ...] = (DType.IO,)
+    scalings: tuple[Name, ...] = ()
+    accumulations: tuple[Accumulation, ...] = ()
+    template: Name | None = None
     row_alignment: Positive = 1
     kinds: Mapping[GemmKind, KindSpec] = field(default_factory=dict)
 
@@ -587,11 +608,14 @@ class LayoutSpec:
         transposed: columnwise data is ``[K, rows]``, because the MMA reads one major only.
         token_alignment: elements that a group's transposed data starts at a multiple of.
         pitch: bytes that rows of data are padded to a multiple of.
+        token_major: scales of blocks along a row are stored ``[blocks, tokens]``, groups where
+            transposed data has them, because the MMA's scales are loaded for many tokens at once.
     """
 
     transposed: bool = True
     token_alignment: Annotated[int, Field(ge=1)] = 32
     pitch: Annotated[int, Field(ge=1)] = 16
+    token_major: bool = False
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)

@@ -76,7 +76,10 @@ def make_copy(
     grouped = groups if role is not Role.WEIGHT else None
     tensor = Source.of(source.shape, role, grouped.shape.dims[0] if grouped else None)
     data = Buffer(name, spec.format, _data_shape(tensor, orientation, spec.format, layout))
-    scale = Buffer(f"{name}_scale", spec.scale.dtype, scale_shape(tensor, orientation, spec))
+    scales = scale_shape(tensor, orientation, spec)
+    if layout.token_major and spec.along_tokens(role, orientation):
+        scales = Shape(None, (scales.dims[1], padded_tokens(tensor, layout)))
+    scale = Buffer(f"{name}_scale", spec.scale.dtype, scales)
     buffers = [data, scale]
     if spec.tensor_scale is not None:
         amax = tensor.groups or tensor.matrices or Const(1)
@@ -94,6 +97,34 @@ def make_copy(
     return copy, tuple(buffers)
 
 
+def padded_tokens(tensor: Source, layout: LayoutSpec) -> Expr:
+    """Length of the padded token space; rows without groups are one group."""
+    groups = tensor.groups if tensor.groups is not None else Const(1)
+    starts = add(floordiv(tensor.rows, layout.token_alignment), groups)
+    return mul(Const(layout.token_alignment), starts)
+
+
+def scratch(
+    source: Buffer, copies: tuple[Copy, ...], spec: QuantizationSpec, groups: Expr | None
+) -> tuple[tuple[str, Buffer], ...]:
+    """(slot, buffer) of the amaxes that kernels need before they can quantise."""
+    tensor = Source.of(source.shape, copies[0].role, groups)
+    of_groups = tensor.groups or tensor.matrices or Const(1)
+    rows = product((*tensor.stack, tensor.rows))
+    shapes: dict[str, tuple[Expr, ...]] = {}
+    if spec.scaling == "tensor":
+        shapes["amax"] = (of_groups,)
+    elif spec.scaling == "row":
+        made = {copy.orientation for copy in copies}
+        shapes |= {"row_amax": (rows,)} if Orientation.ROWWISE in made else {}
+        columnwise = Orientation.COLUMNWISE in made
+        shapes |= {"column_amax": (of_groups, tensor.columns)} if columnwise else {}
+    return tuple(
+        (slot, Buffer(f"{source.name}_{slot}", DType.FLOAT32, Shape(None, dims)))
+        for slot, dims in shapes.items()
+    )
+
+
 def _pitched(elements: Expr, format: DType, layout: LayoutSpec) -> Expr:
     """Stored length of a run of codes, in elements of the torch dtype (two E2M1 codes a byte)."""
     per_byte = 8 // dtypes.bits(format)
@@ -106,10 +137,7 @@ def _data_shape(
 ) -> Shape:
     if orientation is Orientation.ROWWISE or not layout.transposed:
         return Shape(None, (*tensor.stack, tensor.rows, _pitched(tensor.columns, format, layout)))
-    length = tensor.rows
-    if tensor.groups is not None:
-        starts = add(floordiv(tensor.rows, layout.token_alignment), tensor.groups)
-        length = mul(Const(layout.token_alignment), starts)
+    length = tensor.rows if tensor.groups is None else padded_tokens(tensor, layout)
     return Shape(None, (*tensor.stack, tensor.columns, _pitched(length, format, layout)))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import IO_DTYPES
-from ..model.plan import Kernel, KernelSet, SelectionRule, Step
+from ..model.dtypes import IO_DTYPES, DType
+from ..model.plan import Kernel, KernelSet, SelectionRule, Step, Variant
 from ..model.predicate import Predicate
 from ..model.primitives import PRINTED, REFERENCE_SLOTS, GemmKind, Primitive
 from ..model.shapes import Const, Expr, Shape, mul, product
-from ..model.specs import ArchSpec, FamilySpec, KindSpec
+from ..model.specs import ArchSpec, FamilySpec, KindSpec, Orientation, RecipeSpec, Rounding
 from ..naming import ElementKernel, GemmKernel
 from .draft import Draft, NotPossible
 
@@ -17,7 +17,9 @@ GEMMS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
 _SUMS = (Primitive.COLUMN_SUM, Primitive.GROUP_SUM)
 
 
-def choose_kernels(draft: Draft, arch: ArchSpec) -> tuple[Draft, tuple[KernelSet, ...]]:
+def choose_kernels(
+    draft: Draft, arch: ArchSpec, recipe: RecipeSpec
+) -> tuple[Draft, tuple[KernelSet, ...]]:
     """Give every step its sizes and its kernel set.
 
     Raises:
@@ -30,9 +32,9 @@ def choose_kernels(draft: Draft, arch: ArchSpec) -> tuple[Draft, tuple[KernelSet
         step = step if step.sizes else with_sizes(draft, step)
         if not arch.has_kernels:
             return step
-        chosen = _kernel_set(step, arch)
+        chosen = _kernel_set(step, arch, recipe)
         sets.setdefault(chosen.name, chosen)
-        return replace(step, kernels=chosen.name)
+        return replace(step, kernels=chosen.name, alignment=chosen.row_alignment)
 
     forward = tuple(choose(step) for step in draft.forward)
     backward = tuple(choose(step) for step in draft.backward)
@@ -92,46 +94,95 @@ def with_sizes(draft: Draft, step: Step) -> Step:
     return step
 
 
-def family_of(primitive: Primitive, arch: ArchSpec) -> tuple[str, FamilySpec]:
-    """The family that implements a primitive.
+def variant_of(step: Step, recipe: RecipeSpec) -> Variant | None:
+    """Formats, scales and traits of a step that reads or writes quantised copies."""
+    if not step.copies:
+        return None
+    specs = [recipe.roles[copy.role] for copy in step.copies]
+    if step.primitive is Primitive.QUANTIZE:
+        spec = specs[0]
+        columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)
+        traits = [spec.rounding.value] if spec.rounding is Rounding.STOCHASTIC else []
+        traits += ["hadamard"] if spec.hadamard and columnwise else []
+        return Variant((spec.format,), (spec.scaling,), tuple(traits))
+    accumulation = recipe.gemm[GemmKind(step.kind)]
+    formats = tuple(spec.format for spec in specs)
+    return Variant(formats, tuple(spec.scaling for spec in specs), (accumulation.value,))
+
+
+def family_of(
+    primitive: Primitive, arch: ArchSpec, variant: Variant | None = None
+) -> tuple[str, FamilySpec]:
+    """The family that implements a primitive, for the formats and scales of a variant.
 
     Raises:
         NotPossible: there is none.
     """
+    formats = set(variant.formats) if variant else {DType.IO}
+    scalings = set(variant.scalings) if variant else set()
     for name, family in arch.kernels.items():
-        if primitive in family.implements:
+        if (
+            primitive in family.implements
+            and formats <= set(family.formats)
+            and scalings <= set(family.scalings)
+            and _accumulates(family, variant)
+        ):
             return name, family
-    raise NotPossible(f"{arch.name} has no kernels for {primitive.value}")
+    of = f" of {variant}" if variant else ""
+    raise NotPossible(f"{arch.name} has no kernels for {primitive.value}{of}")
 
 
-def _kernel_set(step: Step, arch: ArchSpec) -> KernelSet:
-    name, family = family_of(step.primitive, arch)
+def _accumulates(family: FamilySpec, variant: Variant | None) -> bool:
+    offered = {accumulation.value for accumulation in family.accumulations}
+    return variant is None or not offered or not offered.isdisjoint(variant.traits)
+
+
+def _kernel_set(step: Step, arch: ArchSpec, recipe: RecipeSpec) -> KernelSet:
+    variant = variant_of(step, recipe)
+    name, family = family_of(step.primitive, arch, variant)
     if step.primitive in GEMMS:
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
-        return _gemm_set(name, kind, family.kinds[kind])
+        template = family.template or name
+        chosen = _gemm_set(name, template, kind, family.kinds[kind], variant)
+        return replace(chosen, row_alignment=family.row_alignment)
+    template = family.template or name
     base = step.pointwise.kernel if step.pointwise else name
+    base = f"{base}_{variant}" if variant else base
     kernels = tuple(
-        Kernel(str(ElementKernel(base, dtype)), name, dtype, pointwise=step.pointwise)
+        Kernel(
+            str(ElementKernel(base, dtype)),
+            template,
+            dtype,
+            pointwise=step.pointwise,
+            variant=variant,
+        )
         for dtype in IO_DTYPES
     )
     named = tuple((kernel.dtype, kernel.name) for kernel in kernels)
-    return KernelSet(base, name, None, kernels, (SelectionRule(Predicate(()), "", named),))
+    rules = (SelectionRule(Predicate(()), "", named),)
+    return KernelSet(base, template, None, kernels, rules, family.row_alignment)
 
 
-def _gemm_set(family: str, kind: GemmKind, spec: KindSpec) -> KernelSet:
+def _gemm_set(
+    family: str, template: str, kind: GemmKind, spec: KindSpec, variant: Variant | None
+) -> KernelSet:
+    words = str(variant) if variant else ""
+
+    def named(dtype: DType, point: str) -> str:
+        return str(GemmKernel(family, kind, dtype, point, words))
+
     kernels = tuple(
-        Kernel(str(GemmKernel(family, kind, dtype, point.name)), family, dtype, kind, point)
+        Kernel(named(dtype, point.name), template, dtype, kind, point, variant=variant)
         for point in spec.points
         for dtype in IO_DTYPES
     )
     rules = tuple(
         SelectionRule(
-            rule.when,
-            rule.use,
-            tuple((dtype, str(GemmKernel(family, kind, dtype, rule.use))) for dtype in IO_DTYPES),
+            rule.when, rule.use, tuple((dtype, named(dtype, rule.use)) for dtype in IO_DTYPES)
         )
         for rule in spec.select
     )
-    return KernelSet(f"{family}_{kind.value}", family, kind, kernels, rules)
+    name = "_".join((family, kind.value, *([words] if words else [])))
+    return KernelSet(name, template, kind, kernels, rules)

@@ -7,18 +7,17 @@ from dataclasses import replace
 
 from ..model.dtypes import DType
 from ..model.plan import Argument, Binding, Buffer, Check, CheckKind, Program, Result, Step
+from ..model.primitives import Primitive
 from ..model.shapes import Binary, Const, Expr, Operator, Sym, symbols
-from ..model.specs import ArchSpec
 from ..naming import gradient, need
 from .draft import Draft, NotPossible
-from .kernels import family_of
 from .liveness import flags_of, forward_conditions
 
 Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
 
 
-def forward_program(draft: Draft, saved: tuple[Result, ...], arch: ArchSpec, dims: Dims) -> Program:
+def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
     """The forward op: results, then what it saves for the backward under flags."""
     arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
     arguments += _states(draft, draft.forward)
@@ -29,12 +28,10 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], arch: ArchSpec, dim
     flags = tuple(flag for flag in flags_of(draft) if flag in asked)
     kept = tuple(Result(result.buffer, result.when or flags) for result in kept)
     draft = replace(draft, forward=forward_conditions(draft.forward, kept))
-    return _program("forward", draft, arguments, flags, (*outputs, *kept), arch, dims)
+    return _program("forward", draft, arguments, flags, (*outputs, *kept), dims)
 
 
-def backward_program(
-    draft: Draft, saved: tuple[Result, ...], arch: ArchSpec, dims: Dims
-) -> Program:
+def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
     """The backward op: gradients of the outputs and what was saved to gradients of the leaves."""
     incoming = tuple(Argument(gradient(name), False) for name in draft.outputs)
     kept = tuple(
@@ -46,7 +43,7 @@ def backward_program(
     flags = flags_of(draft) if len(draft.gradients) > 1 else ()
     results = tuple(Result(name, (need(leaf),) if flags else ()) for leaf, name in draft.gradients)
     arguments = (*incoming, *kept, *_states(draft, draft.backward))
-    return _program("backward", draft, arguments, flags, results, arch, dims)
+    return _program("backward", draft, arguments, flags, results, dims)
 
 
 def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:
@@ -65,7 +62,6 @@ def _program(
     arguments: tuple[Argument, ...],
     flags: tuple[str, ...],
     results: tuple[Result, ...],
-    arch: ArchSpec,
     dims: Dims,
 ) -> Program:
     steps = draft.forward if name == "forward" else draft.backward
@@ -76,7 +72,7 @@ def _program(
     missing = used - {binding.symbol for binding in bindings}
     if missing:
         raise NotPossible(f"no argument of the {name} tells dimension {', '.join(sorted(missing))}")
-    checks = tuple(_checks(draft, arguments, bindings, steps, arch, dims))
+    checks = tuple(_checks(draft, arguments, bindings, steps, dims))
     for check in checks:
         used |= symbols(check.expr) if check.expr is not None else set()
     return Program(
@@ -155,7 +151,6 @@ def _checks(
     arguments: tuple[Argument, ...],
     bindings: tuple[Binding, ...],
     steps: tuple[Step, ...],
-    arch: ArchSpec,
     dims: Dims,
 ) -> Iterable[Check]:
     """Rank, dtype and device of every argument, then the sizes, then what the kernels ask for."""
@@ -194,7 +189,7 @@ def _checks(
                     number=len(shape.dims),
                     label=_label(dim, dims),
                 )
-    for expr, alignment in _alignments(draft, steps, arch).items():
+    for expr, alignment in _alignments(draft, steps).items():
         yield Check(
             CheckKind.MULTIPLE, first, expr=expr, number=alignment, label=_label(expr, dims)
         )
@@ -228,19 +223,18 @@ def _label(expr: Expr, dims: Dims) -> str:
     return str(expr)
 
 
-def _alignments(draft: Draft, steps: tuple[Step, ...], arch: ArchSpec) -> dict[Expr, int]:
+def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
     """Innermost dimensions that the kernels of a program need to be multiples, each once."""
     needed: dict[Expr, int] = {}
-    if not arch.has_kernels:
-        return needed
     for step in steps:
-        alignment = family_of(step.primitive, arch)[1].row_alignment
-        if alignment == 1:
+        if step.alignment == 1:
             continue
-        slots = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
-        for name in (*slots, *step.writes):
+        sources = [copy.source for copy in step.copies]
+        operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
+        results = step.writes if step.primitive is not Primitive.QUANTIZE else ()
+        for name in (*(sources or operands), *results):
             inner = draft.buffers[name].shape.flat[-1]
-            needed[inner] = max(alignment, needed.get(inner, 1))
+            needed[inner] = max(step.alignment, needed.get(inner, 1))
     plain = {expr for expr in needed if isinstance(expr, Sym)}
     return {
         expr: alignment

@@ -19,7 +19,7 @@ from ..model.primitives import GemmKind, Primitive
 from ..model.shapes import Const, Shape
 from ..model.specs import AmaxSource, ArchSpec, Orientation, RecipeSpec, Role, Rounding
 from ..naming import gradient
-from .copies import make_copy
+from .copies import make_copy, scratch
 from .draft import Draft, NotPossible
 from .kernels import GEMMS, with_sizes
 
@@ -68,7 +68,7 @@ class _Copies:
             for program in (draft.forward, draft.backward)
         ]
         done: set[tuple[str, Role]] = set()
-        forward, backward = (tuple(self._with_steps(program, done)) for program in programs)
+        forward, backward = (tuple(self._with_steps(draft, program, done)) for program in programs)
         return replace(
             draft.with_buffers(self.buffers),
             forward=forward,
@@ -113,16 +113,18 @@ class _Copies:
             self.buffers |= {buffer.name: buffer for buffer in buffers}
         return known[orientation]
 
-    def _with_steps(self, program: list[Step], done: set[tuple[str, Role]]) -> Iterable[Step]:
+    def _with_steps(
+        self, draft: Draft, program: list[Step], done: set[tuple[str, Role]]
+    ) -> Iterable[Step]:
         for step in program:
             for copy in step.copies:
                 key = (copy.source, copy.role)
                 if key not in done:
                     done.add(key)
-                    yield self._step(key, step.item)
+                    yield self._step(draft, key, step.item)
             yield step
 
-    def _step(self, key: tuple[str, Role], item: str) -> Step:
+    def _step(self, draft: Draft, key: tuple[str, Role], item: str) -> Step:
         copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
         groups = copies[0].groups
         states = self._states(copies[0], item)
@@ -136,11 +138,22 @@ class _Copies:
                 *states,
             ),
             mutates=tuple(operand.buffer for operand in states),
-            outputs=tuple(
-                operand for copy in copies for operand in _slots(copy.orientation.value, copy)
+            outputs=(
+                *(operand for copy in copies for operand in _slots(copy.orientation.value, copy)),
+                *self._scratch(draft, copies),
             ),
             copies=copies,
         )
+
+    def _scratch(self, draft: Draft, copies: tuple[Copy, ...]) -> tuple[Operand, ...]:
+        """Amaxes that compiled kernels leave to each other."""
+        if not self.arch.has_kernels:
+            return ()
+        source, groups = draft.buffers[copies[0].source], copies[0].groups
+        sizes = draft.buffers[groups].shape.dims[0] if groups else None
+        needed = scratch(source, copies, self.recipe.roles[copies[0].role], sizes)
+        self.buffers |= {buffer.name: buffer for _, buffer in needed}
+        return tuple(Operand(slot, buffer.name) for slot, buffer in needed)
 
     def _states(self, copy: Copy, item: str) -> tuple[Operand, ...]:
         """What the role's rules keep between calls: amax history and scale, or random numbers."""

@@ -1,6 +1,7 @@
 // As much of CUDA as the quantise kernels use, on the CPU: one block of threads at a time, a thread
-// is a fiber, which runs until it waits for its warp or its block. Kernels whose lanes disagree
-// about a shuffle or a barrier stop with a message instead of hanging.
+// is a fiber, which runs until it waits for its warp or its block, as far ahead of the others as
+// barriers let it. Kernels whose lanes disagree about a shuffle or a barrier stop with a message
+// instead of hanging.
 #pragma once
 
 #include <ucontext.h>
@@ -74,6 +75,7 @@ struct Block {
   std::vector<Warp> warps;
   int64_t arrived = 0, progress = 0;
   unsigned live = 0;
+  bool backwards = false;  // every other block: a missing barrier shows whoever runs ahead
   ucontext_t scheduler;
   Thread* current = nullptr;
   std::function<void()> body;
@@ -128,7 +130,8 @@ inline void run_block() {
   }
   while (block.live > 0) {
     const int64_t before = block.progress;
-    for (Thread& thread : block.threads) {
+    for (unsigned i = 0; i < count; ++i) {
+      Thread& thread = block.threads[block.backwards ? count - 1 - i : i];
       if (thread.done) continue;
       block.current = &thread;
       threadIdx = dim3(thread.id, 0, 0);
@@ -236,6 +239,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     for (unsigned y = 0; y < gridDim.y; ++y) {
       for (unsigned x = 0; x < gridDim.x; ++x) {
         blockIdx = dim3(x, y, z);
+        on_cpu::block.backwards = !on_cpu::block.backwards;
         on_cpu::run_block();
       }
     }

@@ -42,16 +42,17 @@ __device__ void write_tiles(Walk walk, TileRing& ring, uint32_t lane) {
 }
 
 // Multiplies and stores. One warpgroup; `half` is 0 or 1.
-template <Gemm kind, class Element, class T, class Config>
-__device__ void multiply(const CUtensorMap* map_d, const Element* bias, uint8_t* stages,
-                         uint32_t buffers, Control<T, Config>& control, const Shape& shape,
-                         uint32_t half, uint32_t warp, uint32_t lane) {
+template <Gemm kind, class Element, class T, class Config, class Operands>
+__device__ void multiply(const Operands operands, const CUtensorMap* map_d, const Element* bias,
+                         uint8_t* stages, uint32_t buffers, Control<T, Config>& control,
+                         const Shape& shape, uint32_t half, uint32_t warp, uint32_t lane) {
   constexpr int kRows = T::kWaves * kMmaRows;
   const int32_t columns = kind == Gemm::fprop ? shape.n : shape.k;
   const int32_t first_row = T::kPingpong ? 0 : int32_t(half) * kRows;
-  Contraction<kind, Element, T, Config> contraction{
-      operand_descriptor<T::kMajorA, Config::tile_k>(stages) + (first_row / kMmaRows) * kRowStep,
-      operand_descriptor<T::kMajorB, Config::tile_k>(stages + T::kBytesA), control, lane, {}};
+  typename Operands::Product contraction{
+      {operand_descriptor<T::kMajorA, Config::tile_k>(stages) + (first_row / kMmaRows) * kRowStep,
+       operand_descriptor<T::kMajorB, Config::tile_k>(stages + T::kBytesA), control, lane, {}}};
+  operands.prepare(contraction, stages, uint32_t(first_row) + warp * kChunkRows + lane / 4);
   StoreRing<T::kBuffers> store{buffers + (half * 4 + warp) * T::kBuffers * kChunkBytes};
   Cursor<TileRing::kDepth> record;
   uint32_t turn_phase = half == 0;  // the first turn is the first warpgroup's, without waiting
@@ -65,6 +66,8 @@ __device__ void multiply(const CUtensorMap* map_d, const Element* bias, uint8_t*
     }
     mine = !T::kPingpong;
     const int32_t rows = tile.rows - first_row;
+    const auto scales =
+        operands.scales(tile, int32_t(first_row + warp * kChunkRows), columns, lane);
     Accumulators<T::kWaves, Config::tile_n> d;
     d.clear();
     if constexpr (T::kPingpong) control.turn[half].wait(turn_phase);
@@ -74,13 +77,14 @@ __device__ void multiply(const CUtensorMap* map_d, const Element* bias, uint8_t*
     };
     if (tile.depth == 0 || rows <= 0) {
       contraction.skip(tile.depth);
+      if (T::kPingpong) __syncwarp();  // all lanes have seen this turn before it is passed on
       pass_turn();
     } else if (T::kWaves == 2 && rows <= kMmaRows) {
-      contraction.template run_width<1>(d, tile.depth, columns - tile.column, pass_turn);
+      contraction.template run_width<1>(d, tile, columns - tile.column, pass_turn);
     } else {
-      contraction.template run_width<T::kWaves>(d, tile.depth, columns - tile.column,
-                                                pass_turn);
+      contraction.template run_width<T::kWaves>(d, tile, columns - tile.column, pass_turn);
     }
+    scales.apply(d);
     const Element* group_bias =
         kind == Gemm::fprop && bias != nullptr && tile.group < shape.groups
             ? bias + int64_t(tile.group) * shape.n
@@ -95,18 +99,14 @@ __device__ void multiply(const CUtensorMap* map_d, const Element* bias, uint8_t*
   if (lane == 0) cute::tma_store_wait<0>();
 }
 
-// Internal linkage keeps the kernels of several shared libraries in one process apart.
-template <Gemm kind, class Element, class Config>
-static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads, 1)
-    ragged_gemm(const __grid_constant__ CUtensorMap map_a,
-                const __grid_constant__ CUtensorMap map_b,
-                const __grid_constant__ CUtensorMap map_d, const Element* bias,
-                const __grid_constant__ Shape shape) {
-  using T = Traits<kind, Element, Config>;
+// One CTA of a kernel. `Operands` fills the stages, multiplies them and scales the result.
+template <Gemm kind, class Element, class T, class Config, class Operands>
+__device__ void run_cta(const Operands operands, const CUtensorMap* map_d, const Element* bias,
+                        const Shape& shape) {
   extern __shared__ __align__(1024) uint8_t shared[];
   uint8_t* const stages = shared;
-  uint8_t* const buffers = shared + T::kStages * T::kStageBytes;
-  auto& control = *reinterpret_cast<Control<T, Config>*>(buffers + T::kBuffers * T::kBufferBytes);
+  uint8_t* const buffers = shared + T::kBuffersAt;
+  auto& control = *reinterpret_cast<Control<T, Config>*>(shared + T::kControlAt);
   static_assert(sizeof(Control<T, Config>) <= T::kControlBytes);
 
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -121,9 +121,8 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads
     cutlass::arch::fence_barrier_init();
   }
   if (warp == 1 && lane == 0) {
-    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&map_a));
-    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&map_b));
-    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&map_d));
+    operands.prefetch();
+    prefetch_descriptor(map_d);
   }
   if constexpr (Config::cluster > 1) {
     cute::cluster_arrive_relaxed();
@@ -135,15 +134,15 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads
   const Walker<kind, Config> walker{shape, lane, rank, blockIdx.x / Config::cluster,
                                     gridDim.x / Config::cluster};
   if constexpr (kind == Gemm::wgrad) {
-    static_assert(DepthWalk<Config>::kSortedGroups * sizeof(uint32_t) <= T::kBufferBytes);
-    DepthWalk<Config>::template sort<T::kThreads>(walker, reinterpret_cast<uint32_t*>(buffers),
-                                                  control.order);
+    static_assert(T::kSortedGroups == DepthWalk<Config>::kSortedGroups);
+    static_assert(T::kSortedGroups * sizeof(uint32_t) <= T::kBufferBytes);
+    DepthWalk<Config>::template sort<T::kThreads>(
+        walker, reinterpret_cast<uint32_t*>(buffers), control.order);
   }
   if (warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<T::kLoaderRegisters>();
     if (warp == 0 && lane == 0) {
-      load_operands<kind, T, Config>(&map_a, &map_b, stages, control,
-                                     kind == Gemm::fprop ? shape.n : shape.k, rank);
+      operands.load(stages, control, kind == Gemm::fprop ? shape.n : shape.k, rank);
       let_next_kernel_start();
     } else if (warp == 1) {
       if constexpr (kind == Gemm::wgrad) {
@@ -154,8 +153,9 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
-    multiply<kind, Element, T, Config>(&map_d, bias, stages, cute::cast_smem_ptr_to_uint(buffers),
-                                       control, shape, warp / 4 - 1, warp % 4, lane);
+    multiply<kind, Element, T, Config>(operands, map_d, bias, stages,
+                                       cute::cast_smem_ptr_to_uint(buffers), control, shape,
+                                       warp / 4 - 1, warp % 4, lane);
   }
   if constexpr (Config::cluster > 1) {
     // A CTA must not leave while its neighbour may still write to it.
@@ -163,6 +163,18 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads
     cute::cluster_arrive();
     cute::cluster_wait();
   }
+}
+
+// Internal linkage keeps the kernels of several shared libraries in one process apart.
+template <Gemm kind, class Element, class Config>
+static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads, 1)
+    ragged_gemm(const __grid_constant__ CUtensorMap map_a,
+                const __grid_constant__ CUtensorMap map_b,
+                const __grid_constant__ CUtensorMap map_d, const Element* bias,
+                const __grid_constant__ Shape shape) {
+  using T = Traits<kind, Element, Config>;
+  run_cta<kind, Element, T, Config>(PlainOperands<kind, T, Config>{&map_a, &map_b}, &map_d, bias,
+                                    shape);
 }
 
 }  // namespace fusegen

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 #include "gemm.h"
 #include "gemm_sm90.cuh"
@@ -77,31 +78,19 @@ Status allow_shared_memory(Kernel* kernel, int bytes, std::atomic<uint64_t>& don
   return {static_cast<int>(error), "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)"};
 }
 
-// Internal linkage, as of the kernel: the static below would otherwise be one object for every
-// shared library of the process that was built from this header (STB_GNU_UNIQUE), while each
-// library has kernels of its own to configure.
-template <Gemm kind, class Element, class Config>
-static Status launch_gemm(const GemmArguments& in, cudaStream_t stream) {
-  using T = Traits<kind, Element, Config>;
+// Grid, attributes and launch of a kernel of `run_cta`'s kind. `parameters` come before its shape.
+template <Gemm kind, class T, class Config, class... Parameters>
+Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& allowed,
+                  const GemmArguments& in, cudaStream_t stream,
+                  const std::common_type_t<Parameters>&... parameters) {
   constexpr int64_t kMostSteps = (int64_t(1) << 31) - 1;
-  if (Status status = check_arguments(in); !status.ok()) return status;
-  if (kind != Gemm::wgrad && in.tokens == 0) return {};
   const int64_t steps = most_steps<kind, Config>(in);
   if (steps > kMostSteps) {
     return {static_cast<int>(cudaErrorInvalidValue), "tiles: fewer than 2^31"};
   }
-
-  CUtensorMap a, b, d;
-  if (Status status = encode_operands<kind, Element, T, Config>(in, &a, &b, &d); !status.ok()) {
+  if (Status status = allow_shared_memory(kernel, T::kUsedBytes, allowed); !status.ok()) {
     return status;
   }
-  auto* const kernel = &ragged_gemm<kind, Element, Config>;
-  static std::atomic<uint64_t> shared_memory_allowed{0};
-  if (Status status = allow_shared_memory(kernel, T::kUsedBytes, shared_memory_allowed);
-      !status.ok()) {
-    return status;
-  }
-
   const int clusters = in.sm_count / Config::cluster;
   if (clusters < 1) return {static_cast<int>(cudaErrorInvalidValue), "sm_count >= cluster size"};
   cudaLaunchAttribute attributes[2];
@@ -120,9 +109,26 @@ static Status launch_gemm(const GemmArguments& in, cudaStream_t stream) {
   config.numAttrs = in.programmatic_launch ? 2 : 1;
   const Shape shape{in.split_sizes, int32_t(in.tokens), int32_t(in.groups), int32_t(in.n),
                     int32_t(in.k)};
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, a, b, d,
-                                               static_cast<const Element*>(in.bias), shape);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, parameters..., shape);
   return {static_cast<int>(error), "cudaLaunchKernelEx"};
+}
+
+// Internal linkage, as of the kernel: the static below would otherwise be one object for every
+// shared library of the process that was built from this header (STB_GNU_UNIQUE), while each
+// library has kernels of its own to configure.
+template <Gemm kind, class Element, class Config>
+static Status launch_gemm(const GemmArguments& in, cudaStream_t stream) {
+  using T = Traits<kind, Element, Config>;
+  if (Status status = check_arguments(in); !status.ok()) return status;
+  if (kind != Gemm::wgrad && in.tokens == 0) return {};
+  CUtensorMap a, b, d;
+  if (Status status = encode_operands<kind, Element, T, Config>(in, &a, &b, &d); !status.ok()) {
+    return status;
+  }
+  static std::atomic<uint64_t> shared_memory_allowed{0};
+  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, const Element*>(
+      &ragged_gemm<kind, Element, Config>, shared_memory_allowed, in, stream, a, b, d,
+      static_cast<const Element*>(in.bias));
 }
 
 }  // namespace fusegen

@@ -1,10 +1,10 @@
-// Largest magnitudes of groups, rows and columns, and the small kernels around them.
+// Largest magnitudes of groups, rows and columns.
 //
 // One read of the input, in the quantise kernels' tiles; a block raises each result with one
 // integer atomicMax, which orders non-negative floats as numbers do, so that results do not depend
-// on timing. Results start at zero: one `launch_clear` per direction, before its first kernel,
-// clears every buffer there. A second pass over per-block partial results would cost a kernel per
-// tensor, a counter for "the last block" would have to outlive the call.
+// on timing. Results start at zero: one `launch_clear` (quantize_state.cuh) per direction, before
+// its first kernel, clears every buffer there. A second pass over partial results of blocks would
+// cost a kernel per tensor, a counter for "the last block" would have to outlive the call.
 #pragma once
 
 #include "quantize.h"
@@ -27,7 +27,7 @@ __device__ void raise_rows(float* of_rows, const Values<Element>& values, int ro
   const int row = threadIdx.x / 32 * kWarpRows + 2 * amaxes.first_pair(lane) + lane % 2;
   const uint32_t pair = amaxes.pairs[0];
   if (lane % 4 >= 2 || row >= rows) return;
-  raise(of_rows + row, lane % 2 == 0 ? widen_low<Element>(pair) : widen_high<Element>(pair));
+  raise(of_rows + row, widen<Element>(pair, lane % 2));
 }
 
 template <class Element>
@@ -43,7 +43,7 @@ __device__ void raise_columns(float* of_columns, const Values<Element>& values, 
   for (int w = 0; w < kWarps; ++w) {
     pair = maximum<Element>(pair, reinterpret_cast<const uint32_t*>(shared.columns[w])[column / 2]);
   }
-  raise(of_columns + column, column % 2 == 0 ? widen_low<Element>(pair) : widen_high<Element>(pair));
+  raise(of_columns + column, widen<Element>(pair, column % 2));
 }
 
 // After the transform of every 16 rows of a column.
@@ -90,53 +90,6 @@ __global__ void __launch_bounds__(kThreads, kHadamard ? 3 : 4)
   }
 }
 
-static __global__ void __launch_bounds__(kThreads)
-    clear_kernel(const __grid_constant__ ClearArguments in) {
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t step = int64_t(gridDim.x) * kThreads;
-#pragma unroll
-  for (int b = 0; b < ClearArguments::kMost; ++b) {
-    for (int64_t i = first; i < in.counts[b]; i += step) in.buffers[b][i] = 0.0f;
-  }
-  if (first == 0 && in.rng_state != nullptr) in.rng_state[1] += in.rng_steps;
-}
-
-// One block per group, the whole history of a group in registers while it rolls.
-static __global__ void __launch_bounds__(kThreads)
-    delayed_kernel(const __grid_constant__ DelayedArguments in) {
-  constexpr int kEach = DelayedArguments::kMostSlots / kThreads;
-  __shared__ float scratch[kWarps];
-  const int64_t group = blockIdx.x;
-  wait_for_previous_kernel();
-  const float newest = fmaxf(in.history[group], in.amax[group]);  // slot 0 is empty between steps
-  float kept[kEach];
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int64_t slot = i * kThreads + threadIdx.x;
-    kept[i] = slot == 0 ? newest : slot < in.slots ? in.history[slot * in.groups + group] : 0.0f;
-    largest = fmaxf(largest, kept[i]);
-  }
-  largest = warp_amax(largest);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = largest;
-  __syncthreads();  // every slot has been read, too
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, scratch[w]);
-  if (threadIdx.x == 0) {
-    in.scale[group] = delayed_scale(largest, in.scale[group], in.max, in.margin);
-  }
-  if (in.grouped && newest == 0.0f) return;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int64_t slot = i * kThreads + threadIdx.x;
-    if (slot >= in.slots) continue;
-    if (slot != 1) in.history[(slot == 0 ? in.slots - 1 : slot - 1) * in.groups + group] = kept[i];
-    if (slot == 0) in.history[group] = 0.0f;
-  }
-}
-
 }  // namespace quantizing
 
 // `of_transformed_group` is written where kHadamard, and only there.
@@ -148,24 +101,6 @@ static Status launch_amax(const AmaxArguments& in, cudaStream_t stream) {
   }
   return quantizing::launch_tiles("cudaLaunchKernelEx(amax)",
                                   &quantizing::amax_kernel<Element, kHadamard>, in, stream);
-}
-
-inline Status launch_clear(const ClearArguments& in, cudaStream_t stream) {
-  constexpr int64_t kMostBlocks = 132;
-  int64_t most = 1;
-  for (const int64_t count : in.counts) most = count > most ? count : most;
-  const int64_t blocks = (most + quantizing::kThreads - 1) / quantizing::kThreads;
-  const dim3 grid(unsigned(blocks < kMostBlocks ? blocks : kMostBlocks));
-  return quantizing::launch_grid("cudaLaunchKernelEx(clear)", &quantizing::clear_kernel, grid,
-                                 quantizing::kThreads, in, stream);
-}
-
-inline Status launch_delayed(const DelayedArguments& in, cudaStream_t stream) {
-  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  if (in.slots < 1 || in.slots > DelayedArguments::kMostSlots) return {kInvalid, "1 <= slots <= 1024"};
-  if (in.groups < 1) return {kInvalid, "groups >= 1"};
-  return quantizing::launch_grid("cudaLaunchKernelEx(delayed)", &quantizing::delayed_kernel,
-                                 dim3(unsigned(in.groups)), quantizing::kThreads, in, stream);
 }
 
 }  // namespace fusegen

@@ -28,9 +28,15 @@ inline void* writable(const std::optional<Tensor>& tensor) {
 }
 inline void* writable(void* address) { return address; }
 
+inline const float* floats(const void* address) { return static_cast<const float*>(address); }
+inline float* floats(void* address) { return static_cast<float*>(address); }
+
 inline const int64_t* integers(const void* address) { return static_cast<const int64_t*>(address); }
 
 // ---- sizes
+
+inline constexpr int64_t ceildiv(int64_t value, int64_t size) { return (value + size - 1) / size; }
+inline constexpr int64_t align(int64_t value, int64_t size) { return ceildiv(value, size) * size; }
 
 // Axis counts from the end: -1 is the innermost dimension.
 inline int64_t extent(const Tensor& tensor, int64_t axis) { return tensor.size(tensor.dim() + axis); }

@@ -24,8 +24,9 @@ struct Config {
   static constexpr Schedule schedule = schedule_;
 };
 
-template <Gemm kind, class Element, class Config>
-struct Traits {
+// Tile, boxes, stages and store buffers. `ExtraBytes` of every stage lie behind all stages.
+template <class Config, int ElementBytes, int BoxesB, int ExtraBytes = 0, int ControlBytes = 2048>
+struct TileTraits {
   static constexpr int kThreads = 384;
   static constexpr int kMathWarps = 8;
   static constexpr int kLoaderRegisters = 40;
@@ -33,34 +34,35 @@ struct Traits {
   static constexpr int kSharedBytes = 232448;  // most that one CTA of sm_90 may have
 
   static constexpr bool kPingpong = Config::schedule == Schedule::pingpong;
-  static constexpr bool kRaggedRows = kind != Gemm::wgrad;
-  static constexpr Major kMajorA = kind == Gemm::wgrad ? Major::MN : Major::K;
-  static constexpr Major kMajorB = kind == Gemm::fprop ? Major::K : Major::MN;
-  static constexpr int kRankA = kind == Gemm::wgrad ? 4 : 2;
-  static constexpr int kRankB = kind == Gemm::wgrad ? 4 : 3;
   static constexpr int kWaves = Config::tile_m / kMmaRows / (kPingpong ? 1 : 2);
+  static constexpr int kMmaDepth = kMmaDepthBytes / ElementBytes;
 
   // Boxes: 64 rows of A each, so that missing rows are not loaded and halves can be shared.
   static constexpr int kBoxesA = Config::tile_m / 64;
-  static constexpr int kBoxesB = kMajorB == Major::MN ? Config::tile_n / 64 : 2;
+  static constexpr int kBoxesB = BoxesB;
   static constexpr int kBoxWidthB = Config::tile_n / kBoxesB;
-  static constexpr int kBoxBytesA = 64 * Config::tile_k * 2;
-  static constexpr int kBoxBytesB = kBoxWidthB * Config::tile_k * 2;
+  static constexpr int kBoxBytesA = 64 * Config::tile_k * ElementBytes;
+  static constexpr int kBoxBytesB = kBoxWidthB * Config::tile_k * ElementBytes;
   static constexpr int kBytesA = kBoxesA * kBoxBytesA;
   static constexpr int kBytesB = kBoxesB * kBoxBytesB;
   static constexpr int kStageBytes = kBytesA + kBytesB;
 
-  static constexpr int kControlBytes = 2048;  // barriers, tile records, order of groups
+  static constexpr int kControlBytes = ControlBytes;  // barriers, tile records, order of groups
   static constexpr int kBufferBytes = kMathWarps * kChunkBytes;  // one buffer of every warp
-  static constexpr int kStages =
-      (kSharedBytes - kControlBytes - Config::buffers * kBufferBytes) / kStageBytes;
-  static constexpr int kSpare = kSharedBytes - kControlBytes - kStages * kStageBytes;
+  static constexpr int kStages = (kSharedBytes - kControlBytes - Config::buffers * kBufferBytes) /
+                                 (kStageBytes + ExtraBytes);
+  static constexpr int kExtraBytes = (kStages * ExtraBytes + 1023) / 1024 * 1024;  // of all stages
+  static constexpr int kSpare = kSharedBytes - kControlBytes - kStages * kStageBytes - kExtraBytes;
   static constexpr int kChunks = kWaves * Config::tile_n / kChunkColumns;
   static constexpr int kBuffers =
       kSpare / kBufferBytes < kChunks ? kSpare / kBufferBytes : kChunks;
-  static constexpr int kUsedBytes = kStages * kStageBytes + kBuffers * kBufferBytes + kControlBytes;
+  static constexpr int kExtraAt = kStages * kStageBytes;
+  static constexpr int kBuffersAt = kExtraAt + kExtraBytes;
+  static constexpr int kControlAt = kBuffersAt + kBuffers * kBufferBytes;
+  static constexpr int kUsedBytes = kControlAt + kControlBytes;
 
-  static_assert(Config::tile_k == kSwizzleElements, "a K-major box is one swizzle atom wide");
+  static_assert(Config::tile_k * ElementBytes == kSwizzleBytes,
+                "a K-major box is one swizzle atom wide");
   static_assert(kWaves == 1 || kWaves == 2);
   static_assert(kWaves * Config::tile_n <= 384, "accumulators beyond 192 registers");
   static_assert(Config::cluster == 1 || Config::cluster == 2);
@@ -68,12 +70,27 @@ struct Traits {
   static_assert(kBoxBytesA % 1024 == 0 && kBoxBytesB % 1024 == 0, "swizzle atoms are 1024 bytes");
 };
 
+template <Gemm kind, class Config>
+inline constexpr int kBoxesOfB = kind == Gemm::fprop ? 2 : Config::tile_n / 64;
+
+// 16-bit operands.
+template <Gemm kind, class Element, class Config>
+struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>> {
+  static constexpr bool kRaggedRows = kind != Gemm::wgrad;
+  static constexpr int kSortedGroups = DepthWalk<Config>::kSortedGroups;
+  static constexpr Major kMajorA = kind == Gemm::wgrad ? Major::MN : Major::K;
+  static constexpr Major kMajorB = kind == Gemm::fprop ? Major::K : Major::MN;
+  static constexpr int kRankA = kind == Gemm::wgrad ? 4 : 2;
+  static constexpr int kRankB = kind == Gemm::wgrad ? 4 : 3;
+  using Mma = WarpgroupMma<Element, kMajorA, kMajorB>;
+};
+
 template <class Traits, class Config>
 struct Control {
   StageBarriers<Traits::kStages> stages;
   Barrier turn[2];
   TileRing ring;
-  uint16_t order[DepthWalk<Config>::kSortedGroups];
+  uint16_t order[Traits::kSortedGroups];
 };
 
 }  // namespace fusegen

@@ -43,7 +43,9 @@ __device__ __forceinline__ void decode_octet(float (&values)[kOctet], const Dequ
                       (matrix * in.lines + line) * in.pitch + at * Format::kBits / 8;
   uint32_t words[2] = {0, 0};
 #pragma unroll
-  for (int w = 0; w < Format::kBits / 4; ++w) words[w] = reinterpret_cast<const uint32_t*>(codes)[w];
+  for (int w = 0; w < Format::kBits / 4; ++w) {
+    words[w] = reinterpret_cast<const uint32_t*>(codes)[w];
+  }
   const float scale = scale_at<Config::kType>(
       in.scale, matrix * in.scale_matrix + line / in.lines_per_scale * in.scale_line +
                     at / Config::kBlock * in.scale_block);
@@ -102,21 +104,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One warp; lanes own runs of groups, as in quantize_places.cuh.
-static __global__ void __launch_bounds__(32)
-    padded_sizes_kernel(const __grid_constant__ PaddedSizesArguments in) {
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
-  const LaneGroups own = lane_groups(groups, threadIdx.x);
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  int32_t begin = lane_begin(groups, own, threadIdx.x);
-  for (int32_t g = own.first; g < min(own.end, groups.groups); ++g) {
-    const int32_t end = end_of(groups, begin, g);
-    in.padded_sizes[g] = in.row_align * (end / in.row_align - begin / in.row_align + 1);
-    begin = end;
-  }
-}
-
 }  // namespace quantizing
 
 // Lines are a multiple of 8 elements; where transposed there are a multiple of 8 of them, too.
@@ -136,11 +123,6 @@ static Status launch_dequantize(const DequantizeArguments& in, cudaStream_t stre
   return quantizing::launch_grid("cudaLaunchKernelEx(dequantize)",
                                  &quantizing::dequantize_kernel<Config>, grid, quantizing::kThreads,
                                  in, stream);
-}
-
-inline Status launch_padded_sizes(const PaddedSizesArguments& in, cudaStream_t stream) {
-  return quantizing::launch_grid("cudaLaunchKernelEx(padded_sizes)",
-                                 &quantizing::padded_sizes_kernel, dim3(1), 32, in, stream);
 }
 
 }  // namespace fusegen

@@ -11,6 +11,10 @@
 
 namespace fusegen {
 
+__device__ inline void prefetch_descriptor(const CUtensorMap* map) {
+  cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(map));
+}
+
 template <int Rank>
 __device__ void load_box(const CUtensorMap* map, CopyBarrier& barrier, void* to, BoxCoordinates at,
                          bool multicast) {
@@ -87,27 +91,15 @@ __device__ void load_operands(const CUtensorMap* map_a, const CUtensorMap* map_b
   }
 }
 
-// The contraction of one tile by one warpgroup. Keeps one batch of MMAs in flight, so a stage is
-// released one step after its MMAs were issued.
-template <Gemm kind, class Element, class T, class Config>
-struct Contraction {
-  using Mma = WarpgroupMma<Element, T::kMajorA, T::kMajorB>;
-  static constexpr int kSteps = Config::tile_k / kMmaDepth;
-
+// A math warpgroup's view of the stages.
+template <class T, class Config>
+struct StageReader {
   uint64_t a, b;  // descriptors of this warpgroup's operands in stage 0
   Control<T, Config>& control;
   uint32_t lane;
   Cursor<T::kStages> at;
-  uint32_t previous = 0;  // stage of the batch in flight
-  bool in_flight = false;
 
   __device__ uint64_t stage_offset() const { return at.slot * (T::kStageBytes / 16); }
-
-  template <int Used, int Width>
-  __device__ void issue(Accumulators<T::kWaves, Config::tile_n>& d, int step) {
-    Mma::template step<Used, Width>(d, a + stage_offset() + step * kDepthStep<T::kMajorA>,
-                                    b + stage_offset() + step * kDepthStep<T::kMajorB>);
-  }
 
   __device__ void release(uint32_t slot) {
     control.stages.template release<Config::cluster>(slot, lane);
@@ -122,8 +114,27 @@ struct Contraction {
       at.advance();
     }
   }
+};
 
-  // One stage, or the first `Steps` k16 steps of it. Returns with its MMAs in flight and the stage
+// The contraction of one tile by one warpgroup, in one running accumulator. Keeps one batch of MMAs
+// in flight, so a stage is released one step after its MMAs were issued.
+template <Gemm kind, class T, class Config>
+struct Contraction : StageReader<T, Config> {
+  using Base = StageReader<T, Config>;
+  using Base::a, Base::b, Base::control, Base::at, Base::release, Base::stage_offset;
+  using Mma = typename T::Mma;
+  static constexpr int kSteps = Config::tile_k / T::kMmaDepth;
+
+  uint32_t previous = 0;  // stage of the batch in flight
+  bool in_flight = false;
+
+  template <int Used, int Width>
+  __device__ void issue(Accumulators<T::kWaves, Config::tile_n>& d, int step) {
+    Mma::template step<Used, Width>(d, a + stage_offset() + step * kDepthStep<T::kMajorA>,
+                                    b + stage_offset() + step * kDepthStep<T::kMajorB>);
+  }
+
+  // One stage, or the first `Steps` MMA steps of it. Returns with its MMAs in flight and the stage
   // before it released.
   template <int Used, int Width, int Steps>
   __device__ void multiply_stage(Accumulators<T::kWaves, Config::tile_n>& d) {
@@ -144,7 +155,7 @@ struct Contraction {
   template <int Used, int Width, class Issued>
   __device__ void run(Accumulators<T::kWaves, Config::tile_n>& d, int32_t depth, Issued issued) {
     static_assert(kSteps == 4);
-    const int last_steps = kind == Gemm::wgrad ? blocks(depth, kMmaDepth) % kSteps : 0;
+    const int last_steps = kind == Gemm::wgrad ? blocks(depth, T::kMmaDepth) % kSteps : 0;
     const int whole = int(blocks(depth, Config::tile_k)) - (last_steps > 0);
     in_flight = false;
     d.fence();
@@ -160,16 +171,44 @@ struct Contraction {
 
   // Column blocks at the right edge take MMAs no wider than they need.
   template <int Used, class Issued>
-  __device__ void run_width(Accumulators<T::kWaves, Config::tile_n>& d, int32_t depth,
+  __device__ void run_width(Accumulators<T::kWaves, Config::tile_n>& d, const Tile& tile,
                             int32_t width, Issued issued) {
     if (Config::tile_n > 64 && width <= 64) {
-      run<Used, Config::tile_n < 64 ? Config::tile_n : 64>(d, depth, issued);
+      run<Used, Config::tile_n < 64 ? Config::tile_n : 64>(d, tile.depth, issued);
     } else if (Config::tile_n > 128 && width <= 128) {
-      run<Used, Config::tile_n < 128 ? Config::tile_n : 128>(d, depth, issued);
+      run<Used, Config::tile_n < 128 ? Config::tile_n : 128>(d, tile.depth, issued);
     } else {
-      run<Used, Config::tile_n>(d, depth, issued);
+      run<Used, Config::tile_n>(d, tile.depth, issued);
     }
   }
+};
+
+struct NoScales {
+  template <class Accumulators>
+  __device__ void apply(Accumulators&) const {}
+};
+
+// 16-bit operands, as run_cta wants them.
+template <Gemm kind, class T, class Config>
+struct PlainOperands {
+  using Product = Contraction<kind, T, Config>;
+
+  const CUtensorMap* a;
+  const CUtensorMap* b;
+
+  __device__ void prefetch() const {
+    prefetch_descriptor(a);
+    prefetch_descriptor(b);
+  }
+
+  __device__ void load(uint8_t* stages, Control<T, Config>& control, int32_t columns,
+                       uint32_t rank) const {
+    load_operands<kind, T, Config>(a, b, stages, control, columns, rank);
+  }
+
+  __device__ void prepare(Product&, uint8_t*, uint32_t) const {}
+
+  __device__ NoScales scales(const Tile&, int32_t, int32_t, uint32_t) const { return {}; }
 };
 
 }  // namespace fusegen

@@ -18,9 +18,9 @@ namespace fusegen {
 
 using Major = cute::SM90::GMMA::Major;
 
-inline constexpr int kSwizzleElements = 64;  // 16-bit elements in one 128-byte swizzle row
-inline constexpr int kMmaRows = 64;          // rows of one warpgroup MMA
-inline constexpr int kMmaDepth = 16;         // its contraction length for 16-bit elements
+inline constexpr int kSwizzleBytes = 128;  // one row of the swizzle
+inline constexpr int kMmaRows = 64;        // rows of one warpgroup MMA
+inline constexpr int kMmaDepthBytes = 32;  // its contraction length in K-major bytes
 
 template <class Element, int N, Major a, Major b>
 constexpr auto select_mma() {
@@ -54,7 +54,7 @@ __device__ uint64_t operand_descriptor(const void* tile) {
 
 // Descriptor steps, in 16-byte units.
 template <Major major>
-inline constexpr uint32_t kDepthStep = kMmaDepth * (major == Major::K ? 2 : 128) / 16;
+inline constexpr uint32_t kDepthStep = major == Major::K ? kMmaDepthBytes / 16 : 16 * 128 / 16;
 inline constexpr uint32_t kRowStep = kMmaRows * 128 / 16;  // the same for both: 64 rows or one box
 
 // Accumulators of one warpgroup: `Waves` MMAs of 64 rows by N columns.
@@ -81,10 +81,12 @@ struct Accumulators {
   }
 };
 
+using ScaleOut = cute::SM90::GMMA::ScaleOut;  // Zero: overwrite the accumulators
+
 template <class Mma, int Count, int... I>
 __device__ void issue_mma(uint64_t a, uint64_t b, float (&d)[Count],
-                          std::integer_sequence<int, I...>) {
-  Mma::fma(a, b, d[I]..., cute::SM90::GMMA::ScaleOut::One);
+                          std::integer_sequence<int, I...>, ScaleOut scale = ScaleOut::One) {
+  Mma::fma(a, b, d[I]..., scale);
 }
 
 template <class Element, Major major_a, Major major_b>

@@ -4,7 +4,8 @@
 // group count as zeros), or, where it is null, `groups` matrices of `rows` rows each (weights;
 // groups = 1: one dense matrix). Scales decode: value = code * scale. With b rows to a block,
 // group g has its first block at begin[g] / b + g of rows / b + groups where ragged, and at
-// g * ceil(rows / b) otherwise. Everything that is written is defined, padding too.
+// g * ceil(rows / b) otherwise. Every element of a copy and of its scales is written; what belongs
+// to no row is code 0 and scale 1 (E8M0 0, E4M3 0).
 #pragma once
 
 #include <cstdint>
@@ -13,17 +14,17 @@
 
 namespace fusegen {
 
-// Which elements share a scale in the rowwise copy, [rows x columns]; the columnwise copy swaps
-// the two. Stored scales, in elements; R counts all rows, B row blocks as above:
+// Which elements share a scale in the rowwise copy, rows x columns; the columnwise copy swaps the
+// two. Stored scales, row-major, with R all rows, B row blocks as above, K columns:
 enum class Scaling {
-  tensor,         // a group          rowwise and columnwise [groups], fp32
-  row,            // 1 x all          rowwise [R], columnwise [groups, columns], fp32
-  block_1x128,    //                  rowwise [R, ceil(columns / 128)], columnwise [B, columns], fp32
-  block_128x128,  //                  one array [B, ceil(columns / 128)], fp32
-  mx_1x32,        //                  rowwise [R, ceil(columns / 32)], columnwise [B, columns], E8M0
-  mx_32x32,       //                  one array [B, ceil(columns / 32)], E8M0
-  nv_1x16,        //                  rowwise [R, ceil(columns / 16)], columnwise [B, columns], E4M3
-  nv_16x16,       //                  one array [B, ceil(columns / 16)], E4M3
+  tensor,         // a group: fp32 [groups]
+  row,            // fp32, rowwise [R], columnwise [groups, K]
+  block_1x128,    // fp32, rowwise [R, ceil(K / 128)], columnwise [B, K]
+  block_128x128,  // fp32, one array [B, ceil(K / 128)]
+  mx_1x32,        // E8M0, rowwise [R, ceil(K / 32)], columnwise [B, K]
+  mx_32x32,       // E8M0, one array [B, ceil(K / 32)]
+  nv_1x16,        // E4M3, rowwise [R, ceil(K / 16)], columnwise [B, K]
+  nv_16x16,       // E4M3, one array [B, ceil(K / 16)]
 };
 
 // Rows of the rowwise copy are `pitch` bytes apart. The columnwise copy is transposed: ragged
@@ -34,7 +35,7 @@ struct QuantizedCopy {
   void* data = nullptr;  // nullptr: this copy is not wanted
   void* scale = nullptr;
   int64_t pitch = 0;
-  const float* amax = nullptr;  // tensor, nv: [groups]; row: [R] rowwise, [groups, columns] columnwise
+  const float* amax = nullptr;  // tensor, nv: [groups]; row: [R], columnwise [groups, columns]
 };
 
 struct QuantizeArguments {
@@ -46,9 +47,11 @@ struct QuantizeArguments {
   QuantizedCopy rowwise;
   QuantizedCopy columnwise;
 
-  int64_t row_align = 32;  // rows that groups start at a multiple of, in columnwise data
+  // Rows that groups start at a multiple of in columnwise data: a power of two, at most 128, at
+  // least 16 (32 where codes have 4 bits).
+  int64_t row_align = 32;
   // Not zero: rowwise scales of blocks of 128 are [ceil(columns / 128), token_pitch] instead, and
-  // rows lie there as in columnwise data; padding is 1.
+  // rows lie there as in columnwise data.
   int64_t token_pitch = 0;
 
   float epsilon = 0;               // an amax below it is raised to it
@@ -61,13 +64,10 @@ struct QuantizeArguments {
   bool programmatic_launch = false;
 };
 
-// Tiles of 128 rows that groups can have at most; a last pseudo-group owns rows past all groups.
-constexpr int64_t row_tiles(int64_t rows, int64_t groups, bool ragged) {
-  return ragged ? rows / 128 + groups + 1 : groups * ((rows + 127) / 128);
-}
-
-constexpr int64_t row_sum_floats(const QuantizeArguments& in) {
-  return row_tiles(in.rows, in.groups, in.split_sizes != nullptr) * in.columns;
+// Floats of a workspace for partial row sums: one row for each tile of 128 rows that there can be.
+constexpr int64_t row_sum_floats(int64_t rows, int64_t columns, int64_t groups, bool ragged) {
+  const int64_t of_matrix = rows == 0 ? 1 : (rows + 127) / 128;
+  return (ragged ? rows / 128 + groups + 1 : groups * of_matrix) * columns;
 }
 
 // Adds the partial sums that a quantise launch left in `row_sums`: output [groups, columns].

@@ -1,4 +1,5 @@
-// What a quantise kernel is instantiated with, how it makes scales from amaxes, and codes from values.
+// What a quantise kernel is instantiated with, and how it makes scales from amaxes and codes from
+// values.
 #pragma once
 
 #include "quantize.h"
@@ -71,7 +72,7 @@ struct QuantizeConfig {
   static constexpr int kBlocksPerSm = stochastic || transformed ? 2 : Format::kBits == 4 ? 3 : 4;
 
   static_assert(!stochastic || Format::kBits == 4, "stochastic rounding is defined for E2M1");
-  static_assert(!transformed || scaling_ == Scaling::nv_1x16, "the transform has blocks of 16 rows");
+  static_assert(!transformed || scaling_ == Scaling::nv_1x16, "transforms span 16 rows, a block");
   static_assert(kRule != quantizing::Rule::nvfp4 || Format::kBits == 4);
 };
 
@@ -144,6 +145,36 @@ __device__ __forceinline__ void encode_values(uint32_t* words, const float (&sca
     const uint32_t shifted = pair << (i % kPerWord * Format::kBits);
     words[i / kPerWord] = i % kPerWord == 0 ? shifted : words[i / kPerWord] | shifted;
   }
+}
+
+// The requirement that a copy breaks, or nullptr.
+template <class Config>
+const char* broken_requirement(const QuantizeArguments& in) {
+  const bool ragged = in.split_sizes != nullptr;
+  const bool rowwise = in.rowwise.data != nullptr, columnwise = in.columnwise.data != nullptr;
+  const bool row = Config::kScaling == Scaling::row;
+  if (in.row_align < kTileRows / Config::kPieces || in.row_align > kTileRows ||
+      (in.row_align & (in.row_align - 1)) != 0) {
+    return "row_align: a power of two from one piece of 16 bytes to 128 rows";
+  }
+  if (in.rows + in.row_align * in.groups > 0x7FFFFFFF) return "padded rows < 2^31";
+  if (in.token_pitch < 0 || in.token_pitch > 0x7FFFFFFF) return "token_pitch < 2^31";
+  for (const int64_t pitch : {in.rowwise.pitch, in.columnwise.pitch}) {
+    if (pitch % 16 != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";
+  }
+  const bool one_scale = Config::kSquare || Config::kScaling == Scaling::tensor;
+  if (!one_scale && rowwise && in.rowwise.scale == nullptr) return "rowwise.scale";
+  if (!one_scale && columnwise && in.columnwise.scale == nullptr) return "columnwise.scale";
+  if (row && rowwise && in.rowwise.amax == nullptr) return "row: rowwise.amax";
+  if (row && columnwise && in.columnwise.amax == nullptr) return "row: columnwise.amax";
+  if (Config::kScaling == Scaling::tensor && in.scale == nullptr && in.rowwise.amax == nullptr &&
+      in.columnwise.amax == nullptr) {
+    return "tensor: a scale or an amax";
+  }
+  if (Config::kStochastic && in.rng_state == nullptr) return "stochastic: rng_state";
+  if (in.token_pitch != 0 && Config::kScaling != Scaling::block_1x128) return "token_pitch = 0";
+  if (in.token_pitch != 0 && !ragged && in.groups != 1) return "token_pitch = 0 for matrices";
+  return nullptr;
 }
 
 }  // namespace quantizing

@@ -99,8 +99,13 @@ FUSEGEN_INLINE RowTile lane_tile(const RowGroups& groups, LaneGroups own, int32_
   return {-1, 0, 0, 0, index};
 }
 
+// At least one, which writes what a matrix without rows has: its scales.
+FUSEGEN_INLINE int32_t tiles_of_matrix(const RowGroups& groups) {
+  return groups.rows == 0 ? 1 : (groups.rows + kTileRows - 1) / kTileRows;
+}
+
 FUSEGEN_INLINE RowTile matrix_tile(const RowGroups& groups, int32_t index) {
-  const int32_t tiles = (groups.rows + kTileRows - 1) / kTileRows;
+  const int32_t tiles = tiles_of_matrix(groups);
   const int32_t group = index / tiles;
   return {group, 0, groups.rows, (index - group * tiles) * kTileRows, index};
 }

@@ -20,14 +20,14 @@ class TileQuantizer : TileWriter<Config> {
   using Base = TileWriter<Config>;
   using Base::in_, Base::groups_, Base::tile_, Base::shared_, Base::values_, Base::lane_,
       Base::warp_, Base::columns_, Base::first_column_, Base::column_, Base::row_, Base::blocks,
-      Base::past, Base::in_columns, Base::encode_row, Base::store_rows;
+      Base::past, Base::in_columns, Base::has_rows, Base::encode_row, Base::store_rows;
   using Element = typename Config::Element;
   using Format = typename Config::Format;
   using Stored = typename Config::Stored;
   using Scale = typename Scaler<Config>::Scale;
   static constexpr int kBlock = Config::kBlock;
   static constexpr int kLanes = kBlock ? kBlock / kLaneColumns : 32;  // that share a row's scale
-  static constexpr Stored kPadding = Config::kRule == Rule::ratio ? 1 : 0;  // of blocks without rows
+  static constexpr Stored kPadding = Config::kRule == Rule::ratio ? 1 : 0;  // scale of no rows
 
  public:
   using Base::Base;
@@ -41,9 +41,17 @@ class TileQuantizer : TileWriter<Config> {
     }
     if (in_.row_sums != nullptr) this->sum_rows();
     if constexpr (Config::kSquare || Config::kScaling == Scaling::tensor) {
-      quantize_with(shared_scale());
+      const Scale scale = shared_scale();
+      if (has_rows()) {
+        quantize_with(scale);
+      } else if (in_.columnwise.data != nullptr) {
+        this->stage_zeros();
+      }
     } else {
-      if (in_.rowwise.data != nullptr) quantize_rows();
+      if (in_.rowwise.data != nullptr) {
+        if (has_rows()) quantize_rows();
+        if (token_major()) pad_token_scales();
+      }
       if (in_.columnwise.data != nullptr) quantize_columns();
     }
     if (in_.columnwise.data != nullptr) {
@@ -95,9 +103,8 @@ class TileQuantizer : TileWriter<Config> {
       scale = Scaler<Config>(in_, nullptr, group)(amax[group]);
     }
     if (threadIdx.x == 0 && tile_.row == 0 && first_column_ == 0 && !past()) {
-      if (in_.rowwise.scale != nullptr) static_cast<float*>(in_.rowwise.scale)[group] = scale.stored;
-      if (in_.columnwise.scale != nullptr) {
-        static_cast<float*>(in_.columnwise.scale)[group] = scale.stored;
+      for (void* scales : {in_.rowwise.scale, in_.columnwise.scale}) {
+        if (scales != nullptr) static_cast<float*>(scales)[group] = scale.stored;
       }
     }
     return scale;
@@ -137,16 +144,14 @@ class TileQuantizer : TileWriter<Config> {
     const int owned = owned_blocks();
     const int64_t at = block_of<kBlock>(groups_, tile_) * across + column_ / kBlock;
     const auto store = [&](int block, Stored value) {
-      if (in_.rowwise.scale != nullptr) {
-        static_cast<Stored*>(in_.rowwise.scale)[at + block * across] = value;
-      }
-      if (in_.columnwise.scale != nullptr) {
-        static_cast<Stored*>(in_.columnwise.scale)[at + block * across] = value;
+      for (void* scales : {in_.rowwise.scale, in_.columnwise.scale}) {
+        if (scales != nullptr) static_cast<Stored*>(scales)[at + block * across] = value;
       }
     };
     const int block = warp_ * kWarpRows / kBlock;
     if (block < owned) store(block, holds_rows(block * kBlock) ? stored : kPadding);
     if (warp_ != 0) return;
+#pragma unroll 1
     for (int extra = kTileRows / kBlock; extra < owned; ++extra) store(extra, kPadding);
   }
 
@@ -155,47 +160,58 @@ class TileQuantizer : TileWriter<Config> {
   __device__ void quantize_rows() {
     const Scaler<Config> scaler(in_, in_.rowwise.amax, tile_.group);
     if constexpr (Config::kScaling == Scaling::row) {
-      const int row = warp_ * kWarpRows + lane_ % kWarpRows;
-      const bool exists = row < tile_.rows();
-      const Scale scale = scaler(exists && !past() ? in_.rowwise.amax[row_ + row] : 0.0f);
-      if (exists && lane_ < kWarpRows && first_column_ == 0) {
-        static_cast<float*>(in_.rowwise.scale)[row_ + row] = past() ? kPadding : scale.stored;
-      }
-      store_rows([&](int r) { return encode_row(r, __shfl_sync(kAll, scale.factor, r)); });
+      quantize_whole_rows(scaler);
     } else {
-      using Amaxes = RowAmaxes<Element, kLanes>;
-      constexpr int kSlots = Amaxes::kCopies > 1 ? 1 : 2 * Amaxes::kPairs;
-      const Amaxes amaxes(values_);
-      float factors[kSlots];
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-        const int odd = kSlots == 1 ? lane_ % 2 : slot % 2;
-        const uint32_t pair = amaxes.pairs[slot / 2];
-        const Scale scale = scaler(odd ? widen_high<Element>(pair) : widen_low<Element>(pair));
-        factors[slot] = scale.factor;
-        const int row = 2 * (Amaxes::first_pair(lane_) + slot / 2) + odd;
-        if (kSlots > 1 || lane_ % 4 < 2) store_row_scale(warp_ * kWarpRows + row, scale.stored);
-      }
-      store_rows([&](int r) {
-        const float factor = kSlots == 1
-                                 ? __shfl_sync(kAll, factors[0], r / 2 * 4 + r % 2)
-                                 : __shfl_sync(kAll, factors[r % kSlots], r / kSlots, kLanes);
-        return encode_row(r, factor);
-      });
-      if (kBlock == 128 && in_.token_pitch != 0) pad_token_scales();
+      quantize_row_blocks(scaler);
     }
   }
 
-  __device__ Space token_space() const { return {int32_t(in_.row_align), int32_t(in_.token_pitch)}; }
+  __device__ void quantize_whole_rows(const Scaler<Config>& scaler) {
+    const int row = warp_ * kWarpRows + lane_ % kWarpRows;
+    const bool exists = row < tile_.rows();
+    const Scale scale = scaler(exists && !past() ? in_.rowwise.amax[row_ + row] : 0.0f);
+    if (exists && lane_ < kWarpRows && first_column_ == 0) {
+      static_cast<float*>(in_.rowwise.scale)[row_ + row] = past() ? kPadding : scale.stored;
+    }
+    store_rows([&](int r) { return encode_row(r, __shfl_sync(kAll, scale.factor, r)); });
+  }
+
+  // Lanes that share a row's scale make those of different rows, and hand them round.
+  __device__ void quantize_row_blocks(const Scaler<Config>& scaler) {
+    using Amaxes = RowAmaxes<Element, kLanes>;
+    constexpr int kSlots = Amaxes::kCopies > 1 ? 1 : 2 * Amaxes::kPairs;  // scales of one lane
+    const Amaxes amaxes(values_);
+    float factors[kSlots];
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const int odd = kSlots == 1 ? lane_ % 2 : slot % 2;
+      const Scale scale = scaler(widen<Element>(amaxes.pairs[slot / 2], odd));
+      factors[slot] = scale.factor;
+      const int row = 2 * (Amaxes::first_pair(lane_) + slot / 2) + odd;
+      if (kSlots > 1 || lane_ % 4 < 2) store_row_scale(warp_ * kWarpRows + row, scale.stored);
+    }
+    store_rows([&](int r) {
+      const float factor = kSlots == 1
+                               ? __shfl_sync(kAll, factors[0], r / 2 * 4 + r % 2)
+                               : __shfl_sync(kAll, factors[r % kSlots], r / kSlots, kLanes);
+      return encode_row(r, factor);
+    });
+  }
+
+  __device__ bool token_major() const {
+    return Config::kScaling == Scaling::block_1x128 && in_.token_pitch != 0;
+  }
+  __device__ Space token_space() const {
+    return {int32_t(in_.row_align), int32_t(in_.token_pitch)};
+  }
 
   __device__ void store_row_scale(int row, Stored stored) {
     const int64_t block = column_ / kBlock;
     if (block >= blocks(columns_, kBlock)) return;  // a lane may own a row but no column
     auto* scales = static_cast<Stored*>(in_.rowwise.scale);
-    if (kBlock == 128 && in_.token_pitch != 0) {
-      if (row >= owned_places(groups_, tile_, token_space())) return;
-      scales[block * in_.token_pitch + place_of(groups_, tile_, token_space()) + row] =
-          holds_rows(row) ? stored : kPadding;
+    if (token_major()) {
+      if (!holds_rows(row)) return;
+      scales[block * in_.token_pitch + place_of(groups_, tile_, token_space()) + row] = stored;
     } else if (row < tile_.rows()) {
       scales[(row_ + row) * blocks(columns_, kBlock) + block] = past() ? kPadding : stored;
     }
@@ -206,14 +222,16 @@ class TileQuantizer : TileWriter<Config> {
     auto* scales = static_cast<Stored*>(in_.rowwise.scale) +
                    first_column_ / kTileColumns * in_.token_pitch +
                    place_of(groups_, tile_, token_space());
-    for (int row = kTileRows + threadIdx.x; row < owned; row += kThreads) scales[row] = kPadding;
+    const int first = past() ? 0 : tile_.rows();
+#pragma unroll 1
+    for (int row = first + threadIdx.x; row < owned; row += kThreads) scales[row] = kPadding;
   }
 
   // ---- columnwise
 
   __device__ void quantize_columns() {
     const Scaler<Config> scaler(in_, in_.columnwise.amax, tile_.group);
-    Scale scales[kLaneColumns];
+    Scale scales[kLaneColumns] = {};
     if constexpr (Config::kScaling == Scaling::row) {
       scale_whole_columns(scales, scaler);
       stage_columns(scales);
@@ -280,8 +298,7 @@ class TileQuantizer : TileWriter<Config> {
       const auto* pairs = reinterpret_cast<const uint32_t*>(shared_.column_amax[w]);
       amax = maximum<Element>(amax, pairs[column / 2]);
     }
-    const Scale scale =
-        scaler(column % 2 == 0 ? widen_low<Element>(amax) : widen_high<Element>(amax));
+    const Scale scale = scaler(widen<Element>(amax, column % 2));
     if (lane_ < 16) {
       shared_.factors[column] = scale.factor;
       shared_.stored[column] = scale.stored;
@@ -322,6 +339,7 @@ class TileQuantizer : TileWriter<Config> {
       store_four(to + block * columns_, kPadding, kPadding, kPadding, kPadding);
     }
     if (warp_ != 0) return;
+#pragma unroll 1
     for (int extra = kTileRows / kBlock; extra < owned; ++extra) {
       store_four(to + extra * columns_, kPadding, kPadding, kPadding, kPadding);
     }
@@ -334,7 +352,6 @@ class TileQuantizer : TileWriter<Config> {
       *reinterpret_cast<uchar4*>(to) = make_uchar4(a, b, c, d);
     }
   }
-
 };
 
 template <class Config>
@@ -346,33 +363,6 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSm)
   const RowTile tile = block_tile(groups, &shared.tile);
   if (tile.group < 0) return;
   TileQuantizer<Config>(in, groups, tile, blockIdx.y * kTileColumns, shared).run();
-}
-
-// The requirement that a copy breaks, or nullptr.
-template <class Config>
-const char* broken_requirement(const QuantizeArguments& in) {
-  const bool ragged = in.split_sizes != nullptr;
-  const bool rowwise = in.rowwise.data != nullptr, columnwise = in.columnwise.data != nullptr;
-  const bool row = Config::kScaling == Scaling::row;
-  if (in.row_align < kTileRows / Config::kPieces || in.row_align > kTileRows ||
-      (in.row_align & (in.row_align - 1)) != 0) {
-    return "row_align: a power of two from one piece of 16 bytes to 128 rows";
-  }
-  if (in.rows + in.row_align * in.groups > 0x7FFFFFFF) return "padded rows < 2^31";
-  if (in.token_pitch < 0 || in.token_pitch > 0x7FFFFFFF) return "token_pitch < 2^31";
-  for (const int64_t pitch : {in.rowwise.pitch, in.columnwise.pitch}) {
-    if (pitch % 16 != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";
-  }
-  if (row && rowwise && in.rowwise.amax == nullptr) return "row: rowwise.amax";
-  if (row && columnwise && in.columnwise.amax == nullptr) return "row: columnwise.amax";
-  if (Config::kScaling == Scaling::tensor && in.scale == nullptr && in.rowwise.amax == nullptr &&
-      in.columnwise.amax == nullptr) {
-    return "tensor: a scale or an amax";
-  }
-  if (Config::kStochastic && in.rng_state == nullptr) return "stochastic: rng_state";
-  if (in.token_pitch != 0 && Config::kScaling != Scaling::block_1x128) return "token_pitch = 0";
-  if (in.token_pitch != 0 && !ragged && in.groups != 1) return "token_pitch = 0 for matrices";
-  return nullptr;
 }
 
 }  // namespace quantizing

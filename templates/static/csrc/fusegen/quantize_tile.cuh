@@ -33,7 +33,7 @@ static_assert(kTileColumns == 128, "a block of 128 columns is one tile");
 // Blocks x: row tiles of a super-row, y: column tiles, z: super-rows.
 __host__ __device__ inline int32_t row_tiles(const RowGroups& groups) {
   if (groups.ragged()) return groups.rows / kTileRows + groups.groups + 1;
-  return groups.groups * ((groups.rows + kTileRows - 1) / kTileRows);
+  return groups.groups * tiles_of_matrix(groups);
 }
 
 // First row of the first of a lane's groups. Called by one whole warp of a ragged launch.
@@ -76,8 +76,8 @@ __device__ inline RowTile block_tile(const RowGroups& groups, RowTile* shared) {
   return *shared;
 }
 
-// A global address whose origin is hidden. Otherwise the compiler puts every row's address together anew
-// from the block's and the warp's first rows, four instructions where one is enough.
+// A global address whose origin is hidden. Otherwise the compiler puts every row's address together
+// anew from the block's and the warp's first rows, four instructions where one is enough.
 template <class T>
 __device__ __forceinline__ T* opaque(T* address) {
 #ifdef __CUDA_ARCH__
@@ -138,6 +138,11 @@ __device__ __forceinline__ float widen_high<__half>(uint32_t pair) {
   return __half2float(__ushort_as_half(uint16_t(pair >> 16)));
 }
 
+template <class Element>
+__device__ __forceinline__ float widen(uint32_t pair, bool high) {
+  return high ? widen_high<Element>(pair) : widen_low<Element>(pair);
+}
+
 // ---- a thread's part of the tile
 
 template <class Element>
@@ -153,18 +158,26 @@ struct Values {
     const uint32_t pitch = row_elements * sizeof(Element);
     const char* from =
         opaque(reinterpret_cast<const char*>(tile + column) + uint64_t(pitch) * warp_row);
+    if (count >= kWarpRows) {
 #pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) {
-      uint2 loaded = make_uint2(0, 0);
-      if (r < count) loaded = __ldg(reinterpret_cast<const uint2*>(from + uint64_t(pitch) * r));
-      pairs[r][0] = loaded.x;
-      pairs[r][1] = loaded.y;
+      for (int r = 0; r < kWarpRows; ++r) load_row(r, from + uint64_t(pitch) * r);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kWarpRows; ++r) {
+        pairs[r][0] = pairs[r][1] = 0;
+        if (r < count) load_row(r, from + uint64_t(pitch) * r);
+      }
     }
   }
 
+  __device__ __forceinline__ void load_row(int r, const char* from) {
+    const uint2 loaded = __ldg(reinterpret_cast<const uint2*>(from));
+    pairs[r][0] = loaded.x;
+    pairs[r][1] = loaded.y;
+  }
+
   __device__ __forceinline__ float at(int row, int column) const {
-    const uint32_t pair = pairs[row][column / 2];
-    return column % 2 == 0 ? widen_low<Element>(pair) : widen_high<Element>(pair);
+    return widen<Element>(pairs[row][column / 2], column % 2);
   }
 
   // Amaxes of this thread's rows 2i (low) and 2i + 1 (high).
@@ -281,7 +294,6 @@ Status launch_tiles(const char* call, void (*kernel)(Arguments), const Arguments
                     cudaStream_t stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   const int64_t tiles = row_tiles({in.split_sizes, int32_t(in.rows), int32_t(in.groups)});
-  if (tiles == 0) return {};
   const int64_t super_rows = (tiles + kSuperRow - 1) / kSuperRow;
   const int64_t column_tiles = (in.columns + kTileColumns - 1) / kTileColumns;
   if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};

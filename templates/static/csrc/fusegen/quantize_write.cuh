@@ -44,6 +44,8 @@ class TileWriter {
 
   __device__ bool past() const { return tile_.group == groups_.groups; }
   __device__ bool in_columns() const { return column_ < columns_; }
+  // A warp without rows has zeros to stage and nothing to store: small groups have many of those.
+  __device__ bool has_rows() const { return warp_ * kWarpRows < tile_.rows(); }
   __device__ static int32_t blocks(int32_t extent, int size) {
     return int32_t((uint32_t(extent) + size - 1) / size);
   }
@@ -106,6 +108,7 @@ class TileWriter {
   // Codes of 16 rows of each column, into shared memory; `factor_of(c, values)` scales them.
   template <class FactorOf>
   __device__ __forceinline__ void encode_columns(FactorOf factor_of) {
+    if (!has_rows()) return stage_zeros();
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
       float run[kWarpRows];
@@ -124,6 +127,12 @@ class TileWriter {
       encode_values<Config>(words, run, random.words);
       stage(words, c);
     }
+  }
+
+  __device__ void stage_zeros() {
+    const uint32_t words[Config::kRunWords] = {};
+#pragma unroll
+    for (int c = 0; c < kLaneColumns; ++c) stage(words, c);
   }
 
   // The same from codes of rows.
@@ -178,13 +187,19 @@ class TileWriter {
     uint8_t* line = opaque(to + uint64_t(pitch) * first + piece * 16);
     constexpr int kStep = kThreads / Config::kPieces;
     const int count = piece * kPieceRows < owned ? columns - first : 0;
+    uint4 pieces[kTileColumns / kStep];
 #pragma unroll
-    for (int i = 0; i < kTileColumns; i += kStep) {
-      if (i >= count) continue;
-      *reinterpret_cast<uint4*>(line + uint64_t(pitch) * i) =
-          *reinterpret_cast<const uint4*>(shared_.stage + staged(first + i, piece));
+    for (int i = 0; i < kTileColumns / kStep; ++i) {
+      pieces[i] =
+          *reinterpret_cast<const uint4*>(shared_.stage + staged(first + i * kStep, piece));
+    }
+#pragma unroll
+    for (int i = 0; i < kTileColumns / kStep; ++i) {
+      if (i * kStep >= count) continue;
+      *reinterpret_cast<uint4*>(line + uint64_t(pitch) * (i * kStep)) = pieces[i];
     }
     const int extra = max(0, (owned - kTileRows) / kPieceRows);
+#pragma unroll 1
     for (int i = threadIdx.x; i < extra * columns; i += kThreads) {
       *reinterpret_cast<uint4*>(to + i / extra * copy.pitch + (Config::kPieces + i % extra) * 16) =
           make_uint4(0, 0, 0, 0);

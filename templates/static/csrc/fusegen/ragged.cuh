@@ -34,6 +34,15 @@ struct ElementType<__half> {
   static constexpr CUtensorMapDataType tensor_map = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 };
 
+template <>
+struct ElementType<float> {
+  static constexpr CUtensorMapDataType tensor_map = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+};
+template <>
+struct ElementType<uint8_t> {  // FP8 codes
+  static constexpr CUtensorMapDataType tensor_map = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+};
+
 // Coordinates of a box, innermost first; a descriptor of rank r reads the first r.
 struct BoxCoordinates {
   int32_t x, y, z, w;
@@ -70,14 +79,15 @@ inline Status find_encoder(EncodeTiled* encoder) {
 
 template <class Element, int Rank>
 Status encode_tensor(CUtensorMap* map, const void* base, const cuuint64_t (&sizes)[Rank],
-                     const cuuint64_t (&strides)[Rank - 1], const cuuint32_t (&box)[Rank]) {
+                     const cuuint64_t (&strides)[Rank - 1], const cuuint32_t (&box)[Rank],
+                     CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   EncodeTiled encode;
   if (Status status = find_encoder(&encode); !status.ok()) return status;
   cuuint32_t steps[Rank];
   for (cuuint32_t& step : steps) step = 1;
   const CUresult result = encode(
       map, ElementType<Element>::tensor_map, Rank, const_cast<void*>(base), sizes, strides, box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return {static_cast<int>(result), "cuTensorMapEncodeTiled"};
 }

@@ -18,7 +18,7 @@ struct TileRange {
 // Tiles of one group. Called by one whole warp.
 __device__ inline TileRange group_tiles(const RowGroups& groups, int32_t group, int lane) {
   if (!groups.ragged()) {
-    const int32_t each = (groups.rows + kTileRows - 1) / kTileRows;
+    const int32_t each = tiles_of_matrix(groups);
     return {group * each, (group + 1) * each};
   }
   const LaneGroups own = lane_groups(groups, lane);
@@ -65,8 +65,9 @@ template <class Output>
 static Status launch_row_sums(const RowSumArguments& in, cudaStream_t stream) {
   if (Status status = quantizing::check_rows(in); !status.ok()) return status;
   const dim3 grid(unsigned((in.columns + 31) / 32), unsigned(in.groups));
-  return quantizing::launch_grid("cudaLaunchKernelEx(row_sums)", &quantizing::row_sum_kernel<Output>,
-                                 grid, quantizing::kThreads, in, stream);
+  return quantizing::launch_grid("cudaLaunchKernelEx(row_sums)",
+                                 &quantizing::row_sum_kernel<Output>, grid, quantizing::kThreads,
+                                 in, stream);
 }
 
 }  // namespace fusegen

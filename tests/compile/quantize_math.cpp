@@ -1,0 +1,119 @@
+// The arithmetic of quantize_math.cuh and the tile search of quantize_places.cuh over arrays.
+#include "fusegen/quantize_math.cuh"
+#include "fusegen/quantize_places.cuh"
+
+using namespace fusegen;
+
+namespace {
+
+template <class Format>
+void encode_all(const float* values, uint8_t* codes, long count) {
+  for (long i = 0; i < count; ++i) codes[i] = uint8_t(encode<Format>(values[i]));
+}
+
+template <class Format>
+void decode_all(float* values) {
+  for (uint32_t code = 0; code < 1u << Format::kBits; ++code) values[code] = decode<Format>(code);
+}
+
+}  // namespace
+
+extern "C" {
+
+void encode_e4m3(const float* values, uint8_t* codes, long count) {
+  encode_all<E4M3>(values, codes, count);
+}
+void encode_e5m2(const float* values, uint8_t* codes, long count) {
+  encode_all<E5M2>(values, codes, count);
+}
+void encode_e2m1(const float* values, uint8_t* codes, long count) {
+  encode_all<E2M1>(values, codes, count);
+}
+void decode_e4m3(float* values) { decode_all<E4M3>(values); }
+void decode_e5m2(float* values) { decode_all<E5M2>(values); }
+void decode_e2m1(float* values) { decode_all<E2M1>(values); }
+
+void to_bfloat16(const float* values, float* rounded, long count) {
+  for (long i = 0; i < count; ++i) rounded[i] = round_to_bfloat16(values[i]);
+}
+
+void ratio_scales(const float* amaxes, float* scales, long count, float max, float epsilon,
+                  float largest, int clear_mantissa) {
+  for (long i = 0; i < count; ++i) {
+    scales[i] = scale_from_amax(amaxes[i], max, epsilon, largest, clear_mantissa != 0);
+  }
+}
+
+void mx_scales(const float* amaxes, int32_t* codes, float* factors, long count, int e5m2,
+               int down) {
+  for (long i = 0; i < count; ++i) {
+    const float amax = amaxes[i];
+    codes[i] = int32_t(e5m2 ? (down ? e8m0_round_down<E5M2>(amax)
+                                    : e8m0_round_up(amax * (1.0f / E5M2::kMax)))
+                            : (down ? e8m0_round_down<E4M3>(amax)
+                                    : e8m0_round_up(amax * (1.0f / E4M3::kMax))));
+    factors[i] = e8m0_inverse(uint32_t(codes[i]));
+  }
+}
+
+void e8m0_values(float* values) {
+  for (uint32_t e = 0; e < 256; ++e) values[e] = e8m0_value(e);
+}
+
+void nvfp4_scales(const float* amaxes, const float* tensor_amaxes, uint8_t* codes, float* factors,
+                  long count) {
+  for (long i = 0; i < count; ++i) {
+    const float tensor = nvfp4_tensor_scale(tensor_amaxes[i]);
+    codes[i] = uint8_t(nvfp4_block_code(amaxes[i], tensor));
+    factors[i] = nvfp4_block_scale(codes[i], tensor);
+  }
+}
+
+void random_words(const uint32_t* counters, const uint32_t* keys, uint32_t* words, long count) {
+  for (long i = 0; i < count; ++i) {
+    const uint32_t* c = counters + 4 * i;
+    const PhiloxWords drawn = philox({{c[0], c[1], c[2], c[3]}}, keys[2 * i], keys[2 * i + 1]);
+    for (int w = 0; w < 4; ++w) words[4 * i + w] = drawn.words[w];
+  }
+}
+
+void stochastic_codes(const float* values, const uint8_t* bytes, uint8_t* codes, long count) {
+  for (long i = 0; i < count; ++i) codes[i] = uint8_t(encode_stochastic(values[i], bytes[i]));
+}
+
+void transform_runs(float* runs, long count) {
+  for (long i = 0; i < count; ++i) {
+    float run[kHadamard];
+    memcpy(run, runs + kHadamard * i, sizeof run);
+    hadamard(run);
+    memcpy(runs + kHadamard * i, run, sizeof run);
+  }
+}
+
+// The tile that a warp finds: every lane's part one after the other. found: group, begin, length,
+// row, place of the tile and places it owns with `align`, scale block and blocks it owns with 128.
+void find_tile(const int64_t* split_sizes, int rows, int group_count, int index, int align,
+               int32_t* found) {
+  const RowGroups groups{split_sizes, rows, group_count};
+  int32_t begin = 0, first = 0;
+  RowTile tile{-1, 0, 0, 0, index};
+  for (int lane = 0; lane < 32; ++lane) {
+    const LaneGroups own = lane_groups(groups, lane);
+    const int32_t tiles = lane_tiles(groups, own, begin);
+    if (index >= first && index < first + tiles) tile = lane_tile(groups, own, begin, first, index);
+    first += tiles;
+    begin = least(begin + lane_rows(groups, own), rows);
+  }
+  const Space data{align, 0}, blocks{128, 0};
+  const int32_t facts[] = {tile.group,
+                           tile.begin,
+                           tile.length,
+                           tile.row,
+                           place_of(groups, tile, data),
+                           owned_places(groups, tile, data),
+                           int32_t(block_of<128>(groups, tile)),
+                           owned_places(groups, tile, blocks) / 128};
+  memcpy(found, facts, sizeof facts);
+}
+
+}  // extern "C"

@@ -1,0 +1,222 @@
+"""The quantise kernels themselves, on the CPU: every output bit against the reference.
+
+`cuda_on_cpu` runs a block's threads as fibers. What it cannot show is the hardware's own part: its
+conversions, its timing and races between warps.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from .quantize_harness import (
+    CSRC,
+    RECIPES,
+    Buffer,
+    Case,
+    Kernels,
+    Run,
+    _Delayed,
+    _Dequantize,
+    _PaddedSizes,
+    address,
+    check,
+    reference,
+)
+
+HERE = Path(__file__).parent
+SPECIAL = (torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-40, -1e-40, 3e38, 448.0, -6.0, 1e-7, 6e4)
+# Name -> shape, splits, whether values are special ones here and there.
+CASES: dict[str, tuple[tuple[int, ...], list[int] | None, bool]] = {
+    "ragged": ((200, 136), [0, 5, 130, 0, 33], False),
+    "out of range": ((300, 264), [-3, 260, 0, 500], True),
+    "forty groups": ((150, 40), [1] * 40, False),
+    "one row each": ((66, 16), [33, 33], True),
+    "no rows": ((64, 24), [0, 0], False),
+    "dense": ((64, 8), None, True),
+    "tall": ((256, 24), None, False),
+    "nothing": ((0, 40), [0, 3], False),
+    "nothing dense": ((0, 40), None, False),
+    "weights": ((2, 136, 72), None, False),
+    "wide weights": ((3, 16, 272), None, True),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    assert compiler, "this test compiles C++: install g++"
+    folder = tmp_path_factory.mktemp("quantize_kernels")
+    source, output = folder / "kernels.cpp", folder / "kernels.so"
+    source.write_text('#include "quantize_kernels.cuh"\n')
+    strict = ["-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
+    includes = [f"-I{folder}" for folder in (HERE / "cuda_on_cpu", HERE, CSRC)]
+    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *includes]
+    subprocess.run([*command, str(source), "-o", str(output)], check=True)
+    return Kernels(output, "cpu")
+
+
+def _case(name: str, dtype: torch.dtype) -> Case:
+    shape, splits, special = CASES[name]
+    rng = torch.Generator().manual_seed(sum(map(ord, name)))
+    rows = torch.randint(-12, 12, (*shape[:-1], 1), generator=rng).float()
+    x = (torch.randn(shape, generator=rng) * rows.exp2()).to(dtype)
+    if shape[-2] > 36:
+        x[..., 20:36, :] = 0
+    if special:
+        flat = x.view(-1)
+        at = torch.randint(0, len(flat), (max(len(SPECIAL), len(flat) // 50),), generator=rng)
+        flat[at] = torch.tensor(SPECIAL).to(dtype)[torch.arange(len(at)) % len(SPECIAL)]
+    return Case(x, None if splits is None else torch.tensor(splits))
+
+
+def _arguments(recipe: str, case: Case) -> dict[str, object]:
+    q = RECIPES[recipe].quantization
+    arguments: dict[str, object] = {}
+    if q.source == "history":
+        scale = torch.rand(case.groups, generator=torch.Generator().manual_seed(1)) * 100
+        arguments |= {"scale": scale, "fold": True}
+    if q.rounding == "stochastic":
+        arguments["rng_state"] = torch.tensor([0x123456789ABCDEF, 7])
+    return arguments
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_both_copies(kernels: Kernels, recipe: str, case: str) -> None:
+    dtype = torch.float16 if case in ("one row each", "wide weights") else torch.bfloat16
+    data = _case(case, dtype)
+    sums = not CASES[case][2] and recipe == "current_e5m2_epsilon"
+    run = Run(kernels, RECIPES[recipe], data)
+    check(run.quantize(**_arguments(recipe, data), sums=sums), f"{recipe}, {case}")
+
+
+@pytest.mark.parametrize("columnwise", [False, True])
+@pytest.mark.parametrize("recipe", ["current_e4m3", "row", "block_1x128", "mx_32x32", "nv_1x16"])
+def test_one_copy(kernels: Kernels, recipe: str, columnwise: bool) -> None:
+    for case in ("ragged", "dense"):
+        run = Run(kernels, RECIPES[recipe], _case(case, torch.bfloat16))
+        check(run.quantize(not columnwise, columnwise), f"{recipe}, {case}")
+
+
+@pytest.mark.parametrize("align", [16, 32, 128])
+def test_alignment(kernels: Kernels, align: int) -> None:
+    for case in ("ragged", "forty groups", "no rows"):
+        run = Run(kernels, RECIPES["block_1x128"], _case(case, torch.bfloat16), align)
+        check(run.quantize(), f"{align}, {case}")
+
+
+@pytest.mark.parametrize("recipe", ["block_1x128", "block_1x128_exact"])
+@pytest.mark.parametrize("case", ["ragged", "out of range", "forty groups", "no rows", "dense"])
+def test_token_major_scales(kernels: Kernels, recipe: str, case: str) -> None:
+    run = Run(kernels, RECIPES[recipe], _case(case, torch.bfloat16))
+    check(run.quantize(token_major=True), f"{recipe}, {case}")
+
+
+def test_longer_dense_copies(kernels: Kernels) -> None:
+    """A dense tensor may lie in the space that one group of all tokens would have."""
+    for case in ("dense", "tall"):
+        run = Run(kernels, RECIPES["block_1x128"], _case(case, torch.bfloat16))
+        check(run.quantize(token_major=True, longer=32), case)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("slots", [1, 2, 300, 1024])
+def test_delayed_update(kernels: Kernels, slots: int, grouped: bool) -> None:
+    rng = torch.Generator().manual_seed(slots)
+    groups, margin = 5, 3
+    history = torch.rand(slots, groups, generator=rng) * 10
+    history[0] = 0
+    history[:, 3] = 0
+    scale = torch.rand(groups, generator=rng)
+    amax = torch.tensor([0.0, 20.0, torch.inf, 0.0, 1e-40])
+    q = reference.Quantization(
+        "e5m2", (None, None), "float32", "max_over_amax",
+        source="history", history=slots, margin=margin,
+    )  # fmt: skip
+    wanted = reference.delayed_update(history, scale, amax, q, grouped=grouped)
+    history, scale, amax = (t.to(kernels.device) for t in (history, scale, amax))
+    arguments = _Delayed(
+        address(history), address(scale), address(amax), slots, groups, 57344.0, margin, grouped
+    )
+    kernels.call("run_delayed", arguments)
+    assert torch.equal(history.cpu(), wanted[0])
+    assert torch.equal(scale.cpu(), wanted[1])
+
+
+def test_clear_advances_the_random_state(kernels: Kernels) -> None:
+    state = torch.tensor([3, 40], device=kernels.device)
+    buffers = [kernels.floats(n) for n in (1, 700, 33)]
+    kernels.clear(buffers, state, 2)
+    assert state.tolist() == [3, 42]
+    for buffer in buffers:
+        assert (buffer.bytes() == 0).all()
+
+
+def test_padded_sizes(kernels: Kernels) -> None:
+    for splits, rows in (([0, 5, 130, 0, 33], 200), ([-4, 2**62, 9], 77), ([3] * 100, 512)):
+        sizes = torch.tensor(splits)
+        on_device, padded = (t.to(kernels.device) for t in (sizes, torch.full_like(sizes, -1)))
+        arguments = _PaddedSizes(address(on_device), address(padded), rows, len(splits), 32)
+        kernels.call("run_padded_sizes", arguments)
+        starts, _ = reference._rows((rows, 8), sizes).starts(32)
+        last = int(sizes.clamp(0, rows).cumsum(0).clamp(max=rows)[-1])
+        ends = torch.cat((starts[1:], torch.tensor([last // 32 + len(splits)])))
+        assert torch.equal(padded.cpu(), 32 * (ends - starts))
+
+
+def _dequantized(operand: object, columnwise: bool) -> Tensor:
+    """bf16 of code times block scale in the layout of the stored copy."""
+    q, columns = operand.quantization, operand.shape[-1]  # type: ignore[attr-defined]
+    codes = reference._load(operand.data, q.format)  # type: ignore[attr-defined]
+    values = reference._decode(codes.contiguous(), q.format)
+    scale = operand.scale.float()  # type: ignore[attr-defined]
+    scale = scale.transpose(-1, -2) if columnwise else scale
+    height, width = q.block
+    spread = scale.repeat_interleave(width, dim=-1).repeat_interleave(height, dim=-2)
+    spread = spread[..., : values.shape[-2], :]
+    length = min(spread.shape[-1], values.shape[-1]) if columnwise else columns
+    product: Tensor = values[..., :length] * spread[..., :length]
+    return product.bfloat16()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("columnwise", [False, True])
+@pytest.mark.parametrize(
+    "recipe",
+    ["mx_1x32", "mx_1x32_e5m2", "mx_32x32", "nv_1x16", "nv_16x16", "block_1x128_exact"],
+)
+def test_dequantize(kernels: Kernels, recipe: str, columnwise: bool, turned: bool) -> None:
+    q = RECIPES[recipe].quantization
+    x = _case("weights", torch.bfloat16).x
+    made = reference.quantize(x, q, rowwise=not columnwise, columnwise=columnwise)
+    operand = made.columnwise if columnwise else made.rowwise
+    wanted = _dequantized(operand, columnwise)
+    matrices, lines, length = wanted.shape
+    blocks = operand.scale.shape[1:]
+    data, scale = (
+        t.view(torch.uint8).contiguous().to(kernels.device) for t in (operand.data, operand.scale)
+    )
+    output = Buffer(wanted.numel() * 2, kernels.device)
+    arguments = _Dequantize(
+        address(data),
+        address(scale),
+        address(output),
+        matrices,
+        lines,
+        length,
+        data.shape[-1],
+        blocks.numel(),
+        1 if columnwise else blocks[1],
+        blocks[1] if columnwise else 1,
+        q.block[0],
+    )
+    kernels.call("run_dequantize", int(turned), RECIPES[recipe].config, arguments)
+    found = output.bytes().view(torch.bfloat16)
+    wanted = wanted.transpose(1, 2).contiguous() if turned else wanted
+    assert torch.equal(found.view(wanted.shape), wanted)

@@ -1,0 +1,66 @@
+"""The FP8 cells of Hopper, generated anew: they compile as the committed bundle does, and load."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusegen import api
+from fusegen.build import BuildReport, build
+
+from .test_bundles import GEMM_REGISTERS, LOAD_LIBRARY, disassemble
+
+pytestmark = pytest.mark.compile
+
+RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
+    """Every FP8 recipe of the two linear layers."""
+    out = tmp_path_factory.mktemp("quantized")
+    request = api.Request(
+        out=out,
+        archs=("sm_90a",),
+        modules=("linear", "grouped_linear"),
+        recipes=RECIPES,
+        namespace="quantized",
+    )
+    api.generate(request, api.Policy.WRITE)
+    return build(out / "sm_90a")
+
+
+def test_no_warnings_and_no_spills(built: BuildReport) -> None:
+    for unit in built.units:
+        assert unit.report.warnings == (), unit.name
+        for kernel in unit.report.kernels:
+            assert (kernel.spill_stores, kernel.spill_loads) == (0, 0), (unit.name, kernel.name)
+            limit = GEMM_REGISTERS if "/gemm_" in unit.name else 255
+            assert kernel.registers <= limit, (unit.name, kernel.registers)
+
+
+def test_products_use_the_fp8_instruction(built: BuildReport) -> None:
+    listing = disassemble(built.library)
+    functions = dict(re.findall(r"Function : (\S+)\n(.*?)(?=\n\s+\.+|\Z)", listing, flags=re.S))
+    products = {name: text for name, text in functions.items() if "ragged_fp8_gemm" in name}
+    assert len(products) == len([unit for unit in built.units if "/gemm_fp8" in unit.name])
+    for name, text in products.items():
+        assert re.search(r"\bQGMMA\.", text), name
+        assert not re.search(r"\bHGMMA\.", text), name
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_loads_and_runs_the_reference_on_the_cpu(built: BuildReport, recipe: str) -> None:
+    folder = built.library.parents[1]
+    script = LOAD_LIBRARY.format(folder=str(folder), cell=f"grouped_linear__{recipe}")
+    subprocess.run([sys.executable, "-c", script], check=True, cwd="/")
+
+
+def test_the_launchers_exist_for_every_cell(built: BuildReport) -> None:
+    cells = {Path(unit.name).stem for unit in built.units if unit.name.endswith(".cpp")}
+    expected = {f"{m}__{r}" for m in ("linear", "grouped_linear") for r in RECIPES}
+    assert cells - {"fingerprint"} == expected
