@@ -23,10 +23,6 @@ collect_ignore_glob = [] if _HAVE_TORCH else ["test_*.py"]
 collect_ignore = [] if os.environ.get("FUSEGEN_ORACLES") else ["test_oracles.py"]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "oracle: compares with other libraries' published wheels")
-
-
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     """Tensors here are tiny; threads that wait for each other cost more than they do."""

@@ -186,37 +186,6 @@ def test_token_major() -> None:
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"scale_dtype": "e8m0"}, "stores float32 scales"),
-        ({"round": "pow2_up"}, "rounds none or pow2_down"),
-        ({"tensor_scale": True}, "a tensor scale belongs to"),
-        ({"rounding": "stochastic"}, "defined for e2m1"),
-        ({"margin": 1}, "belong to source 'history'"),
-        ({"source": "history"}, "one scale per tensor"),
-        ({"hadamard": "rowwise"}, "defined for columnwise"),
-        ({"hadamard": "columnwise", "block": (1, 24)}, "multiple of 16"),
-    ],
-)
-def test_fields_that_do_not_go_together(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        quantization("fp8_block", "input", **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"epsilon": 1.0}, "an epsilon belongs to"),
-        ({"round": "none"}, "rounds pow2_up or pow2_down"),
-        ({"rule": "nvfp4", "scale_dtype": "e4m3", "round": "none"}, "quantises to e2m1"),
-    ],
-)
-def test_fields_of_other_rules(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        quantization("mxfp8", "input", **changes)
-
-
 def test_arguments_that_do_not_fit() -> None:
     x = normal((32, 16), torch.bfloat16)
     current, sizes = quantization("fp8_current", "input"), torch.tensor([4])

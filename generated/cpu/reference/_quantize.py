@@ -69,9 +69,6 @@ class Quantization:
         tensor_scale: whether a second, fp32 scale spans the tensor or group (``nvfp4``).
         rounding: of elements.
         hadamard: orientation whose blocks are transformed first, or None.
-
-    Raises:
-        ValueError: the fields do not go together.
     """
 
     format: Format
@@ -86,36 +83,6 @@ class Quantization:
     tensor_scale: bool = False
     rounding: Rounding = "nearest"
     hadamard: Orientation | None = None
-
-    def __post_init__(self) -> None:
-        wanted = {
-            "max_over_amax": ("float32", ("none", "pow2_down")),
-            "mx": ("e8m0", ("pow2_up", "pow2_down")),
-            "nvfp4": ("e4m3", ("none",)),
-        }
-        dtype, rounds = wanted[self.rule]
-        problems = {
-            f"rule {self.rule!r} stores {dtype} scales": self.scale_dtype != dtype,
-            f"rule {self.rule!r} rounds {' or '.join(rounds)}": self.round not in rounds,
-            "an epsilon belongs to rule 'max_over_amax'": self.epsilon > 0
-            and self.rule != "max_over_amax",
-            "a tensor scale belongs to rule 'nvfp4'": self.tensor_scale and self.rule != "nvfp4",
-            "rule 'nvfp4' quantises to e2m1": self.rule == "nvfp4" and self.format != "e2m1",
-            "a history has one scale per tensor or group, by rule 'max_over_amax'": (
-                self.source == "history"
-                and (self.rule != "max_over_amax" or self.block != (None, None))
-            ),
-            "a margin and a history belong to source 'history'": self.source != "history"
-            and (self.margin > 0 or self.history > 0),
-            "stochastic rounding is defined for e2m1": self.rounding == "stochastic"
-            and self.format != "e2m1",
-            "the transform is defined for columnwise copies": self.hadamard == "rowwise",
-            f"the transform needs blocks of a multiple of {_RUN}": self.hadamard is not None
-            and (self.block[1] or _RUN) % _RUN != 0,
-        }
-        for problem, found in problems.items():
-            if found:
-                raise ValueError(f"{problem}; got {self}")
 
     def blocks(self, columnwise: bool) -> tuple[int | None, int | None]:
         """Rows and columns of a block in one orientation."""

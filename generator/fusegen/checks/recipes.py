@@ -1,16 +1,40 @@
-"""Recipes: every accumulation is stated, and every role has a format and a scale."""
+"""Recipes: every accumulation is stated, and what each role says goes together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..load import Source
 from ..model.dtypes import DType
 from ..model.primitives import GemmKind
 from ..model.source import Problem
-from ..model.specs import AmaxSource, RecipeSpec
+from ..model.specs import (
+    AmaxSource,
+    Extent,
+    HadamardSpec,
+    Orientation,
+    QuantizationSpec,
+    RecipeSpec,
+    Rounding,
+    ScaleRounding,
+    ScaleRule,
+    ScaleSpec,
+)
 
 _QUANTIZED = (DType.E4M3, DType.E5M2, DType.E2M1)
+
+_STORED: Mapping[ScaleRule, tuple[DType, tuple[ScaleRounding, ...]]] = {
+    ScaleRule.MAX_OVER_AMAX: (DType.FLOAT32, (ScaleRounding.NONE, ScaleRounding.POW2_DOWN)),
+    ScaleRule.MX: (DType.E8M0, (ScaleRounding.POW2_UP, ScaleRounding.POW2_DOWN)),
+    ScaleRule.NVFP4: (DType.E4M3, (ScaleRounding.NONE,)),
+}
+"""What each rule stores its scales in, and how it may round them (numerics documentation)."""
+
+_TENSOR_SCALE = ScaleSpec(DType.FLOAT32, ScaleRule.NVFP4)
+_HADAMARD = HadamardSpec(16, Orientation.COLUMNWISE)
+_PER_TENSOR = (Extent.ALL, Extent.ALL)
+
+Finding = tuple[bool, tuple[str, ...], str]
 
 
 def check_recipe(recipe: RecipeSpec, source: Source) -> Iterator[Problem]:
@@ -19,13 +43,79 @@ def check_recipe(recipe: RecipeSpec, source: Source) -> Iterator[Problem]:
         if kind not in recipe.gemm:
             yield source.problem(f"the accumulation of {kind.value} is missing", "gemm")
     for role, spec in recipe.roles.items():
-        path = ("roles", role.value)
-        if spec.format not in _QUANTIZED:
-            formats = ", ".join(dtype.value for dtype in _QUANTIZED)
-            yield source.problem(
-                f"expected a format among {formats}, got {spec.format.value}", *path, "format"
-            )
-        if (spec.scale.source is AmaxSource.HISTORY) != (spec.scale.history > 0):
-            yield source.problem(
-                "a scale from a history has 'history' above 0, another has none", *path, "scale"
-            )
+        for found, path, message in (*_scale(spec.scale, spec), *_elements(spec)):
+            if found:
+                yield source.problem(message, "roles", role.value, *path)
+
+
+def _scale(scale: ScaleSpec, spec: QuantizationSpec) -> Iterator[Finding]:
+    """Whether the fields of a scale go together."""
+    dtype, rounds = _STORED[scale.rule]
+    from_history = scale.source is AmaxSource.HISTORY
+    by_maximum = scale.rule is ScaleRule.MAX_OVER_AMAX
+    rule = f"rule {scale.rule.value!r}"
+    words = " or ".join(word.value for word in rounds)
+    yield scale.dtype is not dtype, ("scale", "dtype"), f"{rule} stores {dtype.value} scales"
+    yield scale.round not in rounds, ("scale",), f"{rule} needs 'round' to be {words}"
+    yield (
+        scale.epsilon > 0 and not by_maximum,
+        ("scale", "epsilon"),
+        "an epsilon belongs to rule 'max_over_amax'; remove it",
+    )
+    yield (
+        scale.margin > 0 and not from_history,
+        ("scale", "margin"),
+        "a margin belongs to source 'history'; remove it",
+    )
+    yield (
+        from_history != (scale.history > 0),
+        ("scale",),
+        "a scale from a history has 'history' above 0, another has none",
+    )
+    yield (
+        from_history and not (by_maximum and spec.block == _PER_TENSOR),
+        ("scale", "source"),
+        "a history has one scale per tensor: block [all, all] and rule 'max_over_amax'",
+    )
+
+
+def _elements(spec: QuantizationSpec) -> Iterator[Finding]:
+    """Whether format, tensor scale, rounding and transform go together."""
+    formats = ", ".join(dtype.value for dtype in _QUANTIZED)
+    four_bits = spec.format is DType.E2M1
+    along = spec.block[1]
+    yield (
+        spec.format not in _QUANTIZED,
+        ("format",),
+        f"expected a format among {formats}, got {spec.format.value}",
+    )
+    yield (
+        spec.scale.rule is ScaleRule.NVFP4 and not four_bits,
+        ("format",),
+        "rule 'nvfp4' quantises to e2m1",
+    )
+    yield (
+        spec.tensor_scale not in (None, _TENSOR_SCALE),
+        ("tensor_scale",),
+        "a tensor scale is {dtype: float32, rule: nvfp4}",
+    )
+    yield (
+        spec.tensor_scale is not None and spec.scale.rule is not ScaleRule.NVFP4,
+        ("tensor_scale",),
+        "a tensor scale belongs to rule 'nvfp4'; remove it",
+    )
+    yield (
+        spec.rounding is Rounding.STOCHASTIC and not four_bits,
+        ("rounding",),
+        "stochastic rounding is defined for e2m1",
+    )
+    yield (
+        spec.hadamard not in (None, _HADAMARD),
+        ("hadamard",),
+        "the transform is {size: 16, orientation: columnwise}",
+    )
+    yield (
+        spec.hadamard is not None and along is not Extent.ALL and along % _HADAMARD.size != 0,
+        ("block",),
+        f"a transform needs blocks of a multiple of {_HADAMARD.size} elements",
+    )
