@@ -113,6 +113,15 @@ Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
   return {static_cast<int>(error), "cudaLaunchKernelEx"};
 }
 
+// A product of no tokens: its operands have no memory that a descriptor could describe, and only
+// wgrad has results.
+template <Gemm kind, class Element>
+Status multiply_nothing(const GemmArguments& in, cudaStream_t stream) {
+  if (kind != Gemm::wgrad) return {};
+  const size_t bytes = size_t(in.groups) * size_t(in.n) * size_t(in.k) * sizeof(Element);
+  return {static_cast<int>(cudaMemsetAsync(in.d, 0, bytes, stream)), "cudaMemsetAsync"};
+}
+
 // Internal linkage, as of the kernel: the static below would otherwise be one object for every
 // shared library of the process that was built from this header (STB_GNU_UNIQUE), while each
 // library has kernels of its own to configure.
@@ -120,7 +129,7 @@ template <Gemm kind, class Element, class Config>
 static Status launch_gemm(const GemmArguments& in, cudaStream_t stream) {
   using T = Traits<kind, Element, Config>;
   if (Status status = check_arguments(in); !status.ok()) return status;
-  if (kind != Gemm::wgrad && in.tokens == 0) return {};
+  if (in.tokens == 0) return multiply_nothing<kind, Element>(in, stream);
   CUtensorMap a, b, d;
   if (Status status = encode_operands<kind, Element, T, Config>(in, &a, &b, &d); !status.ok()) {
     return status;

@@ -97,7 +97,8 @@ Status check_fp8_arguments(const Fp8GemmArguments& in) {
   if (in.pitch_b < depth || in.pitch_b % 16 != 0) {
     return {kInvalid, "pitch_b: a multiple of 16, at least the contraction"};
   }
-  if (in.scale_a == nullptr || in.scale_b == nullptr) return {kInvalid, "scale_a and scale_b"};
+  const bool has_scales = in.scale_a != nullptr && in.scale_b != nullptr;
+  if (g.tokens > 0 && !has_scales) return {kInvalid, "scale_a and scale_b"};
   return {};
 }
 
@@ -107,7 +108,7 @@ template <Gemm kind, class A, class B, class Element, Fp8Scaling scaling, Accumu
 static Status launch_fp8_gemm(const Fp8GemmArguments& in, cudaStream_t stream) {
   using T = Fp8Traits<kind, A, B, scaling, accumulation, Config>;
   if (Status status = check_fp8_arguments<kind>(in); !status.ok()) return status;
-  if (kind != Gemm::wgrad && in.gemm.tokens == 0) return {};
+  if (in.gemm.tokens == 0) return multiply_nothing<kind, Element>(in.gemm, stream);
   CUtensorMap a, b, d;
   Scales<kind, scaling> scales;
   if (Status status = encode_fp8_operands<kind, Element, T>(in, &a, &b, &d); !status.ok()) {

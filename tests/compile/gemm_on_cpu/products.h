@@ -1,0 +1,387 @@
+// Runs whole products of the kernels on cases from standard input and compares every element with
+// float64. A program is this header and a list of products: see main_of.
+//
+// Whatever a kernel must not use is NaN: codes past a row's end and past the last token, scales of
+// empty groups, results before they are written, shared memory.
+#pragma once
+
+#include <cmath>
+#include <iostream>
+#include <limits>
+#include <sstream>
+
+#include "device.h"
+#include "fusegen/launch_fp8_sm90.cuh"
+
+namespace sim {
+
+using fusegen::Accumulation;
+using fusegen::Fp8GemmArguments;
+using fusegen::Fp8Scaling;
+using fusegen::Gemm;
+using fusegen::GemmArguments;
+using fusegen::Status;
+using Result = __nv_bfloat16;
+
+inline std::mt19937 random_numbers;
+
+inline float random_value() { return std::normal_distribution<float>()(random_numbers); }
+inline float random_scale() {
+  return std::uniform_real_distribution<float>(0.3f, 3.0f)(random_numbers);
+}
+
+constexpr int64_t ceil_div(int64_t extent, int64_t size) { return (extent + size - 1) / size; }
+
+struct Case {
+  std::string name;
+  int64_t tokens, n, k;
+  int sm_count;
+  bool bias, scale_per_group;  // the latter where scales are per tensor
+  std::vector<int64_t> splits;  // none: dense
+
+  bool dense() const { return splits.empty(); }
+  int64_t groups() const { return dense() ? 1 : int64_t(splits.size()); }
+};
+
+inline bool read_case(std::istream& in, Case* out) {
+  int64_t groups;
+  if (!(in >> out->name >> out->tokens >> out->n >> out->k >> out->sm_count >> out->bias >>
+        out->scale_per_group >> groups)) {
+    return false;
+  }
+  out->splits.resize(size_t(groups));
+  for (int64_t& size : out->splits) in >> size;
+  return true;
+}
+
+// A tensor that copies may reach, while it lives.
+template <class Value>
+class Buffer {
+ public:
+  Buffer(int64_t count, Value fill) : raw_(size_t(count) + 2 * kMargin, fill), count_(count) {
+    const uint64_t begin = reinterpret_cast<uint64_t>(raw_.data() + kMargin / 2);
+    values_ = reinterpret_cast<Value*>((begin + kAlignment - 1) / kAlignment * kAlignment);
+    const uint64_t address = reinterpret_cast<uint64_t>(values_);
+    allocations.push_back({address, address + uint64_t(count) * sizeof(Value)});
+  }
+  Buffer(const Buffer&) = delete;
+
+  Value* data() { return values_; }
+  int64_t count() const { return count_; }
+  Value& operator[](int64_t i) {
+    if (i < 0 || i >= count_) fail("the test itself: index %ld of %ld", long(i), long(count_));
+    return values_[i];
+  }
+
+ private:
+  static constexpr size_t kAlignment = 32, kMargin = 64;
+  std::vector<Value> raw_;
+  int64_t count_;
+  Value* values_;
+};
+
+// A product of one case: its extents and the places of its elements, in the layouts that gemm.h
+// and gemm_fp8.h describe. Rows and depth count from the beginning of a group.
+struct Problem {
+  Gemm kind;
+  Case in;
+  std::vector<int64_t> begins, ends;
+
+  Problem(Gemm kind, const Case& in) : kind(kind), in(in) {
+    int64_t end = 0;
+    for (int64_t g = 0; g < in.groups(); ++g) {
+      begins.push_back(end);
+      const int64_t wanted = in.dense() ? in.tokens : in.splits[size_t(g)];
+      end += std::clamp<int64_t>(wanted, 0, in.tokens - end);
+      ends.push_back(end);
+    }
+  }
+
+  bool wgrad() const { return kind == Gemm::wgrad; }
+  bool fprop() const { return kind == Gemm::fprop; }
+  int64_t begin(int64_t g) const { return begins[size_t(g)]; }
+  int64_t tokens(int64_t g) const { return ends[size_t(g)] - begin(g); }
+  int64_t rows(int64_t g) const { return wgrad() ? in.n : tokens(g); }
+  int64_t columns() const { return fprop() ? in.n : in.k; }
+  int64_t weight_depth() const { return fprop() ? in.k : in.n; }
+  int64_t depth(int64_t g) const { return wgrad() ? tokens(g) : weight_depth(); }
+  int64_t weights() const { return in.groups() * in.n * in.k; }
+
+  int64_t results() const { return wgrad() ? weights() : in.tokens * columns(); }
+  int64_t result_at(int64_t g, int64_t row, int64_t column) const {
+    return ((wgrad() ? g * in.n : begin(g)) + row) * columns() + column;
+  }
+
+  // 16 bits.
+  int64_t plain_a(int64_t g, int64_t row, int64_t k) const {
+    return wgrad() ? (begin(g) + k) * in.n + row : (begin(g) + row) * weight_depth() + k;
+  }
+  int64_t plain_b(int64_t g, int64_t column, int64_t k) const {
+    switch (kind) {
+      case Gemm::fprop: return (g * in.n + column) * in.k + k;
+      case Gemm::dgrad: return (g * in.n + k) * in.k + column;
+      case Gemm::wgrad: return (begin(g) + k) * in.k + column;
+    }
+    return -1;
+  }
+
+  // 8 bits.
+  int64_t padded(int64_t g) const { return 32 * (begin(g) / 32 + g); }
+  int64_t padded_tokens() const { return 32 * (in.tokens / 32 + in.groups()); }
+  int64_t stored_tokens() const { return in.dense() ? in.tokens : padded_tokens(); }
+  int64_t pitch() const { return ceil_div(wgrad() ? stored_tokens() : weight_depth(), 16) * 16; }
+  int64_t codes_a() const { return (wgrad() ? in.n : in.tokens) * pitch(); }
+  int64_t codes_b() const { return (wgrad() ? in.k : in.groups() * columns()) * pitch(); }
+  int64_t code_a(int64_t g, int64_t row, int64_t k) const {
+    return wgrad() ? row * pitch() + padded(g) + k : (begin(g) + row) * pitch() + k;
+  }
+  int64_t code_b(int64_t g, int64_t column, int64_t k) const {
+    return wgrad() ? column * pitch() + padded(g) + k : (g * columns() + column) * pitch() + k;
+  }
+
+  // Scales in blocks of 128.
+  int64_t token_blocks() const {
+    return in.dense() ? ceil_div(in.tokens, 128) : in.tokens / 128 + in.groups();
+  }
+  int64_t token_block(int64_t g, int64_t k) const { return begin(g) / 128 + g + k / 128; }
+  int64_t weight_block(int64_t g, int64_t row, int64_t column) const {
+    const int64_t across = ceil_div(in.k, 128);
+    return (g * ceil_div(in.n, 128) + row / 128) * across + column / 128;
+  }
+};
+
+template <Fp8Scaling scaling>
+struct ScalePlaces : Problem {
+  explicit ScalePlaces(const Problem& problem) : Problem(problem) {}
+
+  int64_t count_a() const {
+    switch (scaling) {
+      case Fp8Scaling::tensor: return in.scale_per_group ? in.groups() : 1;
+      case Fp8Scaling::row: return wgrad() ? in.groups() * in.n : in.tokens;
+      case Fp8Scaling::block:
+        return wgrad() ? token_blocks() * in.n : ceil_div(weight_depth(), 128) * padded_tokens();
+    }
+    return 0;
+  }
+  int64_t count_b() const {
+    switch (scaling) {
+      case Fp8Scaling::tensor: return in.scale_per_group ? in.groups() : 1;
+      case Fp8Scaling::row: return in.groups() * columns();
+      case Fp8Scaling::block:
+        return wgrad() ? token_blocks() * in.k
+                       : in.groups() * ceil_div(in.n, 128) * ceil_div(in.k, 128);
+    }
+    return 0;
+  }
+  int64_t scale_a(int64_t g, int64_t row, int64_t k) const {
+    switch (scaling) {
+      case Fp8Scaling::tensor: return in.scale_per_group ? g : 0;
+      case Fp8Scaling::row: return (wgrad() ? g * in.n : begin(g)) + row;
+      case Fp8Scaling::block:
+        return wgrad() ? token_block(g, k) * in.n + row
+                       : k / 128 * padded_tokens() + padded(g) + row;
+    }
+    return -1;
+  }
+  int64_t scale_b(int64_t g, int64_t column, int64_t k) const {
+    switch (scaling) {
+      case Fp8Scaling::tensor: return in.scale_per_group ? g : 0;
+      case Fp8Scaling::row: return g * columns() + column;
+      case Fp8Scaling::block:
+        if (wgrad()) return token_block(g, k) * in.k + column;
+        return fprop() ? weight_block(g, column, k) : weight_block(g, k, column);
+    }
+    return -1;
+  }
+};
+
+// One group's operand as numbers.
+struct Matrix {
+  int64_t depth;
+  std::vector<double> values;
+
+  template <class Element>
+  Matrix(int64_t rows, int64_t depth, Element element) : depth(depth) {
+    values.reserve(size_t(rows * depth));
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t k = 0; k < depth; ++k) values.push_back(element(row, k));
+    }
+  }
+  const double* row(int64_t index) const { return values.data() + index * depth; }
+};
+
+struct Operands {
+  std::vector<Matrix> a, b;  // per group: [rows, depth], [columns, depth]
+};
+
+// The sum of products and that of their magnitudes.
+struct Sum {
+  double value = 0, magnitude = 0;
+
+  void add(double term) {
+    value += term;
+    magnitude += std::fabs(term);
+  }
+};
+
+// One rounding to 16 bits, and those of fp32 sums: far less than any single wrong product.
+inline bool is_close(double found, const Sum& wanted) {
+  constexpr double kResult = 1.0 / 256, kSums = 2e-6;
+  const double bound = kResult * std::fabs(wanted.value) + kSums * wanted.magnitude;
+  return std::fabs(found - wanted.value) <= bound;  // NaN is not
+}
+
+inline void check_results(const Problem& problem, const Operands& operands, Buffer<Result>& results,
+                          Buffer<Result>& bias, bool has_bias) {
+  for (int64_t g = 0; g < problem.in.groups(); ++g) {
+    const Matrix &a = operands.a[size_t(g)], &b = operands.b[size_t(g)];
+    for (int64_t row = 0; row < problem.rows(g); ++row) {
+      for (int64_t column = 0; column < problem.columns(); ++column) {
+        Sum sum;
+        for (int64_t k = 0; k < a.depth; ++k) sum.add(a.row(row)[k] * b.row(column)[k]);
+        if (has_bias) sum.add(__bfloat162float(bias[g * problem.in.n + column]));
+        const double found = __bfloat162float(results[problem.result_at(g, row, column)]);
+        if (is_close(found, sum)) continue;
+        fail("group %ld, row %ld, column %ld is %g, not %g", long(g), long(row), long(column),
+             found, sum.value);
+      }
+    }
+  }
+  if (problem.wgrad()) return;
+  for (int64_t i = problem.ends.back() * problem.columns(); i < results.count(); ++i) {
+    if (__bfloat162float(results[i]) != 0) fail("a row that no group has is not zero");
+  }
+}
+
+inline void check_status(const Status& status) {
+  if (!status.ok()) fail("the launch says: %s", status.call);
+}
+
+// Arguments and results that all products have.
+struct Common {
+  Buffer<Result> results, bias;
+  Buffer<int64_t> splits;
+  bool has_bias;
+  GemmArguments arguments;
+
+  Common(const Problem& problem, const void* a, const void* b)
+      : results(problem.results(), nan()),
+        bias(problem.in.groups() * problem.in.n, nan()),
+        splits(problem.in.groups(), 0),
+        has_bias(problem.fprop() && problem.in.bias) {
+    const Case& in = problem.in;
+    for (int64_t i = 0; i < bias.count(); ++i) bias[i] = __float2bfloat16(10 * random_value());
+    std::copy(in.splits.begin(), in.splits.end(), splits.data());
+    arguments = {a, b, has_bias ? bias.data() : nullptr, results.data(),
+                 in.dense() ? nullptr : splits.data(), in.tokens, in.groups(), in.n, in.k,
+                 in.sm_count};
+  }
+  static Result nan() { return __float2bfloat16(std::numeric_limits<float>::quiet_NaN()); }
+};
+
+template <Gemm kind, class Config>
+void run_plain(const Case& in) {
+  using Element = __nv_bfloat16;
+  const Problem problem(kind, in);
+  Buffer<Element> a(in.tokens * (problem.fprop() ? in.k : in.n), Common::nan());
+  Buffer<Element> b(problem.wgrad() ? in.tokens * in.k : problem.weights(), Common::nan());
+  const auto draw = [](Element& value) {
+    value = __float2bfloat16(random_value());
+    return double(__bfloat162float(value));
+  };
+  Operands operands;
+  for (int64_t g = 0; g < in.groups(); ++g) {
+    operands.a.emplace_back(problem.rows(g), problem.depth(g), [&](int64_t row, int64_t k) {
+      return draw(a[problem.plain_a(g, row, k)]);
+    });
+    operands.b.emplace_back(problem.columns(), problem.depth(g), [&](int64_t column, int64_t k) {
+      return draw(b[problem.plain_b(g, column, k)]);
+    });
+  }
+  Common common(problem, a.data(), b.data());
+  check_status(fusegen::launch_gemm<kind, Result, Config>(common.arguments, nullptr));
+  check_results(problem, operands, common.results, common.bias, common.has_bias);
+}
+
+// Codes and scales of one operand, both NaN until drawn.
+template <class Code>
+struct Quantized {
+  static constexpr uint8_t kNan = 0x7f;  // in both formats
+
+  Buffer<uint8_t> codes;
+  Buffer<float> scales;
+
+  Quantized(int64_t code_count, int64_t scale_count)
+      : codes(code_count, kNan), scales(scale_count, std::numeric_limits<float>::quiet_NaN()) {}
+
+  double draw(int64_t code_at, int64_t scale_at) {
+    const Code code(random_value());
+    codes[code_at] = code.__x;
+    float& scale = scales[scale_at];
+    if (std::isnan(scale)) scale = random_scale();
+    return double(float(code)) * scale;
+  }
+
+  // Zeros after a group's tokens up to a multiple of 32.
+  void pad_tokens(const Problem& problem, int64_t rows) {
+    for (int64_t g = 0; g < problem.in.groups(); ++g) {
+      const int64_t tokens = problem.tokens(g), end = ceil_div(tokens, 32) * 32;
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t k = tokens; k < end; ++k) codes[problem.code_a(g, row, k)] = 0;
+      }
+    }
+  }
+};
+
+template <Gemm kind, class A, class B, Fp8Scaling scaling, Accumulation accumulation, class Config>
+void run_fp8(const Case& in) {
+  const ScalePlaces<scaling> problem{Problem(kind, in)};
+  Quantized<A> a(problem.codes_a(), problem.count_a());
+  Quantized<B> b(problem.codes_b(), problem.count_b());
+  Operands operands;
+  for (int64_t g = 0; g < in.groups(); ++g) {
+    operands.a.emplace_back(problem.rows(g), problem.depth(g), [&](int64_t row, int64_t k) {
+      return a.draw(problem.code_a(g, row, k), problem.scale_a(g, row, k));
+    });
+    operands.b.emplace_back(problem.columns(), problem.depth(g), [&](int64_t column, int64_t k) {
+      return b.draw(problem.code_b(g, column, k), problem.scale_b(g, column, k));
+    });
+  }
+  if (problem.wgrad() && !in.dense()) {
+    a.pad_tokens(problem, in.n);
+    b.pad_tokens(problem, in.k);
+  }
+  Common common(problem, a.codes.data(), b.codes.data());
+  const Fp8GemmArguments arguments{common.arguments, problem.pitch(),  problem.pitch(),
+                                   a.scales.data(),  b.scales.data(),  in.scale_per_group,
+                                   in.scale_per_group};
+  check_status(fusegen::launch_fp8_gemm<kind, A, B, Result, scaling, accumulation, Config>(
+      arguments, nullptr));
+  check_results(problem, operands, common.results, common.bias, common.has_bias);
+}
+
+struct Product {
+  const char* name;
+  void (*run)(const Case&);
+};
+
+// Runs the product that the command line names on every case; the first fault ends the program.
+inline int main_of(const std::vector<Product>& products, int count, char** arguments) {
+  const std::string wanted = count == 2 ? arguments[1] : "";
+  const auto named = [&](const Product& product) { return product.name == wanted; };
+  const auto product = std::find_if(products.begin(), products.end(), named);
+  if (product == products.end()) fail("no product of this name: '%s'", wanted.c_str());
+  int cases = 0;
+  for (Case in; read_case(std::cin, &in); ++cases) {
+    running = wanted + ", " + in.name;
+    allocations.clear();
+    tensor_maps.clear();
+    random_numbers.seed(unsigned(cases) + 1);
+    order_of_threads.seed(unsigned(cases) + 1);
+    product->run(in);
+  }
+  std::printf("%d cases\n", cases);
+  return 0;
+}
+
+}  // namespace sim

@@ -1,0 +1,1 @@
+#pragma once  // stmatrix, which epilogue.cuh writes itself: see without_ptx.py

@@ -1,0 +1,73 @@
+"""Copies of the device headers that a host compiler takes: PTX becomes calls of the simulation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The statement of a header that holds `instruction`, and the C++ that takes its place."""
+
+    instruction: str
+    code: str
+
+
+_PAIRS = ", ".join(
+    f"round_pair(in[i * 8 + {at}], in[i * 8 + {at + 1}], Element())" for at in (0, 2, 4, 6)
+)
+REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
+    "gemm_sm90.cuh": (
+        # Kernels run one after another.
+        Replacement("griddepcontrol.wait", ""),
+        Replacement("griddepcontrol.launch_dependents", ""),
+    ),
+    "epilogue.cuh": (
+        Replacement("stmatrix.sync", f"sim::store_matrices(address, {{{_PAIRS}}});"),
+        Replacement("tensor.4d.global", "sim::store_box(map, buffer, {at.x, at.y, at.z, at.w});"),
+        Replacement("tensor.3d.global", "sim::store_box(map, buffer, {at.x, at.y, at.z});"),
+    ),
+    "scales_sm90.cuh": (
+        Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
+        Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
+        Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),
+    ),
+}
+SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"
+SHARED_ON_CPU = "uint8_t* const shared = sim::shared_memory();"
+ASM = "asm volatile("
+
+
+def _included(folder: Path, name: str) -> Iterator[str]:
+    yield name
+    for other in re.findall(r'^#include "(.+)"$', (folder / name).read_text(), re.MULTILINE):
+        yield from _included(folder, other)
+
+
+def _replace(text: str, replacement: Replacement, name: str) -> str:
+    quoted = re.findall(rf'"[^"\n]*{re.escape(replacement.instruction)}', text)
+    assert len(quoted) == 1, f"{name} no longer has one {replacement.instruction}"
+    inside = text.index(quoted[0])
+    begin, end = text.rindex(ASM, 0, inside), text.index(");", inside) + len(");")
+    return text[:begin] + replacement.code + text[end:]
+
+
+def _on_cpu(name: str, text: str) -> str:
+    for replacement in REPLACEMENTS.get(name, ()):
+        text = _replace(text, replacement, name)
+    text = text.replace(SHARED, SHARED_ON_CPU)
+    code = re.sub(r"//.*", "", text)
+    for rest in (ASM, "__shared__"):
+        assert rest not in code, f"{name} holds {rest} that {Path(__file__).name} does not replace"
+    return text
+
+
+def headers_on_cpu(folder: Path, first: str) -> dict[str, str]:
+    """Name -> text of the header `first` of a folder and of all that it includes from there."""
+    names = sorted(set(_included(folder, first)))
+    unused = REPLACEMENTS.keys() - set(names)
+    assert not unused, f"{first} no longer includes {unused}"
+    return {name: _on_cpu(name, (folder / name).read_text()) for name in names}
