@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from fusegen.demo import Corpus, DemoConfig, DemoError, HeldOut, Probe, Sample, Step
 
-CELL = "grouped_mlp__bf16"
+MODULE = "grouped_mlp"
 CLASS = "GroupedMLP"
 BYTES = 256
 BALANCE = 0.01
@@ -265,7 +265,7 @@ def copy_parameters(source: nn.Module, target: nn.Module) -> None:
     if expected != got:
         wrong = sorted(set(expected.items()) ^ set(got.items()))
         raise DemoError(
-            f"{CELL}.{CLASS}: expected the parameters fc1.weight [E, 2*I, H] and fc2.weight "
+            f"{MODULE}.{CLASS}: expected the parameters fc1.weight [E, 2*I, H] and fc2.weight "
             f"[E, H, I] alone, got differences at {wrong}; generate the bundle again"
         )
     with torch.no_grad():
@@ -477,13 +477,13 @@ def _gradient_differences(plain: nn.Module, generated: nn.Module) -> Iterator[tu
         got = generated.get_parameter(name).grad
         if expected is None or got is None:
             raise DemoError(
-                f"{CELL}.{CLASS}: expected a gradient for {name}, got none; run the bundle's "
+                f"{MODULE}.{CLASS}: expected a gradient for {name}, got none; run the bundle's "
                 f"own tests to see which operand loses it"
             )
         difference = ((got.float() - expected.float()).norm() / expected.float().norm()).item()
         if not math.isfinite(difference):
             raise DemoError(
-                f"{CELL}.{CLASS}: expected a finite gradient for {name}, got a relative "
+                f"{MODULE}.{CLASS}: expected a finite gradient for {name}, got a relative "
                 f"difference of {difference}; run the bundle's own tests"
             )
         yield name, difference
@@ -535,25 +535,25 @@ def device_name(device: str) -> str:
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
-def load_experts(bundle: Path, arch: str) -> ExpertsFactory:
+def load_experts(bundle: Path, arch: str, recipe: str = "bf16") -> ExpertsFactory:
     """Import `GroupedMLP` from the bundle's folder, which need not be on `sys.path`.
 
     Raises:
         DemoError: the folder or the module is not there, or has no such class.
     """
-    folder = bundle.resolve()
-    for needed in (folder / "__init__.py", folder / f"{CELL}.py"):
+    folder, cell = bundle.resolve(), f"{MODULE}__{recipe}"
+    for needed in (folder / "__init__.py", folder / f"{cell}.py"):
         if not needed.is_file():
             raise DemoError(
                 f"{needed}: expected a file of a generated bundle, got none; run: fusegen "
-                f"generate --arch {arch} --module grouped_mlp --recipe bf16 --out {bundle.parent}"
+                f"generate --arch {arch} --module {MODULE} --recipe {recipe} --out {bundle.parent}"
             )
     package = _import_package(folder)
-    module = importlib.import_module(f"{package.__name__}.{CELL}")
+    module = importlib.import_module(f"{package.__name__}.{cell}")
     factory = getattr(module, CLASS, None)
     if factory is None:
         raise DemoError(
-            f"{folder / f'{CELL}.py'}: expected a class {CLASS}, got none; generate it again"
+            f"{folder / f'{cell}.py'}: expected a class {CLASS}, got none; generate it again"
         )
     return cast(ExpertsFactory, factory)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -16,3 +19,19 @@ def test_moe_layer_learns() -> None:
     assert result.returncode == 0, result.stderr
     ratio = re.search(r"fell to (\d+)%", result.stdout)
     assert ratio and int(ratio[1]) < 60, result.stdout
+
+
+@pytest.mark.slow
+def test_every_recipe_learns(tmp_path: Path) -> None:
+    words = [sys.executable, str(EXAMPLES / "train_recipes.py"), "--steps", "12"]
+    result = subprocess.run(
+        [*words, "--out", str(tmp_path)], capture_output=True, text=True, cwd="/"
+    )
+    assert result.returncode == 0, result.stderr
+    runs = json.loads((tmp_path / "recipes_cpu.json").read_text())["runs"]
+    assert len(runs) == 7 and (tmp_path / "recipes_cpu.png").stat().st_size > 10_000
+    for recipe, run in runs.items():
+        first, last = run["curve"][0], run["curve"][-1]
+        assert first > 5 and last < 0.75 * first, recipe
+        assert abs(run["final_loss"] / runs["bf16"]["final_loss"] - 1) < 0.02, recipe
+        assert recipe == "bf16" or run["curve"] != runs["bf16"]["curve"], recipe

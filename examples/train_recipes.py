@@ -1,0 +1,149 @@
+"""Train one small mixture-of-experts language model under every recipe and compare the losses.
+
+    python examples/train_recipes.py                                  # the CPU bundle
+    python examples/train_recipes.py --bundle generated/sm_90a --arch sm_90a
+
+All models start from the same weights and read the same batches of the Python standard library's
+sources; only the numerics of the experts' products differ.  Writes the curves to
+`examples/recipes_<arch>.json` and `.png`, and prints each recipe's loss against bf16's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from fusegen import demo, demo_model
+
+ROOT = Path(__file__).resolve().parents[1]
+BASELINE = "bf16"
+RECIPES = (BASELINE, "fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
+SEED = 0
+POINTS = 100
+"""How many means of neighbouring steps a curve is recorded and drawn with."""
+
+SMALL = replace(
+    demo.CPU_CONFIG, hidden=64, intermediate=128, experts=4, layers=1, batch=8, held_out_batches=64
+)
+"""So small because a CPU computes every format in software."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One recipe's training.
+
+    Attributes:
+        curve: mean losses of equal runs of steps, nats per byte.
+        final_loss: mean over the last tenth of the steps.
+        held_out_loss: after training, on files never trained on.
+    """
+
+    curve: tuple[float, ...]
+    final_loss: float
+    held_out_loss: float
+
+
+def train(
+    bundle: Path, arch: str, recipe: str, config: demo.DemoConfig, data: demo_model.Batches
+) -> Run:
+    """Train under one recipe from the common start."""
+    device = "cpu" if arch == "cpu" else "cuda"
+    factory = demo_model.load_experts(bundle, arch, recipe)
+    torch.manual_seed(SEED)  # the seed of stochastic rounding
+    model = demo_model.ByteModel(config, factory, device)
+    demo_model.initialise(model, SEED)
+    optimiser = demo_model.MasterAdamW(model, config.steps, config.learning_rate)
+    trainee = demo_model.Trainee(model, optimiser, device)
+    losses = [trainee.step(*data.train(step)).loss for step in range(config.steps)]
+    model.eval()
+    return Run(
+        curve=tuple(means(losses)),
+        final_loss=fmean(losses[-max(1, config.steps // 10) :]),
+        held_out_loss=trainee.held_out(data),
+    )
+
+
+def means(losses: list[float]) -> Iterator[float]:
+    """At most `POINTS` means over runs of equal length."""
+    length = -(-len(losses) // POINTS)
+    for first in range(0, len(losses), length):
+        yield round(fmean(losses[first : first + length]), 5)
+
+
+def table(runs: Mapping[str, Run]) -> str:
+    """Final losses, and their ratios to the baseline's."""
+    lines = [f"{'recipe':12}  final loss          held out"]
+    base = runs[BASELINE]
+    for recipe, run in runs.items():
+        final, held_out = run.final_loss, run.held_out_loss
+        lines.append(
+            f"{recipe:12}  {final:.4f} ({final / base.final_loss - 1:+.2%})"
+            f"    {held_out:.4f} ({held_out / base.held_out_loss - 1:+.2%})"
+        )
+    return "\n".join(lines)
+
+
+def draw(runs: Mapping[str, Run], steps: int, title: str, output: Path) -> None:
+    """Every curve, and below it the ratio to the baseline's."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 7.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    losses, ratios = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    base = runs[BASELINE].curve
+    ends = [(index + 1) * steps / len(base) for index in range(len(base))]
+    for recipe, run in runs.items():
+        losses.plot(ends, run.curve, lw=1.0, label=recipe)
+        percent = [100 * (loss / other - 1) for loss, other in zip(run.curve, base, strict=True)]
+        ratios.plot(ends, percent, lw=1.0)
+    losses.set_title(title)
+    losses.set_ylabel("loss, nats per byte")
+    losses.legend()
+    ratios.set_ylabel(f"above {BASELINE}, %")
+    ratios.set_xlabel("step")
+    for axes in (losses, ratios):
+        axes.grid(alpha=0.3)
+    figure.savefig(output, dpi=110)
+
+
+def main() -> None:
+    """Train, print, record and draw."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--bundle", type=Path, default=ROOT / "generated" / "cpu")
+    parser.add_argument("--arch", default="cpu")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=ROOT / "examples")
+    words = parser.parse_args()
+    config = replace(SMALL if words.arch == "cpu" else demo.GPU_CONFIG, steps=words.steps)
+    device = "cpu" if words.arch == "cpu" else "cuda"
+    demo_model.check_device(device, words.arch)
+    data = demo_model.Batches(demo.load_corpus(), config, device, SEED)
+    runs: dict[str, Run] = {}
+    for recipe in RECIPES:
+        runs[recipe] = train(words.bundle, words.arch, recipe, config, data)
+        print(f"{recipe}: {runs[recipe].final_loss:.4f}", flush=True)
+    print(table(runs))
+    name = demo_model.device_name(device)
+    facts = {
+        "date": datetime.date.today().isoformat(),
+        "device": name,
+        "torch": torch.__version__,
+        "config": asdict(config),
+        "runs": {recipe: asdict(run) for recipe, run in runs.items()},
+    }
+    output = words.out / f"recipes_{words.arch}.json"
+    output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    title = f"{config.steps} steps of the same model under every recipe ({name})"
+    draw(runs, config.steps, title, output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
