@@ -1,0 +1,1 @@
+"""Checks and timings of single kernels, built from the headers that bundles vendor."""

@@ -1,0 +1,23 @@
+// One FP8 product behind C functions; build.py says which by macros.
+#include "launch_fp8_sm90.cuh"
+
+using namespace fusegen;
+
+using Point = Config<TILE_M, TILE_N, TILE_K, TILE_CLUSTER, Schedule::TILE_SCHEDULE, TILE_BUFFERS>;
+
+extern "C" int launch(const Fp8GemmArguments* in, void* stream, const char** call) {
+  const Status status = launch_fp8_gemm<Gemm::KIND, FORMAT_A, FORMAT_B, ELEMENT,
+                                        Fp8Scaling::SCALING, Accumulation::ACCUMULATION, Point>(
+      *in, static_cast<cudaStream_t>(stream));
+  *call = status.call;
+  return status.code;
+}
+
+// Stages, store buffers and bytes of shared memory.
+extern "C" void describe(int* out) {
+  using Traits = Fp8Traits<Gemm::KIND, FORMAT_A, FORMAT_B, Fp8Scaling::SCALING,
+                           Accumulation::ACCUMULATION, Point>;
+  out[0] = Traits::kStages;
+  out[1] = Traits::kBuffers;
+  out[2] = Traits::kUsedBytes;
+}

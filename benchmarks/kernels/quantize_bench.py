@@ -1,0 +1,282 @@
+"""Quantise kernels, and those around them, against the device's copy bandwidth of the same run.
+
+Rates count every byte once that must be read or written: the input, codes and, of what has no
+codes, the results. Scales, at most 1/16 byte an element each, are left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import common
+import torch
+from common import OURS, Row
+from torch import Tensor
+
+from kernels import build
+
+sys.path.insert(0, str(build.COMPILE_TESTS.parent))
+
+harness: Any = importlib.import_module(f"{build.COMPILE_TESTS.name}.quantize_harness")
+
+TOKENS, COLUMNS = 16384, 8192  # 256 MiB of bf16: larger than the cache
+GROUPS = 128
+ALIGNMENT = 32  # of groups in columnwise copies
+SLOTS = 1024  # of an amax history
+DEVICE = "cuda"
+HALF = 0  # bf16
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A kernel of quantize_kernels.cuh and what it is timed with.
+
+    Attributes:
+        name: in results.
+        config: its number there.
+        bits: of a code.
+        copies: which copies are made: "rowwise", "columnwise" or "both".
+        column_amax: whether the columnwise copy reads an amax per column.
+        token_major: whether rowwise scales lie as products read them.
+        extras: further buffers that are read or written, by the argument's name.
+    """
+
+    name: str
+    config: int
+    bits: int = 8
+    copies: tuple[str, ...] = ("rowwise", "columnwise", "both")
+    column_amax: bool = False
+    token_major: bool = False
+    extras: tuple[tuple[str, ...], ...] = ((),)
+
+
+RECIPES = (
+    Recipe("tensor", 0),
+    Recipe("tensor", 0, copies=("both",), extras=(("scale", "folded_amax"),)),
+    Recipe("row", 2, column_amax=True),
+    Recipe("block_1x128", 3, token_major=True),
+    Recipe("block_1x128", 3, copies=("both",), token_major=True, extras=(("row_sums",),)),
+    Recipe("block_128x128", 4, copies=("both",)),
+    Recipe("mx_1x32", 5, copies=("both",)),
+    Recipe("nv_1x16", 8, bits=4, copies=("both",)),
+    Recipe("nv_1x16_both", 12, bits=4, copies=("both",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor [TOKENS, COLUMNS] and buffers that are long enough for every recipe."""
+
+    name: str
+    splits: Tensor | None
+    x: Tensor
+    codes: Tensor = field(default_factory=lambda: _empty(4 * TOKENS * COLUMNS, torch.uint8))
+    row_scales: Tensor = field(default_factory=lambda: _empty(TOKENS * (COLUMNS // 16 + 64)))
+    column_scales: Tensor = field(default_factory=lambda: _empty((TOKENS // 16 + GROUPS) * COLUMNS))
+    sums: Tensor = field(default_factory=lambda: _empty((TOKENS // 128 + GROUPS + 1) * COLUMNS))
+    amax: Tensor = field(
+        default_factory=lambda: torch.ones(TOKENS + GROUPS * COLUMNS, device=DEVICE)
+    )
+    history: Tensor = field(default_factory=lambda: torch.ones(SLOTS, GROUPS, device=DEVICE))
+    scale: Tensor = field(default_factory=lambda: torch.ones(GROUPS, device=DEVICE))
+    random: Tensor = field(default_factory=lambda: torch.tensor([1, 2], device=DEVICE))
+
+    @property
+    def groups(self) -> int:
+        """How many groups of rows."""
+        return 1 if self.splits is None else GROUPS
+
+    @property
+    def padded_rows(self) -> int:
+        """Length of a row of the columnwise copy."""
+        if self.splits is None:
+            return TOKENS
+        return ALIGNMENT * (TOKENS // ALIGNMENT + GROUPS)
+
+    def sizes(self) -> dict[str, int]:
+        """What all launches are told."""
+        return {"rows": TOKENS, "columns": COLUMNS, "groups": self.groups}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One launch to time.
+
+    Attributes:
+        case: its name in results.
+        run: launches it.
+        bytes: that it must read and write.
+    """
+
+    case: str
+    run: Callable[[], None]
+    bytes: int
+
+
+def _empty(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(count, device=DEVICE, dtype=dtype)
+
+
+def _inputs() -> Iterator[Input]:
+    """Dense and ragged; one after the other, since each has buffers of its own."""
+    x = common.normal(TOKENS, COLUMNS)
+    yield Input("dense", None, x)
+    generator = torch.Generator().manual_seed(5)
+    weights = torch.rand(GROUPS, generator=generator) + 0.2
+    sizes = (weights / weights.sum() * TOKENS).long()
+    sizes[0] += TOKENS - sizes.sum()
+    yield Input(f"ragged{GROUPS}", sizes.to(DEVICE), x)
+
+
+# ---- quantise
+
+
+def _pitch(elements: int, bits: int) -> int:
+    return int(harness.round_up(elements * bits // 8, 16))
+
+
+def _rowwise(data: Input, recipe: Recipe) -> Any:
+    pointers = data.codes.data_ptr(), data.row_scales.data_ptr()
+    return harness._Copy(*pointers, _pitch(COLUMNS, recipe.bits), data.amax.data_ptr())
+
+
+def _columnwise(data: Input, recipe: Recipe) -> Any:
+    codes = data.codes[2 * TOKENS * COLUMNS :].data_ptr()
+    amax = data.amax[TOKENS:] if recipe.column_amax else data.amax
+    pitch = _pitch(data.padded_rows, recipe.bits)
+    return harness._Copy(codes, data.column_scales.data_ptr(), pitch, amax.data_ptr())
+
+
+def _arguments(data: Input, recipe: Recipe, copies: str, extras: tuple[str, ...]) -> Any:
+    arguments = harness._Quantize(
+        input=data.x.data_ptr(),
+        split_sizes=harness.address(data.splits),
+        **data.sizes(),
+        row_align=ALIGNMENT,
+        power_of_two=True,
+        rng_state=data.random.data_ptr(),
+        programmatic_launch=True,
+    )
+    if copies != "columnwise":
+        arguments.rowwise = _rowwise(data, recipe)
+        if recipe.token_major:
+            arguments.token_pitch = harness.round_up(data.padded_rows, 16)
+    if copies != "rowwise":
+        arguments.columnwise = _columnwise(data, recipe)
+    buffers = {"scale": data.scale, "folded_amax": data.amax, "row_sums": data.sums}
+    for name in extras:
+        setattr(arguments, name, buffers[name].data_ptr())
+    return arguments
+
+
+def _quantize_works(kernels: Any, data: Input) -> Iterator[Work]:
+    for recipe in RECIPES:
+        for copies in recipe.copies:
+            for extras in recipe.extras:
+                words = " ".join([recipe.name, copies, *extras])
+                arguments = _arguments(data, recipe, copies, extras)
+                written = TOKENS * COLUMNS * recipe.bits // 8 * (2 if copies == "both" else 1)
+                run = partial(kernels.call, "run_quantize", HALF, recipe.config, arguments)
+                yield Work(f"{words}, {data.name}", run, data.x.nbytes + written)
+
+
+# ---- what goes before and after
+
+
+def _amax_works(kernels: Any, data: Input) -> Iterator[Work]:
+    for what in ("of_group", "of_row", "of_column", "of_transformed_group"):
+        arguments = harness._Amax(
+            data.x.data_ptr(),
+            harness.address(data.splits),
+            **data.sizes(),
+            programmatic_launch=True,
+        )
+        setattr(arguments, what, data.amax.data_ptr())
+        run = partial(kernels.call, "run_amax", HALF, arguments)
+        yield Work(f"amax {what}, {data.name}", run, data.x.nbytes)
+
+
+def _row_sum_work(kernels: Any, data: Input) -> Work:
+    arguments = harness._RowSums(
+        data.sums.data_ptr(),
+        data.column_scales.data_ptr(),
+        harness.address(data.splits),
+        **data.sizes(),
+        programmatic_launch=True,
+    )
+    # Partial sums of every tile of 128 rows; groups cut tiles, each into two at most.
+    tiles = TOKENS // 128 + (data.groups if data.splits is not None else 0)
+    moved = 4 * COLUMNS * (tiles + data.groups)
+    return Work(f"row sums, {data.name}", partial(kernels.call, "run_row_sums", arguments), moved)
+
+
+def _delayed_work(kernels: Any, data: Input) -> Work:
+    arguments = harness._Delayed(
+        data.history.data_ptr(),
+        data.scale.data_ptr(),
+        data.amax.data_ptr(),
+        slots=SLOTS,
+        groups=data.groups,
+        max=448.0,
+        margin=0,
+        grouped=True,
+        programmatic_launch=True,
+    )
+    run = partial(kernels.call, "run_delayed", arguments)
+    return Work(f"delayed update, {data.name}", run, 4 * data.groups * (2 * SLOTS + 3))
+
+
+def _clear_work(kernels: Any, data: Input) -> Work:
+    arguments = harness._Clear(programmatic_launch=True)
+    arguments.buffers[0], arguments.counts[0] = data.sums.data_ptr(), data.sums.numel()
+    run = partial(kernels.call, "run_clear", arguments)
+    return Work(f"clear, {data.name}", run, data.sums.nbytes)
+
+
+def _works(kernels: Any, data: Input, quick: bool) -> Iterator[Work]:
+    yield from _quantize_works(kernels, data)
+    if quick:
+        return
+    # Clearing comes last: what it zeroes nobody reads after it.
+    yield from _amax_works(kernels, data)
+    yield _row_sum_work(kernels, data)
+    yield _delayed_work(kernels, data)
+    yield _clear_work(kernels, data)
+
+
+# ---- timing
+
+
+def _measure(work: Work, copy_rate: float) -> Row:
+    times = common.compare({OURS: lambda _: work.run()})[OURS]
+    rate = work.bytes / statistics.median(times) * 1e3
+    row = common.row(
+        work.case,
+        OURS,
+        "ms",
+        times,
+        floor=1e3 * work.bytes / copy_rate,
+        rate=rate / 1e12,
+        rate_unit="TB/s",
+        fraction=rate / copy_rate,
+        extra={"copy_tb_per_s": copy_rate / 1e12},
+    )
+    print(f"{work.case:48} {row.median:8.4f} ms, {row.fraction:.3f} of a copy's rate", flush=True)
+    return row
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """Time every quantise kernel, dense and in groups; quick: not those before and after them."""
+    print(build.build_quantize(), flush=True)
+    kernels = harness.Kernels(build.quantize_library("cuda"), "cuda")
+    copy_rate = common.copy_rate()
+    rows = []
+    for data in _inputs():
+        rows += [_measure(work, copy_rate) for work in _works(kernels, data, quick)]
+    return rows
