@@ -23,7 +23,6 @@ MMA = {"sm_90a": "HGMMA"}
 # Registers a thread may have where the kernel's launch bounds ask for one block of 384 threads.
 GEMM_REGISTERS = 168
 POINTWISE_REGISTERS = 64
-SECONDS_PER_UNIT = 60
 PEAK_BYTES_PER_UNIT = 4 << 30
 
 
@@ -84,7 +83,6 @@ def test_every_kernel_unit_holds_a_kernel(built: BuildReport) -> None:
 
 def test_budgets(built: BuildReport) -> None:
     for unit in built.units:
-        assert unit.report.seconds < SECONDS_PER_UNIT, unit.name
         assert unit.report.peak_bytes < PEAK_BYTES_PER_UNIT, unit.name
         limit = GEMM_REGISTERS if "/gemm_" in unit.name else POINTWISE_REGISTERS
         for kernel in unit.report.kernels:
