@@ -52,6 +52,12 @@ def rank(
     _fail(cell, name, f"{least}{number} {dimensions} {shape}", tensor.dim())
 
 
+def contiguous(cell: str, name: str, tensor: Tensor | None) -> None:
+    """A tensor that is changed in place, element by element as it lies in memory."""
+    if tensor is not None and not tensor.is_contiguous():
+        _fail(cell, name, "a contiguous tensor", f"strides {list(tensor.stride())}")
+
+
 def size(cell: str, name: str, tensor: Tensor | None, axis: int, expected: int, label: str) -> None:
     """One dimension; axis counts from the end."""
     if tensor is not None and tensor.shape[axis] != expected:

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:8e9ead4a8ba74b1d
+# checksum sha256:18d20b2568479650
 """grouped_linear__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -89,15 +89,19 @@ def check_forward(
     checks.device(CELL, "input_amax_history", input_amax_history, "x", x)
     checks.dtype(CELL, "input_amax_history", input_amax_history, torch.float32)
     checks.rank(CELL, "input_amax_history", input_amax_history, 2, "[1024, E]")
+    checks.contiguous(CELL, "input_amax_history", input_amax_history)
     checks.device(CELL, "input_scale", input_scale, "x", x)
     checks.dtype(CELL, "input_scale", input_scale, torch.float32)
     checks.rank(CELL, "input_scale", input_scale, 1, "[E]")
+    checks.contiguous(CELL, "input_scale", input_scale)
     checks.device(CELL, "weight_amax_history", weight_amax_history, "x", x)
     checks.dtype(CELL, "weight_amax_history", weight_amax_history, torch.float32)
     checks.rank(CELL, "weight_amax_history", weight_amax_history, 2, "[1024, E]")
+    checks.contiguous(CELL, "weight_amax_history", weight_amax_history)
     checks.device(CELL, "weight_scale", weight_scale, "x", x)
     checks.dtype(CELL, "weight_scale", weight_scale, torch.float32)
     checks.rank(CELL, "weight_scale", weight_scale, 1, "[E]")
+    checks.contiguous(CELL, "weight_scale", weight_scale)
     K = x.shape[-1]
     E = weight.shape[-3]
     N = weight.shape[-2]
@@ -206,9 +210,11 @@ def check_backward(
     checks.device(CELL, "grad_output_amax_history", grad_output_amax_history, "dy", dy)
     checks.dtype(CELL, "grad_output_amax_history", grad_output_amax_history, torch.float32)
     checks.rank(CELL, "grad_output_amax_history", grad_output_amax_history, 2, "[1024, E]")
+    checks.contiguous(CELL, "grad_output_amax_history", grad_output_amax_history)
     checks.device(CELL, "grad_output_scale", grad_output_scale, "dy", dy)
     checks.dtype(CELL, "grad_output_scale", grad_output_scale, torch.float32)
     checks.rank(CELL, "grad_output_scale", grad_output_scale, 1, "[E]")
+    checks.contiguous(CELL, "grad_output_scale", grad_output_scale)
     T = dy.shape[-2]
     N = dy.shape[-1]
     E = split_sizes.shape[-1]

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:fdf4a4be28f15f68
+# checksum sha256:20b7070653beaf56
 """grouped_linear__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -169,6 +169,7 @@ def check_backward(
     checks.device(CELL, "rng_state", rng_state, "dy", dy)
     checks.dtype(CELL, "rng_state", rng_state, torch.int64)
     checks.rank(CELL, "rng_state", rng_state, 1, "[2]")
+    checks.contiguous(CELL, "rng_state", rng_state)
     T = dy.shape[-2]
     N = dy.shape[-1]
     E = split_sizes.shape[-1]

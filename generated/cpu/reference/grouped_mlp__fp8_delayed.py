@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:5a7f453713fdf4c5
+# checksum sha256:bee7068ee0d21571
 """grouped_mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -132,27 +132,35 @@ def check_forward(
     checks.device(CELL, "fc1_input_amax_history", fc1_input_amax_history, "x", x)
     checks.dtype(CELL, "fc1_input_amax_history", fc1_input_amax_history, torch.float32)
     checks.rank(CELL, "fc1_input_amax_history", fc1_input_amax_history, 2, "[1024, E]")
+    checks.contiguous(CELL, "fc1_input_amax_history", fc1_input_amax_history)
     checks.device(CELL, "fc1_input_scale", fc1_input_scale, "x", x)
     checks.dtype(CELL, "fc1_input_scale", fc1_input_scale, torch.float32)
     checks.rank(CELL, "fc1_input_scale", fc1_input_scale, 1, "[E]")
+    checks.contiguous(CELL, "fc1_input_scale", fc1_input_scale)
     checks.device(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, "x", x)
     checks.dtype(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, torch.float32)
     checks.rank(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, 2, "[1024, E]")
+    checks.contiguous(CELL, "fc1_weight_amax_history", fc1_weight_amax_history)
     checks.device(CELL, "fc1_weight_scale", fc1_weight_scale, "x", x)
     checks.dtype(CELL, "fc1_weight_scale", fc1_weight_scale, torch.float32)
     checks.rank(CELL, "fc1_weight_scale", fc1_weight_scale, 1, "[E]")
+    checks.contiguous(CELL, "fc1_weight_scale", fc1_weight_scale)
     checks.device(CELL, "fc2_input_amax_history", fc2_input_amax_history, "x", x)
     checks.dtype(CELL, "fc2_input_amax_history", fc2_input_amax_history, torch.float32)
     checks.rank(CELL, "fc2_input_amax_history", fc2_input_amax_history, 2, "[1024, E]")
+    checks.contiguous(CELL, "fc2_input_amax_history", fc2_input_amax_history)
     checks.device(CELL, "fc2_input_scale", fc2_input_scale, "x", x)
     checks.dtype(CELL, "fc2_input_scale", fc2_input_scale, torch.float32)
     checks.rank(CELL, "fc2_input_scale", fc2_input_scale, 1, "[E]")
+    checks.contiguous(CELL, "fc2_input_scale", fc2_input_scale)
     checks.device(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, "x", x)
     checks.dtype(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, torch.float32)
     checks.rank(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, 2, "[1024, E]")
+    checks.contiguous(CELL, "fc2_weight_amax_history", fc2_weight_amax_history)
     checks.device(CELL, "fc2_weight_scale", fc2_weight_scale, "x", x)
     checks.dtype(CELL, "fc2_weight_scale", fc2_weight_scale, torch.float32)
     checks.rank(CELL, "fc2_weight_scale", fc2_weight_scale, 1, "[E]")
+    checks.contiguous(CELL, "fc2_weight_scale", fc2_weight_scale)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
@@ -385,15 +393,19 @@ def check_backward(
     checks.device(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, "dy", dy)
     checks.dtype(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, torch.float32)
     checks.rank(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, 2, "[1024, E]")
+    checks.contiguous(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history)
     checks.device(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, "dy", dy)
     checks.dtype(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, torch.float32)
     checks.rank(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, 1, "[E]")
+    checks.contiguous(CELL, "fc2_grad_output_scale", fc2_grad_output_scale)
     checks.device(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, "dy", dy)
     checks.dtype(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, torch.float32)
     checks.rank(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, 2, "[1024, E]")
+    checks.contiguous(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history)
     checks.device(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, "dy", dy)
     checks.dtype(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, torch.float32)
     checks.rank(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, 1, "[E]")
+    checks.contiguous(CELL, "fc1_grad_output_scale", fc1_grad_output_scale)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]

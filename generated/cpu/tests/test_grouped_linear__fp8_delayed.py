@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:9daf4041dc0aa84c
+# checksum sha256:d9f64579a973f7eb
 """Tests of grouped_linear__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -429,6 +429,16 @@ def test_refuses_input_amax_history_of_another_rank(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", support.devices())
+def test_refuses_input_amax_history_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["input_amax_history"] = tensors["input_amax_history"].repeat_interleave(2, -1)[..., ::2]
+    support.refuses(
+        lambda: module.grouped_linear(**tensors),
+        "grouped_linear__fp8_delayed: input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
 def test_refuses_input_scale_int32(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
     tensors["input_scale"] = tensors["input_scale"].int()
@@ -445,6 +455,16 @@ def test_refuses_input_scale_of_another_rank(device: str) -> None:
     support.refuses(
         lambda: module.grouped_linear(**tensors),
         "grouped_linear__fp8_delayed: input_scale: expected 1 dimension [E], got 2",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
+def test_refuses_input_scale_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["input_scale"] = tensors["input_scale"].repeat_interleave(2, -1)[..., ::2]
+    support.refuses(
+        lambda: module.grouped_linear(**tensors),
+        "grouped_linear__fp8_delayed: input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -469,6 +489,18 @@ def test_refuses_weight_amax_history_of_another_rank(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", support.devices())
+def test_refuses_weight_amax_history_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["weight_amax_history"] = tensors["weight_amax_history"].repeat_interleave(2, -1)[
+        ..., ::2
+    ]
+    support.refuses(
+        lambda: module.grouped_linear(**tensors),
+        "grouped_linear__fp8_delayed: weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
 def test_refuses_weight_scale_int32(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
     tensors["weight_scale"] = tensors["weight_scale"].int()
@@ -485,6 +517,16 @@ def test_refuses_weight_scale_of_another_rank(device: str) -> None:
     support.refuses(
         lambda: module.grouped_linear(**tensors),
         "grouped_linear__fp8_delayed: weight_scale: expected 1 dimension [E], got 2",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
+def test_refuses_weight_scale_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["weight_scale"] = tensors["weight_scale"].repeat_interleave(2, -1)[..., ::2]
+    support.refuses(
+        lambda: module.grouped_linear(**tensors),
+        "grouped_linear__fp8_delayed: weight_scale: expected a contiguous tensor, got strides [2]",
     )
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:ccb66271ae2e23a1
+# checksum sha256:1ee2d76c8c1fb15d
 """Tests of grouped_mlp__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -556,6 +556,18 @@ def test_refuses_fc1_input_amax_history_of_another_rank(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", support.devices())
+def test_refuses_fc1_input_amax_history_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"].repeat_interleave(2, -1)[
+        ..., ::2
+    ]
+    support.refuses(
+        lambda: module.grouped_mlp(**tensors),
+        "grouped_mlp__fp8_delayed: fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
 def test_refuses_fc1_input_scale_int32(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"].int()
@@ -572,6 +584,16 @@ def test_refuses_fc1_input_scale_of_another_rank(device: str) -> None:
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
         "grouped_mlp__fp8_delayed: fc1_input_scale: expected 1 dimension [E], got 2",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
+def test_refuses_fc1_input_scale_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["fc1_input_scale"] = tensors["fc1_input_scale"].repeat_interleave(2, -1)[..., ::2]
+    support.refuses(
+        lambda: module.grouped_mlp(**tensors),
+        "grouped_mlp__fp8_delayed: fc1_input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -596,6 +618,18 @@ def test_refuses_fc1_weight_amax_history_of_another_rank(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", support.devices())
+def test_refuses_fc1_weight_amax_history_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["fc1_weight_amax_history"] = tensors["fc1_weight_amax_history"].repeat_interleave(
+        2, -1
+    )[..., ::2]
+    support.refuses(
+        lambda: module.grouped_mlp(**tensors),
+        "grouped_mlp__fp8_delayed: fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
 def test_refuses_fc1_weight_scale_int32(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
     tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"].int()
@@ -612,6 +646,16 @@ def test_refuses_fc1_weight_scale_of_another_rank(device: str) -> None:
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
         "grouped_mlp__fp8_delayed: fc1_weight_scale: expected 1 dimension [E], got 2",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
+def test_refuses_fc1_weight_scale_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"].repeat_interleave(2, -1)[..., ::2]
+    support.refuses(
+        lambda: module.grouped_mlp(**tensors),
+        "grouped_mlp__fp8_delayed: fc1_weight_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -636,6 +680,18 @@ def test_refuses_fc2_input_amax_history_of_another_rank(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", support.devices())
+def test_refuses_fc2_input_amax_history_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"].repeat_interleave(2, -1)[
+        ..., ::2
+    ]
+    support.refuses(
+        lambda: module.grouped_mlp(**tensors),
+        "grouped_mlp__fp8_delayed: fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
 def test_refuses_fc2_input_scale_int32(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"].int()
@@ -652,6 +708,16 @@ def test_refuses_fc2_input_scale_of_another_rank(device: str) -> None:
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
         "grouped_mlp__fp8_delayed: fc2_input_scale: expected 1 dimension [E], got 2",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
+def test_refuses_fc2_input_scale_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["fc2_input_scale"] = tensors["fc2_input_scale"].repeat_interleave(2, -1)[..., ::2]
+    support.refuses(
+        lambda: module.grouped_mlp(**tensors),
+        "grouped_mlp__fp8_delayed: fc2_input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -676,6 +742,18 @@ def test_refuses_fc2_weight_amax_history_of_another_rank(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", support.devices())
+def test_refuses_fc2_weight_amax_history_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["fc2_weight_amax_history"] = tensors["fc2_weight_amax_history"].repeat_interleave(
+        2, -1
+    )[..., ::2]
+    support.refuses(
+        lambda: module.grouped_mlp(**tensors),
+        "grouped_mlp__fp8_delayed: fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
 def test_refuses_fc2_weight_scale_int32(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
     tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"].int()
@@ -692,6 +770,16 @@ def test_refuses_fc2_weight_scale_of_another_rank(device: str) -> None:
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
         "grouped_mlp__fp8_delayed: fc2_weight_scale: expected 1 dimension [E], got 2",
+    )
+
+
+@pytest.mark.parametrize("device", support.devices())
+def test_refuses_fc2_weight_scale_with_gaps(device: str) -> None:
+    tensors = make_inputs(torch.bfloat16, device)
+    tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"].repeat_interleave(2, -1)[..., ::2]
+    support.refuses(
+        lambda: module.grouped_mlp(**tensors),
+        "grouped_mlp__fp8_delayed: fc2_weight_scale: expected a contiguous tensor, got strides [2]",
     )
 
 

@@ -238,7 +238,11 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
         dims=tuple(_bind_line(b, given) for b in program.bindings if b.symbol in words),
         size_checks=size_checks,
-        operands=tuple(f"const auto {n}_dense = dense({n});" for n in given if n in read),
+        operands=tuple(
+            f"const auto {name}_dense = dense({name});"
+            for name, argument in given.items()
+            if name in read and not argument.mutated
+        ),
         results=results,
         workspace=workspace,
         steps=steps,
@@ -299,6 +303,8 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
             return f'check_size(kCell, {name}, {check.axis}, {size}, "{check.label}");'
         case CheckKind.MULTIPLE:
             return f'check_multiple(kCell, "{check.label}", {size}, {check.number}, "{plan.arch}");'
+        case CheckKind.CONTIGUOUS:
+            return f"check_contiguous(kCell, {name});"
 
 
 def _bind_line(binding: Binding, given: dict[str, Argument]) -> str:
@@ -377,7 +383,7 @@ def _workspace(plan: ModulePlan, program: Program) -> list[str]:
 
 
 def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> LaunchStep:
-    given = {argument.buffer for argument in program.arguments}
+    given = {argument.buffer for argument in program.arguments if not argument.mutated}
 
     def reading(name: str | None) -> str:
         if name is None:

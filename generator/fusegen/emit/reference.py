@@ -269,6 +269,8 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
             assert check.expr is not None
             size = to_code(check.expr)
             return f'checks.multiple(CELL, "{check.label}", {size}, {check.number}, "{plan.arch}")'
+        case CheckKind.CONTIGUOUS:
+            return f"checks.contiguous(CELL, {name})"
 
 
 def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText:

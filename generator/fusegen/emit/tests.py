@@ -9,7 +9,7 @@ from ..model import dtypes
 from ..model.dtypes import DType
 from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, StateFill
 from ..model.primitives import Primitive
-from ..model.shapes import evaluate, to_python
+from ..model.shapes import evaluate, product, to_python
 from .python import op_name
 
 _ROWS, _GROUPS = 96, 4
@@ -228,6 +228,18 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
                 yield _size_refusal(
                     plan, check.tensor, check.axis, check.number, check.label, sizes
                 )
+            case CheckKind.CONTIGUOUS:
+                yield from _gap_refusal(plan, name, sizes)
+
+
+def _gap_refusal(plan: ModulePlan, name: str, sizes: dict[str, int]) -> Iterator[Refusal]:
+    """Every second element of a tensor of twice the length; one element alone has no gaps."""
+    dims = plan.buffer(name).shape.dims
+    if evaluate(product(dims), sizes) > 1:
+        strides = [2 * evaluate(product(dims[axis + 1 :]), sizes) for axis in range(len(dims))]
+        text = f"{name}: expected a contiguous tensor, got strides {strides}"
+        value = f'tensors["{name}"].repeat_interleave(2, -1)[..., ::2]'
+        yield Refusal(f"{name}_with_gaps", name, value, text)
 
 
 def _size_refusal(

@@ -305,6 +305,7 @@ class CheckKind(str, Enum):
     DEVICE = "device"
     SIZE = "size"
     MULTIPLE = "multiple"
+    CONTIGUOUS = "contiguous"
 
 
 @dataclass(frozen=True, slots=True)

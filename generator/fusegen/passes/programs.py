@@ -214,6 +214,8 @@ def _type_checks(buffer: Buffer, argument: Argument, first: str) -> Iterable[Che
         exact=shape.leading is None,
         label=str(shape),
     )
+    if argument.mutated:  # Others are copied where they are not; a copy would take the change.
+        yield Check(CheckKind.CONTIGUOUS, buffer.name, optional)
 
 
 def _label(expr: Expr, dims: Dims) -> str:

@@ -107,6 +107,15 @@ inline void check_rank(const char* cell, const char* name, const Tensor* tensor,
            std::to_string(tensor->dim()));
 }
 
+inline void check_contiguous(const char* cell, const char* name, const Tensor* tensor) {
+  if (tensor == nullptr || tensor->is_contiguous()) return;
+  std::string strides;
+  for (int64_t axis = 0; axis < tensor->dim(); ++axis) {
+    strides += (axis > 0 ? ", " : "") + std::to_string(tensor->stride(axis));
+  }
+  refuse(cell, name, "a contiguous tensor", "strides [" + strides + "]");
+}
+
 inline void check_size(const char* cell, const char* name, const Tensor* tensor, int64_t axis,
                        int64_t expected, const char* label) {
   if (tensor == nullptr || extent(*tensor, axis) == expected) return;
