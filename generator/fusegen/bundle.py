@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from .emit.cell import cell_context
-from .emit.cpp import (
+from .emit.explain import explain
+from .emit.kernels import (
     DispatchContext,
     KernelContext,
     SourcesContext,
     dispatch_context,
     kernel_context,
-    launcher_context,
 )
-from .emit.explain import explain
+from .emit.launcher import launcher_context
 from .emit.python import op_name, schema
 from .emit.reference import reference_context
 from .emit.tests import test_context

@@ -193,7 +193,7 @@ def generate(
     from fusegen.publish import recover
 
     writing = policy is Policy.WRITE
-    bundles = _touched(request)
+    bundles = selection.find_bundles(request.out)
     rolled_forward = {b for b in bundles if writing and b.is_dir() and recover(b)}
     inputs = Inputs()
     wishes = _wishes(request, inputs)
@@ -216,10 +216,6 @@ def generate(
         ),
         stale,
     )
-
-
-def _touched(request: Request) -> tuple[Path, ...]:
-    return selection.find_bundles(request.out)
 
 
 def _nothing(request: Request) -> str:

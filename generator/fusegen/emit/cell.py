@@ -11,7 +11,7 @@ from ..model.plan import (
     Result,
     StateFill,
 )
-from ..model.shapes import Shape, Sym, parse_expr, substitute, to_python
+from ..model.shapes import Expr, Sym, substitute, to_python
 from ..model.specs import Init
 from ..naming import gradient
 from .python import (
@@ -175,12 +175,11 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
         buffer = plan.buffer(parameter.buffer)
         holder, _, name = parameter.path.rpartition(".")
         dims = [to_python(dim) for dim in buffer.shape.substitute(words).dims]
-        fan_in = to_python(Shape(None, (parameter.fan_in,)).substitute(words).dims[0])
+        bound = f"1 / math.sqrt({_on_self(plan, parameter.fan_in)})"
         fill = {
             Init.ZEROS: "zero_()",
             Init.ONES: "fill_(1.0)",
-            Init.KAIMING_UNIFORM: f"uniform_(-1 / math.sqrt({_on_self(plan, fan_in)}),"
-            f" 1 / math.sqrt({_on_self(plan, fan_in)}))",
+            Init.KAIMING_UNIFORM: f"uniform_(-{bound}, {bound})",
         }[parameter.init]
         texts.append(
             ParameterText(
@@ -196,10 +195,10 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
     return tuple(texts)
 
 
-def _on_self(plan: ModulePlan, source: str) -> str:
+def _on_self(plan: ModulePlan, size: Expr) -> str:
     """A size in terms of the module's attributes."""
-    words = {dim.keyword: Sym(f"self.{dim.keyword}") for dim in plan.dims}
-    return to_python(substitute(parse_expr(source), words))
+    words = {dim.symbol: Sym(f"self.{dim.keyword}") for dim in plan.dims}
+    return to_python(substitute(size, words))
 
 
 def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:

@@ -314,11 +314,11 @@ def _update_text(plan: ModulePlan, program: Program, step: Step, index: int) -> 
     """The state after a step that keeps some; a forward without grad leaves it alone."""
     if not step.mutates:
         return None
-    flags = program.flags if program.name == "forward" else step.when
+    updated = condition(program.updated_when(step))
     comment = f"{index}. state after it: {', '.join(step.mutates)}"
     rng = step.input("rng_state")
     if rng:
-        return StepText(comment, condition(flags), (rng,), f"quantized.advance({rng})")
+        return StepText(comment, updated, (rng,), f"quantized.advance({rng})")
     source, role = step.reads[0], step.copies[0].role
     rows = f"steps.rows({source})" if plan.buffer(source).shape.leading else source
     groups = step.input("groups")
@@ -327,7 +327,7 @@ def _update_text(plan: ModulePlan, program: Program, step: Step, index: int) -> 
     single = plan.buffer(step.mutates[-1]).shape.dims == (Const(1),)
     grouped = f", grouped={not single}"
     words = f"{', '.join(step.mutates)}, {amax}, {role.value.upper()}{grouped}"
-    return StepText(comment, condition(flags), step.mutates, f"quantized.delayed_update({words})")
+    return StepText(comment, updated, step.mutates, f"quantized.delayed_update({words})")
 
 
 def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:

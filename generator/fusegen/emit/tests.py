@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from ..model import dtypes
 from ..model.dtypes import DType
 from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, StateFill
-from ..model.primitives import Primitive
 from ..model.shapes import evaluate, product, to_python
 from .python import op_name
 
 _ROWS, _GROUPS = 96, 4
 _WIDTHS = (64, 40, 24, 72, 56)
-_PRODUCTS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
 
 
 @dataclass(frozen=True, slots=True)

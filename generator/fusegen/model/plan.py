@@ -366,6 +366,10 @@ class Program:
         """Arguments that are changed in place, in order."""
         return tuple(argument.buffer for argument in self.arguments if argument.mutated)
 
+    def updated_when(self, step: Step) -> tuple[str, ...]:
+        """Flags under which a step changes its state: a forward without grad leaves it alone."""
+        return self.flags if self.name == "forward" else step.when
+
     @property
     def returns_none(self) -> bool:
         """Whether absent results are None.

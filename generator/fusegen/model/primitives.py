@@ -118,5 +118,8 @@ REFERENCE_SLOTS: dict[Primitive, frozenset[str]] = {
 """Operands that the functions of ``reference/_steps.py`` take, by step.  The reference is normative
 for every architecture."""
 
+PRODUCTS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
+"""Steps that multiply two operands, and read quantised copies of them where a recipe says so."""
+
 PRINTED = frozenset((Primitive.POINTWISE, Primitive.POINTWISE_GRAD))
 """Steps whose math is printed from their expression, so that the reference needs no function."""

@@ -54,6 +54,11 @@ class Source:
         """Leading dimensions of its copies."""
         return (self.matrices,) if self.matrices is not None else ()
 
+    @property
+    def parts(self) -> Expr:
+        """How many groups or matrices have amaxes and scales of their own."""
+        return self.groups or self.matrices or Const(1)
+
     def row_blocks(self, block: int) -> Expr:
         """How many blocks of rows: each group starts its own."""
         if block == 1:
@@ -82,8 +87,7 @@ def make_copy(
     scale = Buffer(f"{name}_scale", spec.scale.dtype, scales)
     buffers = [data, scale]
     if spec.tensor_scale is not None:
-        amax = tensor.groups or tensor.matrices or Const(1)
-        buffers.append(Buffer(f"{name}_amax", DType.FLOAT32, Shape(None, (amax,))))
+        buffers.append(Buffer(f"{name}_amax", DType.FLOAT32, Shape(None, (tensor.parts,))))
     names = [buffer.name for buffer in buffers]
     copy = Copy(
         source.name,
@@ -105,22 +109,20 @@ def padded_tokens(tensor: Source, layout: LayoutSpec) -> Expr:
 
 
 def scratch(
-    source: Buffer, copies: tuple[Copy, ...], spec: QuantizationSpec, groups: Expr | None
+    tensor: Source, copies: tuple[Copy, ...], spec: QuantizationSpec
 ) -> tuple[tuple[str, Buffer], ...]:
     """(slot, buffer) of the amaxes that kernels need before they can quantise."""
-    tensor = Source.of(source.shape, copies[0].role, groups)
-    of_groups = tensor.groups or tensor.matrices or Const(1)
     rows = product((*tensor.stack, tensor.rows))
     shapes: dict[str, tuple[Expr, ...]] = {}
     if spec.scaling == "tensor":
-        shapes["amax"] = (of_groups,)
+        shapes["amax"] = (tensor.parts,)
     elif spec.scaling == "row":
         made = {copy.orientation for copy in copies}
         shapes |= {"row_amax": (rows,)} if Orientation.ROWWISE in made else {}
         columnwise = Orientation.COLUMNWISE in made
-        shapes |= {"column_amax": (of_groups, tensor.columns)} if columnwise else {}
+        shapes |= {"column_amax": (tensor.parts, tensor.columns)} if columnwise else {}
     return tuple(
-        (slot, Buffer(f"{source.name}_{slot}", DType.FLOAT32, Shape(None, dims)))
+        (slot, Buffer(f"{copies[0].source}_{slot}", DType.FLOAT32, Shape(None, dims)))
         for slot, dims in shapes.items()
     )
 

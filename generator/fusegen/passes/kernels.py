@@ -7,13 +7,12 @@ from dataclasses import replace
 from ..model.dtypes import IO_DTYPES, DType
 from ..model.plan import Kernel, KernelSet, SelectionRule, Step, Variant
 from ..model.predicate import Predicate
-from ..model.primitives import PRINTED, REFERENCE_SLOTS, GemmKind, Primitive
+from ..model.primitives import PRINTED, PRODUCTS, REFERENCE_SLOTS, GemmKind, Primitive
 from ..model.shapes import Const, Expr, Shape, mul, product
 from ..model.specs import ArchSpec, FamilySpec, KindSpec, Orientation, RecipeSpec, Rounding
 from ..naming import ElementKernel, GemmKernel
 from .draft import Draft, NotPossible
 
-GEMMS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
 _SUMS = (Primitive.COLUMN_SUM, Primitive.GROUP_SUM)
 
 
@@ -74,10 +73,10 @@ def with_sizes(draft: Draft, step: Step) -> Step:
     def sized(tokens: Expr, n: Expr, k: Expr) -> Step:
         groups = shape("groups").dims[0] if step.input("groups") else Const(1)
         sizes = (("tokens", tokens), ("groups", groups), ("n", n), ("k", k))
-        flops = mul(Const(2), product((tokens, n, k))) if step.primitive in GEMMS else None
+        flops = mul(Const(2), product((tokens, n, k))) if step.primitive in PRODUCTS else None
         return replace(step, sizes=sizes, flops=flops)
 
-    if step.primitive in GEMMS:
+    if step.primitive in PRODUCTS:
         a, out = shape("a"), draft.buffers[step.out].shape
         tokens = product(a.flat[:-1])
         match GemmKind(step.kind):
@@ -140,7 +139,7 @@ def _accumulates(family: FamilySpec, variant: Variant | None) -> bool:
 def _kernel_set(step: Step, arch: ArchSpec, recipe: RecipeSpec) -> KernelSet:
     variant = variant_of(step, recipe)
     name, family = family_of(step.primitive, arch, variant)
-    if step.primitive in GEMMS:
+    if step.primitive in PRODUCTS:
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from ..model.dtypes import DType
 from ..model.plan import Buffer, Copy, Operand, State, StateFill, Step
-from ..model.primitives import GemmKind, Primitive
+from ..model.primitives import PRODUCTS, GemmKind, Primitive
 from ..model.shapes import Const, Shape
 from ..model.specs import AmaxSource, ArchSpec, Orientation, RecipeSpec, Role, Rounding
 from ..naming import gradient
-from .copies import make_copy, scratch
+from .copies import Source, make_copy, scratch
 from .draft import Draft, NotPossible
-from .kernels import GEMMS, with_sizes
+from .kernels import with_sizes
 
 OPERANDS: Mapping[tuple[GemmKind, str], tuple[Role, Orientation]] = {
     (GemmKind.FPROP, "a"): (Role.INPUT, Orientation.ROWWISE),
@@ -77,7 +77,7 @@ class _Copies:
         )
 
     def _with_copies(self, draft: Draft, step: Step) -> Step:
-        if step.primitive not in GEMMS:
+        if step.primitive not in PRODUCTS:
             return step
         step = with_sizes(draft, step)
         copies = []
@@ -127,6 +127,8 @@ class _Copies:
     def _step(self, draft: Draft, key: tuple[str, Role], item: str) -> Step:
         copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
         groups = copies[0].groups
+        extent = draft.buffers[groups].shape.dims[0] if groups else None
+        tensor = Source.of(draft.buffers[key[0]].shape, key[1], extent)
         states = self._states(copies[0], item)
         return Step(
             primitive=Primitive.QUANTIZE,
@@ -140,18 +142,17 @@ class _Copies:
             mutates=tuple(operand.buffer for operand in states),
             outputs=(
                 *(operand for copy in copies for operand in _slots(copy.orientation.value, copy)),
-                *self._scratch(draft, copies),
+                *self._scratch(tensor, copies),
             ),
+            sizes=(("rows", tensor.rows), ("columns", tensor.columns), ("groups", tensor.parts)),
             copies=copies,
         )
 
-    def _scratch(self, draft: Draft, copies: tuple[Copy, ...]) -> tuple[Operand, ...]:
+    def _scratch(self, tensor: Source, copies: tuple[Copy, ...]) -> tuple[Operand, ...]:
         """Amaxes that compiled kernels leave to each other."""
         if not self.arch.has_kernels:
             return ()
-        source, groups = draft.buffers[copies[0].source], copies[0].groups
-        sizes = draft.buffers[groups].shape.dims[0] if groups else None
-        needed = scratch(source, copies, self.recipe.roles[copies[0].role], sizes)
+        needed = scratch(tensor, copies, self.recipe.roles[copies[0].role])
         self.buffers |= {buffer.name: buffer for _, buffer in needed}
         return tuple(Operand(slot, buffer.name) for slot, buffer in needed)
 

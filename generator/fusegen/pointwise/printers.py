@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from abc import ABC, abstractmethod
 from collections import Counter
 from fractions import Fraction
 
@@ -86,7 +87,7 @@ def to_math(source: Expression | Program) -> str:
     return f"{formulas} where {where}" if where else formulas
 
 
-class _Printer:
+class _Printer(ABC):
     """Infix printing with the fewest parentheses that keep the order of operations."""
 
     negative = "-"
@@ -127,11 +128,13 @@ class _Printer:
     def function(self, op: Op, args: tuple[Expr, ...]) -> str:
         return f"{op.text}({', '.join(self.text(arg) for arg in args)})"
 
+    @abstractmethod
     def number(self, value: Fraction) -> str:
-        raise NotImplementedError
+        """A constant as the language writes it."""
 
+    @abstractmethod
     def select(self, condition: Expr, yes: Expr, no: Expr) -> tuple[str, int]:
-        raise NotImplementedError
+        """``yes`` where the condition holds, else ``no``, and how tightly the text binds."""
 
 
 class _Torch(_Printer):

@@ -1,4 +1,4 @@
-"""Contexts of the C++ templates: launchers, dispatch headers, kernels, list of sources."""
+"""Context of a cell's C++ launcher: one function per direction."""
 
 from __future__ import annotations
 
@@ -9,26 +9,20 @@ from dataclasses import dataclass
 from ..model import dtypes
 from ..model.dtypes import DType
 from ..model.plan import (
-    Access,
     Argument,
     Binding,
     Buffer,
     Check,
     CheckKind,
     Copy,
-    Kernel,
-    KernelSet,
     ModulePlan,
-    PointwiseOperand,
     Program,
     Result,
-    SelectionRule,
     Step,
-    Variant,
 )
 from ..model.primitives import Primitive
-from ..model.shapes import Const, product, to_cpp
-from ..model.specs import ArchSpec, AttributeType, Role, ScaleRounding
+from ..model.shapes import Const, to_cpp
+from ..model.specs import ArchSpec, AttributeType, ScaleRounding
 from .explain import size_in_bytes
 from .python import op_name, step_comment
 
@@ -40,14 +34,6 @@ _CPP_TYPE = {
 }
 Reading = Callable[[str | None], str]
 """A buffer's name to the source of its address; null where there is none."""
-
-_ACCESS = {
-    Access.FULL: "full",
-    Access.FIRST_HALF: "first_half",
-    Access.SECOND_HALF: "second_half",
-    Access.ROW: "row",
-    Access.COLUMN: "column",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,96 +96,9 @@ class LauncherContext:
     backward: LaunchProgram
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchRule:
-    """A rule of a dispatch header: condition source and the kernel per element type."""
-
-    condition: str
-    words: str
-    bfloat16: str
-    float16: str
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchContext:
-    """Everything a dispatch header states; ``template`` is named after the kernel family."""
-
-    template: str
-    namespace: str
-    name: str
-    kind: str
-    kernels: tuple[str, ...]
-    variables: tuple[str, ...]
-    rules: tuple[DispatchRule, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelOperand:
-    """An operand or result of a pointwise kernel: its place, symbol, access and type."""
-
-    index: int
-    symbol: str
-    access: str
-    wide: str
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedText:
-    """C++ names of what a kernel of quantised tensors is instantiated for.
-
-    Attributes:
-        format, scaling: of a quantise kernel.
-        a, b: element types of a product's operands.
-        product_scaling: scales of a product.
-        accumulation: of a product.
-    """
-
-    format: str
-    scaling: str
-    a: str
-    b: str
-    product_scaling: str
-    accumulation: str
-
-
-@dataclass(frozen=True, slots=True)
-class KernelContext:
-    """Everything a kernel unit states; ``template`` is named after the kernel family."""
-
-    template: str
-    namespace: str
-    name: str
-    element: str
-    kind: str
-    tile: str
-    cluster: int
-    schedule: str
-    formula: str
-    operands: tuple[KernelOperand, ...]
-    results: tuple[KernelOperand, ...]
-    scalars: tuple[str, ...]
-    body: tuple[str, ...]
-    quantized: QuantizedText
-
-
-@dataclass(frozen=True, slots=True)
-class SourcesContext:
-    """Everything ``sources.cmake`` states."""
-
-    namespace: str
-    gencode: str
-    fingerprint: str
-    host: tuple[str, ...]
-    kernels: tuple[str, ...]
-
-
 def any_of(when: tuple[str, ...]) -> str:
     """C++ source of a condition over flags."""
     return " || ".join(when)
-
-
-# Launchers
 
 
 def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> LauncherContext:
@@ -447,18 +346,11 @@ def _pitch(plan: ModulePlan, copy: Copy) -> str:
 def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Reading) -> list[str]:
     """A quantise step: its struct is filled field by field, since most fields do not apply."""
     spec = dict(plan.quantizations)[step.copies[0].role]
-    source = plan.buffer(step.reads[0])
-    flat = source.shape.flat
-    stack = step.copies[0].role is Role.WEIGHT and len(flat) == 3
-    rows = flat[1] if stack else product(flat[:-1])
     groups = step.input("groups")
-    count = plan.buffer(groups).shape.dims[0] if groups else flat[0] if stack else Const(1)
     fields = {
         "quantize.input": reading(step.reads[0]),
         "quantize.split_sizes": f"integers({reading(groups)})" if groups else "nullptr",
-        "quantize.rows": to_cpp(rows),
-        "quantize.columns": to_cpp(flat[-1]),
-        "quantize.groups": to_cpp(count),
+        **{f"quantize.{name}": to_cpp(size) for name, size in step.sizes},
         "quantize.row_align": str(plan.layout.token_alignment),
         "quantize.power_of_two": "true" if spec.scale.round is ScaleRounding.POW2_DOWN else "",
         "quantize.epsilon": f"{spec.scale.epsilon}f" if spec.scale.epsilon else "",
@@ -494,7 +386,6 @@ def _state_fields(plan: ModulePlan, program: Program, step: Step) -> dict[str, s
     if history is None or scale is None:
         return {}
     spec = dict(plan.quantizations)[step.copies[0].role]
-    flags = program.flags if program.name == "forward" else step.when
     single = plan.buffer(scale).shape.dims == (Const(1),)
     return {
         "history": f"floats(writable({history}))",
@@ -503,7 +394,7 @@ def _state_fields(plan: ModulePlan, program: Program, step: Step) -> dict[str, s
         "max": f"{dtypes.largest(spec.format)}f",
         "margin": str(spec.scale.margin) if spec.scale.margin else "",
         "grouped": "" if single else "true",
-        "update": any_of(flags) or "true",
+        "update": any_of(program.updated_when(step)) or "true",
     }
 
 
@@ -533,80 +424,3 @@ def _call(step: Step, kind: str, words: list[str]) -> list[str]:
         "          },",
         "          stream));",
     ]
-
-
-# Dispatch headers and kernels
-
-
-def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
-    """What ``csrc/dispatch/<set>.h`` states."""
-    variables = sorted(
-        {c.variable.value for rule in kernels.rules for c in rule.predicate.conditions}
-    )
-    last = len(kernels.rules) - 1
-    return DispatchContext(
-        template=f"csrc/{kernels.template}.h.j2",
-        namespace=namespace,
-        name=kernels.name,
-        kind=kernels.kind.value if kernels.kind else "",
-        kernels=tuple(kernel.name for kernel in kernels.kernels),
-        variables=tuple(variables),
-        rules=tuple(_rule(rule, i == last) for i, rule in enumerate(kernels.rules)),
-    )
-
-
-def _rule(rule: SelectionRule, last: bool) -> DispatchRule:
-    names = dict(rule.kernels)
-    return DispatchRule(
-        condition=rule.predicate.to_cpp(),
-        words=str(rule.predicate),
-        bfloat16=names[DType.BFLOAT16],
-        float16=names[DType.FLOAT16],
-        last=last,
-    )
-
-
-def kernel_context(kernel: Kernel, namespace: str) -> KernelContext:
-    """What ``csrc/kernels/<kernel>.cu`` states."""
-    point, math = kernel.point, kernel.pointwise
-    return KernelContext(
-        template=f"csrc/{kernel.template}.cu.j2",
-        namespace=namespace,
-        name=kernel.name,
-        element=dtypes.info(kernel.dtype).cuda,
-        kind=kernel.kind.value if kernel.kind else "",
-        tile=", ".join(str(extent) for extent in point.tile) if point else "",
-        cluster=point.cluster[0] * point.cluster[1] if point else 1,
-        schedule=point.schedule.value if point else "",
-        formula=math.formula if math else "",
-        operands=_operands(math.operands) if math else (),
-        results=_operands(math.results) if math else (),
-        scalars=math.attributes if math else (),
-        body=math.cuda if math else (),
-        quantized=_quantized_text(kernel.variant),
-    )
-
-
-def _quantized_text(variant: Variant | None) -> QuantizedText:
-    """Every field; those that a kernel's template does not use are empty."""
-    if variant is None:
-        return QuantizedText("", "", "", "", "", "")
-    cuda = [dtypes.info(format).cuda for format in variant.formats]
-    scaling = variant.scalings[0]
-    return QuantizedText(
-        format=variant.formats[0].value.upper(),
-        scaling=scaling,
-        a=cuda[0],
-        b=cuda[-1],
-        product_scaling="block" if scaling.startswith("block") else scaling,
-        accumulation="fast" if "fast" in variant.traits else "split",
-    )
-
-
-def _operands(operands: tuple[PointwiseOperand, ...]) -> tuple[KernelOperand, ...]:
-    return tuple(
-        KernelOperand(
-            index, o.symbol, _ACCESS[o.access], "true" if o.dtype is DType.FLOAT32 else "false"
-        )
-        for index, o in enumerate(operands)
-    )

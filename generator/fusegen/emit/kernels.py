@@ -1,0 +1,182 @@
+"""Contexts of dispatch headers, kernel units and the list of sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model import dtypes
+from ..model.dtypes import DType
+from ..model.plan import (
+    Access,
+    Kernel,
+    KernelSet,
+    PointwiseOperand,
+    SelectionRule,
+    Variant,
+)
+
+_ACCESS = {
+    Access.FULL: "full",
+    Access.FIRST_HALF: "first_half",
+    Access.SECOND_HALF: "second_half",
+    Access.ROW: "row",
+    Access.COLUMN: "column",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRule:
+    """A rule of a dispatch header: condition source and the kernel per element type."""
+
+    condition: str
+    words: str
+    bfloat16: str
+    float16: str
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchContext:
+    """Everything a dispatch header states; ``template`` is named after the kernel family."""
+
+    template: str
+    namespace: str
+    name: str
+    kind: str
+    kernels: tuple[str, ...]
+    variables: tuple[str, ...]
+    rules: tuple[DispatchRule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOperand:
+    """An operand or result of a pointwise kernel: its place, symbol, access and type."""
+
+    index: int
+    symbol: str
+    access: str
+    wide: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedText:
+    """C++ names of what a kernel of quantised tensors is instantiated for.
+
+    Attributes:
+        format, scaling: of a quantise kernel.
+        a, b: element types of a product's operands.
+        product_scaling: scales of a product.
+        accumulation: of a product.
+    """
+
+    format: str
+    scaling: str
+    a: str
+    b: str
+    product_scaling: str
+    accumulation: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelContext:
+    """Everything a kernel unit states; ``template`` is named after the kernel family."""
+
+    template: str
+    namespace: str
+    name: str
+    element: str
+    kind: str
+    tile: str
+    cluster: int
+    schedule: str
+    formula: str
+    operands: tuple[KernelOperand, ...]
+    results: tuple[KernelOperand, ...]
+    scalars: tuple[str, ...]
+    body: tuple[str, ...]
+    quantized: QuantizedText
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesContext:
+    """Everything ``sources.cmake`` states."""
+
+    namespace: str
+    gencode: str
+    fingerprint: str
+    host: tuple[str, ...]
+    kernels: tuple[str, ...]
+
+
+def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
+    """What ``csrc/dispatch/<set>.h`` states."""
+    variables = sorted(
+        {c.variable.value for rule in kernels.rules for c in rule.predicate.conditions}
+    )
+    last = len(kernels.rules) - 1
+    return DispatchContext(
+        template=f"csrc/{kernels.template}.h.j2",
+        namespace=namespace,
+        name=kernels.name,
+        kind=kernels.kind.value if kernels.kind else "",
+        kernels=tuple(kernel.name for kernel in kernels.kernels),
+        variables=tuple(variables),
+        rules=tuple(_rule(rule, i == last) for i, rule in enumerate(kernels.rules)),
+    )
+
+
+def _rule(rule: SelectionRule, last: bool) -> DispatchRule:
+    names = dict(rule.kernels)
+    return DispatchRule(
+        condition=rule.predicate.to_cpp(),
+        words=str(rule.predicate),
+        bfloat16=names[DType.BFLOAT16],
+        float16=names[DType.FLOAT16],
+        last=last,
+    )
+
+
+def kernel_context(kernel: Kernel, namespace: str) -> KernelContext:
+    """What ``csrc/kernels/<kernel>.cu`` states."""
+    point, math = kernel.point, kernel.pointwise
+    return KernelContext(
+        template=f"csrc/{kernel.template}.cu.j2",
+        namespace=namespace,
+        name=kernel.name,
+        element=dtypes.info(kernel.dtype).cuda,
+        kind=kernel.kind.value if kernel.kind else "",
+        tile=", ".join(str(extent) for extent in point.tile) if point else "",
+        cluster=point.cluster[0] * point.cluster[1] if point else 1,
+        schedule=point.schedule.value if point else "",
+        formula=math.formula if math else "",
+        operands=_operands(math.operands) if math else (),
+        results=_operands(math.results) if math else (),
+        scalars=math.attributes if math else (),
+        body=math.cuda if math else (),
+        quantized=_quantized_text(kernel.variant),
+    )
+
+
+def _quantized_text(variant: Variant | None) -> QuantizedText:
+    """Every field; those that a kernel's template does not use are empty."""
+    if variant is None:
+        return QuantizedText("", "", "", "", "", "")
+    cuda = [dtypes.info(format).cuda for format in variant.formats]
+    scaling = variant.scalings[0]
+    return QuantizedText(
+        format=variant.formats[0].value.upper(),
+        scaling=scaling,
+        a=cuda[0],
+        b=cuda[-1],
+        product_scaling="block" if scaling.startswith("block") else scaling,
+        accumulation="fast" if "fast" in variant.traits else "split",
+    )
+
+
+def _operands(operands: tuple[PointwiseOperand, ...]) -> tuple[KernelOperand, ...]:
+    return tuple(
+        KernelOperand(
+            index, o.symbol, _ACCESS[o.access], "true" if o.dtype is DType.FLOAT32 else "false"
+        )
+        for index, o in enumerate(operands)
+    )
