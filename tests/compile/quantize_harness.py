@@ -7,34 +7,23 @@ not written, or written outside, shows.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "numerics"))
+
+from subject import reference  # noqa: E402
+
 CSRC = ROOT / "templates" / "static" / "csrc"
 GUARD = 64
 UNWRITTEN = 0xA5
 Pointer, Long, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_bool
-
-
-def load_reference() -> ModuleType:
-    path = ROOT / "templates" / "static" / "reference" / "_quantize.py"
-    spec = importlib.util.spec_from_file_location("fusegen_reference_quantize", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-reference = load_reference()
 
 
 class _Copy(ctypes.Structure):
