@@ -73,11 +73,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 class Kernel:
-    """A built kernel on the current stream.
-
-    Attributes:
-        resources: stages, store buffers and bytes of shared memory.
-    """
+    """A built kernel on the current stream."""
 
     def __init__(self, target: Target) -> None:
         """Load it.
@@ -89,9 +85,6 @@ class Kernel:
         if not target.library.is_file():
             raise FileNotFoundError(f"{target.library} does not exist: run the step `build` first")
         self._library = ctypes.CDLL(str(target.library))
-        found = (ctypes.c_int * 3)()
-        self._library.describe(found)
-        self.resources = tuple(found)
         self._processors = torch.cuda.get_device_properties(0).multi_processor_count
 
     def __call__(
@@ -153,8 +146,6 @@ class Emulation:
 
     It shows on any machine that operands lie where gemm_fp8.h says; of the kernel it shows nothing.
     """
-
-    resources = (0, 0, 0)
 
     def __init__(self, target: Target) -> None:
         self._target = target

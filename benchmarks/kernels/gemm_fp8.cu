@@ -12,12 +12,3 @@ extern "C" int launch(const Fp8GemmArguments* in, void* stream, const char** cal
   *call = status.call;
   return status.code;
 }
-
-// Stages, store buffers and bytes of shared memory.
-extern "C" void describe(int* out) {
-  using Traits = Fp8Traits<Gemm::KIND, FORMAT_A, FORMAT_B, Fp8Scaling::SCALING,
-                           Accumulation::ACCUMULATION, Point>;
-  out[0] = Traits::kStages;
-  out[1] = Traits::kBuffers;
-  out[2] = Traits::kUsedBytes;
-}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from fusegen import __version__
+from fusegen.columns import aligned
 
 if TYPE_CHECKING:
     from fusegen.api import BundleReport, Generated, PlanRow, Sources
@@ -262,15 +263,7 @@ def list_command(
         rows = [(entry.name, entry.summary) for entry in entries]
         if kind is None:
             rows = [(f"{entry.kind}/{entry.name}", entry.summary) for entry in entries]
-        _table(rows)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Rows with aligned columns on stdout."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        click.echo("  ".join(cells).rstrip())
+        _show_rows(rows)
 
 
 @program.command(
@@ -360,7 +353,13 @@ def plan(
     if as_json:
         _answer({"version": 1, "modules": [row.to_json() for row in rows]})
     else:
-        _table([("MODULE", "RECIPE", "ARCH", "STATUS", "KERNELS", "REASON"), *map(_plan_row, rows)])
+        head = ("MODULE", "RECIPE", "ARCH", "STATUS", "KERNELS", "REASON")
+        _show_rows([head, *map(_plan_row, rows)])
+
+
+def _show_rows(rows: Iterable[tuple[str, ...]]) -> None:
+    for line in aligned(rows):
+        click.echo(line)
 
 
 def _plan_row(row: PlanRow) -> tuple[str, ...]:

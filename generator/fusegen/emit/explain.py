@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ..columns import aligned
 from ..model import dtypes
 from ..model.plan import Buffer, KernelSet, ModulePlan, Program, Result, Step
 from ..model.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
@@ -129,12 +130,5 @@ def _dispatch(kernels: KernelSet) -> Iterator[str]:
         yield f"    {rule.predicate}: {chosen}"
 
 
-def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    """Rows with columns aligned and without trailing blanks."""
-    cells = list(rows)
-    if not cells:
-        return
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    for row in cells:
-        columns = [text.ljust(width) for text, width in zip(row, widths, strict=True) if width]
-        yield ("  " + "  ".join(columns)).rstrip()
+def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    return (f"  {line}" for line in aligned(rows))

@@ -32,19 +32,6 @@ class Status(str, Enum):
     UNSUPPORTED = "unsupported"
 
 
-class Lifetime(str, Enum):
-    """Who owns a buffer.
-
-    ARGUMENT is passed in, RESULT is returned to the caller, SAVED is returned by the forward op for
-    the backward op, WORKSPACE lives inside one call.
-    """
-
-    ARGUMENT = "argument"
-    RESULT = "result"
-    SAVED = "saved"
-    WORKSPACE = "workspace"
-
-
 class Access(str, Enum):
     """How a pointwise kernel indexes an operand: per element, by half, per row or per column."""
 
