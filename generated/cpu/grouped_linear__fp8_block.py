@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c9ab0f4b336197ce
+# checksum sha256:d4e7713f721a5a5e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -51,7 +51,8 @@ def _forward_fake(
 
 
 _forward = _library.register(
-    "grouped_linear__fp8_block_forward",
+    "grouped_linear__fp8_block",
+    "forward",
     "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, bool need_dx, "
     "bool need_dweight) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
@@ -100,7 +101,8 @@ def _backward_fake(
 
 
 _backward = _library.register(
-    "grouped_linear__fp8_block_backward",
+    "grouped_linear__fp8_block",
+    "backward",
     "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
     "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
     "bool need_dx, bool need_dweight, bool need_dbias) -> (Tensor?, Tensor?, Tensor?)",

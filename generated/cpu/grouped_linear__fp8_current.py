@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:478bc7a0069097d9
+# checksum sha256:c79bdecb5c2aa3ef
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -47,7 +47,8 @@ def _forward_fake(
 
 
 _forward = _library.register(
-    "grouped_linear__fp8_current_forward",
+    "grouped_linear__fp8_current",
+    "forward",
     "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, bool need_dx, "
     "bool need_dweight) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
@@ -94,7 +95,8 @@ def _backward_fake(
 
 
 _backward = _library.register(
-    "grouped_linear__fp8_current_backward",
+    "grouped_linear__fp8_current",
+    "backward",
     "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
     "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
     "bool need_dx, bool need_dweight, bool need_dbias) -> (Tensor?, Tensor?, Tensor?)",

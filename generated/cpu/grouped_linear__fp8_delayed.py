@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f12dadf07ab2eea8
+# checksum sha256:77883ad343a11336
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -30,6 +30,7 @@ def _forward_fake(
     weight_scale: Tensor,
     need_dx: bool,
     need_dweight: bool,
+    need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
         x,
@@ -68,11 +69,12 @@ def _forward_fake(
 
 
 _forward = _library.register(
-    "grouped_linear__fp8_delayed_forward",
+    "grouped_linear__fp8_delayed",
+    "forward",
     "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, "
     "Tensor(a!) input_amax_history, Tensor(b!) input_scale, "
     "Tensor(c!) weight_amax_history, Tensor(d!) weight_scale, bool need_dx, "
-    "bool need_dweight) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool need_dweight, bool need_dbias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=8,
@@ -121,7 +123,8 @@ def _backward_fake(
 
 
 _backward = _library.register(
-    "grouped_linear__fp8_delayed_backward",
+    "grouped_linear__fp8_delayed",
+    "backward",
     "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
     "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
     "Tensor(a!) grad_output_amax_history, Tensor(b!) grad_output_scale, bool need_dx, "
@@ -147,6 +150,7 @@ class _GroupedLinear(torch.autograd.Function):
         weight_scale: Tensor,
         need_dx: bool,
         need_dweight: bool,
+        need_dbias: bool,
         grad_output_amax_history: Tensor,
         grad_output_scale: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -161,6 +165,7 @@ class _GroupedLinear(torch.autograd.Function):
             weight_scale,
             need_dx,
             need_dweight,
+            need_dbias,
         )
 
     @staticmethod
@@ -176,6 +181,7 @@ class _GroupedLinear(torch.autograd.Function):
             _,
             need_dx,
             need_dweight,
+            _,
             grad_output_amax_history,
             grad_output_scale,
         ) = inputs
@@ -207,7 +213,7 @@ class _GroupedLinear(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_linear__fp8_delayed")
         if dy is None:
-            return None, None, None, None, None, None, None, None, None, None, None, None
+            return None, None, None, None, None, None, None, None, None, None, None, None, None
         needs = ctx.needs_input_grad
         dx, dweight, dbias = _backward(
             dy,
@@ -223,6 +229,7 @@ class _GroupedLinear(torch.autograd.Function):
             dweight if needs[1] else None,
             None,
             dbias if needs[3] else None,
+            None,
             None,
             None,
             None,
@@ -286,6 +293,7 @@ def grouped_linear(
             weight_scale,
             need_dx,
             need_dweight,
+            need_dbias,
             grad_output_amax_history,
             grad_output_scale,
         )
@@ -301,6 +309,7 @@ def grouped_linear(
             weight_scale,
             need_dx,
             need_dweight,
+            need_dbias,
         )
     return y
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:89bc1158b85fdd00
+# checksum sha256:580f39f963a648f5
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -47,7 +47,8 @@ def _forward_fake(
 
 
 _forward = _library.register(
-    "grouped_linear__fp8_rowwise_forward",
+    "grouped_linear__fp8_rowwise",
+    "forward",
     "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, bool need_dx, "
     "bool need_dweight) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
@@ -98,7 +99,8 @@ def _backward_fake(
 
 
 _backward = _library.register(
-    "grouped_linear__fp8_rowwise_backward",
+    "grouped_linear__fp8_rowwise",
+    "backward",
     "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
     "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
     "bool need_dx, bool need_dweight, bool need_dbias) -> (Tensor?, Tensor?, Tensor?)",

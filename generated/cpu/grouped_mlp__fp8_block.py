@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:701928f7f1532ae3
+# checksum sha256:56cbee9a28514404
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -106,7 +106,8 @@ def _forward_fake(
 
 
 _forward = _library.register(
-    "grouped_mlp__fp8_block_forward",
+    "grouped_mlp__fp8_block",
+    "forward",
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
@@ -179,7 +180,8 @@ def _backward_fake(
 
 
 _backward = _library.register(
-    "grouped_mlp__fp8_block_backward",
+    "grouped_mlp__fp8_block",
+    "backward",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
     "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
     "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "

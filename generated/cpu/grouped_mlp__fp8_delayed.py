@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8ef123ab8ca57da6
+# checksum sha256:202b67a0c85d4e09
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -40,6 +40,7 @@ def _forward_fake(
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
         x,
@@ -121,15 +122,17 @@ def _forward_fake(
 
 
 _forward = _library.register(
-    "grouped_mlp__fp8_delayed_forward",
+    "grouped_mlp__fp8_delayed",
+    "forward",
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) fc1_input_amax_history, "
     "Tensor(b!) fc1_input_scale, Tensor(c!) fc1_weight_amax_history, "
     "Tensor(d!) fc1_weight_scale, Tensor(e!) fc2_input_amax_history, "
     "Tensor(f!) fc2_input_scale, Tensor(g!) fc2_weight_amax_history, "
     "Tensor(h!) fc2_weight_scale, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+    "Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=15,
@@ -206,7 +209,8 @@ def _backward_fake(
 
 
 _backward = _library.register(
-    "grouped_mlp__fp8_delayed_backward",
+    "grouped_mlp__fp8_delayed",
+    "backward",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
     "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
     "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
@@ -247,6 +251,7 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
+        need_dfc2_bias: bool,
         fc2_grad_output_amax_history: Tensor,
         fc2_grad_output_scale: Tensor,
         fc1_grad_output_amax_history: Tensor,
@@ -273,6 +278,7 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
+            need_dfc2_bias,
         )
 
     @staticmethod
@@ -298,6 +304,7 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
+            _,
             fc2_grad_output_amax_history,
             fc2_grad_output_scale,
             fc1_grad_output_amax_history,
@@ -384,6 +391,7 @@ class _GroupedMLP(torch.autograd.Function):
                 None,
                 None,
                 None,
+                None,
             )
         needs = ctx.needs_input_grad
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
@@ -408,6 +416,7 @@ class _GroupedMLP(torch.autograd.Function):
             dprobs if needs[4] else None,
             dfc1_bias if needs[5] else None,
             dfc2_bias if needs[6] else None,
+            None,
             None,
             None,
             None,
@@ -518,6 +527,7 @@ def grouped_mlp(
             need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
+            need_dfc2_bias,
             fc2_grad_output_amax_history,
             fc2_grad_output_scale,
             fc1_grad_output_amax_history,
@@ -545,6 +555,7 @@ def grouped_mlp(
             need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
+            need_dfc2_bias,
         )
     return y
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c060b92f850d12c3
+# checksum sha256:591e3f4a966d8fbe
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -98,7 +98,8 @@ def _forward_fake(
 
 
 _forward = _library.register(
-    "grouped_mlp__fp8_rowwise_forward",
+    "grouped_mlp__fp8_rowwise",
+    "forward",
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
@@ -173,7 +174,8 @@ def _backward_fake(
 
 
 _backward = _library.register(
-    "grouped_mlp__fp8_rowwise_backward",
+    "grouped_mlp__fp8_rowwise",
+    "backward",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
     "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
     "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "

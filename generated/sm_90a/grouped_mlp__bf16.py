@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:17708439b3483fd2
+# checksum sha256:4e4e4969c895fe02
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -48,7 +48,8 @@ def _forward_fake(
 
 
 _forward = _library.register(
-    "grouped_mlp__bf16_forward",
+    "grouped_mlp__bf16",
+    "forward",
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
@@ -104,7 +105,8 @@ def _backward_fake(
 
 
 _backward = _library.register(
-    "grouped_mlp__bf16_backward",
+    "grouped_mlp__bf16",
+    "backward",
     "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, "
     "Tensor? h, Tensor? a, Tensor? fc2_weight, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .emit.cell import cell_context
+from .emit.cell import CellContext, cell_context
+from .emit.conversions import QuantizeContext, quantize_context
 from .emit.explain import explain
 from .emit.kernels import (
     DispatchContext,
@@ -19,7 +20,7 @@ from .emit.kernels import (
 from .emit.launcher import launcher_context
 from .emit.python import op_name, schema
 from .emit.reference import reference_context
-from .emit.tests import test_context
+from .emit.tests import TestContext, test_context
 from .fileset import Artifact, ArtifactKind, FileSet
 from .model.plan import Kernel, KernelSet, ModulePlan
 from .model.specs import ArchSpec
@@ -77,10 +78,9 @@ class BundleContext:
 def fingerprint(plans: Iterable[ModulePlan]) -> str:
     """Hash of every op schema: 64 hex digits that the library carries too."""
     lines = [
-        f"{op_name(plan, program)}{schema(plan, program)}"
+        f"{op_name(view, program)}{schema(view, program)}"
         for plan in plans
-        if not plan.is_identity
-        for program in (plan.forward, plan.backward)
+        for view, program in plan.ops
     ]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
@@ -205,38 +205,26 @@ def _shared(
 
 
 def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
-    owners, sources = (plan.cell,), plan.sources
-    context = cell_context(plan, tuple(explain(plan)))
+    description = tuple(explain(plan))
+    module: CellContext | QuantizeContext = (
+        quantize_context(plan, description) if plan.conversions else cell_context(plan, description)
+    )
+    tests: CellContext | QuantizeContext | TestContext = module
     if plan.is_identity:
-        yield _render(
-            renderer, f"{plan.cell}.py", "module/identity.py.j2", context, owners, sources
-        )
-        yield _render(
-            renderer,
-            f"tests/test_{plan.cell}.py",
-            "tests/test_identity.py.j2",
-            context,
-            owners,
-            sources,
-        )
-        return
-    yield _render(renderer, f"{plan.cell}.py", "module/cell.py.j2", context, owners, sources)
-    yield _render(
-        renderer,
-        f"reference/{plan.cell}.py",
-        "reference/cell.py.j2",
-        reference_context(plan),
-        owners,
-        sources,
-    )
-    yield _render(
-        renderer,
-        f"tests/test_{plan.cell}.py",
-        "tests/test_cell.py.j2",
-        test_context(plan),
-        owners,
-        sources,
-    )
+        template = "identity"
+    elif plan.conversions:
+        template = "quantize"
+    else:
+        template, tests = "cell", test_context(plan)
+
+    def rendered(path: str, template: str, context: object) -> tuple[str, Artifact]:
+        return _render(renderer, path, template, context, (plan.cell,), plan.sources)
+
+    yield rendered(f"{plan.cell}.py", f"module/{template}.py.j2", module)
+    yield rendered(f"tests/test_{plan.cell}.py", f"tests/test_{template}.py.j2", tests)
+    if plan.ops:
+        reference = reference_context(plan)
+        yield rendered(f"reference/{plan.cell}.py", "reference/cell.py.j2", reference)
 
 
 def _compiled(
@@ -245,7 +233,7 @@ def _compiled(
     everyone = tuple(plan.cell for plan in plans)
     host, units = [], []
     for plan in plans:
-        if not plan.is_identity:
+        if plan.ops:
             path = f"csrc/{plan.cell}.cpp"
             host.append(f"{plan.cell}.cpp")
             launcher = launcher_context(plan, arch, context.namespace)

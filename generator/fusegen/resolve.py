@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from .load import SpecSet
 from .model.plan import Dimension, ModulePlan, Status, Tolerance, Unsupported
+from .model.primitives import Primitive
 from .model.shapes import symbols
 from .model.specs import ArchSpec, ModuleSpec, RecipeSpec, SpecKind
 from .naming import Cell
 from .passes.backward import write_backward
+from .passes.conversions import conversions
 from .passes.draft import Draft, NotPossible
 from .passes.expand import chain_of, expand
 from .passes.fuse import fuse
@@ -55,18 +57,20 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     draft = write_backward(expand(module, specs.ops))
     draft = derive_math(draft)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
-    exact = unquantized(draft)
+    quantizes = all(step.primitive is Primitive.QUANTIZE for step in draft.forward)
+    exact, exact_output = unquantized(draft)
     draft = quantize(draft, recipe, arch)
     draft = add_conditions(draft)
     kept = saved(draft)
     draft, kernel_sets = choose_kernels(draft, arch, recipe)
+    offered, further = conversions(recipe, arch) if quantizes else ((), ())
     return ModulePlan(
         cell=str(cell),
         module=cell.module,
         recipe=cell.recipe,
         arch=arch.name,
-        status=Status.NATIVE,
-        reason=_reason(arch),
+        status=Status.EMULATED if draft.emulated else Status.NATIVE,
+        reason=draft.emulated or _reason(arch),
         summary=module.summary or specs.ops[module.op or ""].summary,
         class_name=module.class_,
         dims=_dimensions(module, draft, specs),
@@ -80,9 +84,10 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
         forward=forward_program(draft, kept, module_dims(module, specs)),
         backward=backward_program(draft, kept, module_dims(module, specs)),
         saved=kept,
-        kernel_sets=kernel_sets,
-        quantizes=any(item.op == "quantize" for item in chain_of(module)),
+        kernel_sets=tuple({each.name: each for each in (*kernel_sets, *further)}.values()),
+        conversions=offered,
         exact=exact,
+        exact_output=exact_output,
         quantizations=tuple(recipe.roles.items()),
         layout=arch.layout,
         tolerance=_tolerance(recipe),

@@ -116,16 +116,22 @@ class _Dequantize(ctypes.Structure):
         ("scale_line", Long),
         ("scale_block", Long),
         ("lines_per_scale", Long),
+        ("amax", Pointer),
         ("programmatic_launch", Bool),
     ]
 
 
-class _PaddedSizes(ctypes.Structure):
+class _DequantizeGroups(ctypes.Structure):
     _fields_ = [
+        ("data", Pointer),
+        ("scale", Pointer),
+        ("output", Pointer),
         ("split_sizes", Pointer),
         ("padded_sizes", Pointer),
         ("rows", Long),
+        ("columns", Long),
         ("groups", Long),
+        ("pitch", Long),
         ("row_align", Long),
         ("programmatic_launch", Bool),
     ]
@@ -389,7 +395,7 @@ class Run:
         )
         self.kernels.call("run_row_sums", arguments)
         found = output.floats().view(case.groups, case.columns).double()
-        rows = reference._rows(tuple(case.x.shape), case.splits)
+        rows = reference._rows(tuple(case.x.shape), case.splits, case.x.device)
         values = case.x.reshape(-1, case.columns).double()[rows.valid]
         wanted = torch.zeros(case.groups, case.columns, dtype=torch.float64)
         bound = torch.zeros_like(wanted)

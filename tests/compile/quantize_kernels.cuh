@@ -43,16 +43,28 @@ Status amax(const AmaxArguments& in, cudaStream_t stream) {
                                             : launch_amax<Element>(in, stream);
 }
 
-template <bool kTransposed>
+template <bool kTurned>
 Status dequantize(int config, const DequantizeArguments& in, cudaStream_t stream) {
-  using T = ScaleType;
+  using S = Scaling;
   switch (config) {
-    case 5:
-    case 7: return launch_dequantize<DequantizeConfig<E4M3, T::e8m0, 32, kTransposed>>(in, stream);
-    case 6: return launch_dequantize<DequantizeConfig<E5M2, T::e8m0, 32, kTransposed>>(in, stream);
+    case 0: return launch_dequantize<DequantizeConfig<E4M3, S::tensor, kTurned>>(in, stream);
+    case 2: return launch_dequantize<DequantizeConfig<E4M3, S::row, kTurned>>(in, stream);
+    case 3: return launch_dequantize<DequantizeConfig<E4M3, S::block_1x128, kTurned>>(in, stream);
+    case 5: return launch_dequantize<DequantizeConfig<E4M3, S::mx_1x32, kTurned>>(in, stream);
+    case 6: return launch_dequantize<DequantizeConfig<E5M2, S::mx_1x32, kTurned>>(in, stream);
+    case 7: return launch_dequantize<DequantizeConfig<E4M3, S::mx_32x32, kTurned>>(in, stream);
+    case 8: return launch_dequantize<DequantizeConfig<E2M1, S::nv_1x16, kTurned>>(in, stream);
+    case 9: return launch_dequantize<DequantizeConfig<E2M1, S::nv_16x16, kTurned>>(in, stream);
+    default: return {cudaErrorInvalidValue, "no such config"};
+  }
+}
+
+Status dequantize_groups(int config, const DequantizeGroupsArguments& in, cudaStream_t stream) {
+  using S = Scaling;
+  switch (config) {
+    case 5: return launch_dequantize_groups<DequantizeConfig<E4M3, S::mx_1x32, true>>(in, stream);
     case 8:
-    case 9: return launch_dequantize<DequantizeConfig<E2M1, T::e4m3, 16, kTransposed>>(in, stream);
-    case 3: return launch_dequantize<DequantizeConfig<E4M3, T::fp32, 128, kTransposed>>(in, stream);
+    case 11: return launch_dequantize_groups<DequantizeConfig<E2M1, S::nv_1x16, true>>(in, stream);
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }
@@ -85,15 +97,16 @@ int run_row_sums(const RowSumArguments* in, void* stream, const char** call) {
   return report(launch_row_sums<float>(*in, static_cast<cudaStream_t>(stream)), call);
 }
 
-int run_dequantize(int transposed, int config, const DequantizeArguments* in, void* stream,
+int run_dequantize(int turned, int config, const DequantizeArguments* in, void* stream,
                    const char** call) {
   const auto s = static_cast<cudaStream_t>(stream);
-  return report(transposed ? dequantize<true>(config, *in, s) : dequantize<false>(config, *in, s),
+  return report(turned ? dequantize<true>(config, *in, s) : dequantize<false>(config, *in, s),
                 call);
 }
 
-int run_padded_sizes(const PaddedSizesArguments* in, void* stream, const char** call) {
-  return report(launch_padded_sizes(*in, static_cast<cudaStream_t>(stream)), call);
+int run_dequantize_groups(int config, const DequantizeGroupsArguments* in, void* stream,
+                          const char** call) {
+  return report(dequantize_groups(config, *in, static_cast<cudaStream_t>(stream)), call);
 }
 
 }  // extern "C"

@@ -27,7 +27,7 @@ from .gemm_on_cpu.without_ptx import headers_on_cpu
 HERE = Path(__file__).parent
 SIMULATION = HERE / "gemm_on_cpu"
 HEADERS = HERE.parents[1] / "templates" / "static" / "csrc" / "fusegen"
-FIRST_HEADER = "launch_fp8_sm90.cuh"
+FIRST_HEADERS = ("gemm_decoded_sm90.cuh", "launch_fp8_sm90.cuh")
 SECONDS = 60
 
 
@@ -35,6 +35,7 @@ class Family(Enum):
     """Products that are compiled into one program."""
 
     PLAIN = "plain"
+    DECODED = "decoded"
     FAST = "fast"
     SPLIT = "split"
 
@@ -59,6 +60,9 @@ class Product:
         """Its line in the list that a program is compiled with."""
         if self.family is Family.PLAIN:
             call = f"run_plain<Gemm::{self.kind}, Config<{self.config}>>"
+        elif self.family is Family.DECODED:
+            amaxes = "true" if self.scaling else "false"
+            call = f"run_decoded<Gemm::{self.kind}, {amaxes}, Config<{self.config}>>"
         else:
             codes = ", ".join(f"__nv_fp8_{code}" for code in self.formats.split("_"))
             call = (
@@ -85,12 +89,15 @@ PRODUCTS = (
     Product(Family.FAST, "fprop", WIDE, "tensor", "e4m3_e5m2"),
     Product(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3"),
     Product(Family.PLAIN, "dgrad", WIDE_PLAIN),
+    Product(Family.DECODED, "fprop", SMALL_PLAIN, "amaxes"),
     Product(Family.FAST, "dgrad", TURNS_NARROW, "row", "e5m2_e4m3"),
     Product(Family.SPLIT, "dgrad", NARROW, "block", "e5m2_e4m3"),
     Product(Family.PLAIN, "wgrad", SMALL_PLAIN),
+    Product(Family.DECODED, "wgrad", WIDE_PLAIN, "amaxes"),
     Product(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3"),
     BLOCK_WGRAD,
     Product(Family.FAST, "wgrad", WIDE, "tensor", "e5m2_e4m3"),
+    Product(Family.DECODED, "dgrad", SMALL_PLAIN),
     Product(Family.SPLIT, "fprop", WIDE_ALONE, "block", "e4m3_e4m3"),
     Product(Family.SPLIT, "dgrad", WIDE, "row", "e4m3_e4m3"),
     Product(Family.SPLIT, "wgrad", NARROW, "tensor", "e4m3_e4m3"),
@@ -240,14 +247,14 @@ def cache(pytestconfig: pytest.Config) -> Path:
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
 def test_products(product: Product, cache: Path) -> None:
     together = [other for other in PRODUCTS if other.family is product.family]
-    headers = headers_on_cpu(HEADERS, FIRST_HEADER)
+    headers = headers_on_cpu(HEADERS, FIRST_HEADERS)
     program = Program(product.family.value, together, headers)
     done = run(program.build(cache / program.name), product, CASES)
     assert (done.returncode, done.stdout) == (0, f"{len(CASES)} cases\n"), done.stdout + done.stderr
 
 
 def test_faults_are_noticed(cache: Path) -> None:
-    headers = headers_on_cpu(HEADERS, FIRST_HEADER)
+    headers = headers_on_cpu(HEADERS, FIRST_HEADERS)
     for fault in FAULTS:
         found = headers[fault.header].count(fault.sound)
         assert found == 1, f"{fault.header} no longer holds {fault.sound!r}: break other code"

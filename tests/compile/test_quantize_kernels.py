@@ -23,7 +23,7 @@ from .quantize_harness import (
     Run,
     _Delayed,
     _Dequantize,
-    _PaddedSizes,
+    _DequantizeGroups,
     address,
     check,
     reference,
@@ -158,50 +158,37 @@ def test_clear_advances_the_random_state(kernels: Kernels) -> None:
         assert (buffer.bytes() == 0).all()
 
 
-def test_padded_sizes(kernels: Kernels) -> None:
-    for splits, rows in (([0, 5, 130, 0, 33], 200), ([-4, 2**62, 9], 77), ([3] * 100, 512)):
-        sizes = torch.tensor(splits)
-        on_device, padded = (t.to(kernels.device) for t in (sizes, torch.full_like(sizes, -1)))
-        arguments = _PaddedSizes(address(on_device), address(padded), rows, len(splits), 32)
-        kernels.call("run_padded_sizes", arguments)
-        starts, _ = reference._rows((rows, 8), sizes).starts(32)
-        last = int(sizes.clamp(0, rows).cumsum(0).clamp(max=rows)[-1])
-        ends = torch.cat((starts[1:], torch.tensor([last // 32 + len(splits)])))
-        assert torch.equal(padded.cpu(), 32 * (ends - starts))
-
-
-def _dequantized(operand: object, columnwise: bool) -> Tensor:
-    """bf16 of code times block scale in the layout of the stored copy."""
-    q, columns = operand.quantization, operand.shape[-1]  # type: ignore[attr-defined]
-    codes = reference._load(operand.data, q.format)  # type: ignore[attr-defined]
-    values = reference._decode(codes.contiguous(), q.format)
-    scale = operand.scale.float()  # type: ignore[attr-defined]
-    scale = scale.transpose(-1, -2) if columnwise else scale
-    height, width = q.block
-    spread = scale.repeat_interleave(width, dim=-1).repeat_interleave(height, dim=-2)
-    spread = spread[..., : values.shape[-2], :]
-    length = min(spread.shape[-1], values.shape[-1]) if columnwise else columns
-    product: Tensor = values[..., :length] * spread[..., :length]
-    return product.bfloat16()
+def _strides(scale: Tensor, columnwise: bool) -> tuple[int, int, int]:
+    """From one matrix, line and block to the next."""
+    blocks = scale.shape[1:]
+    if len(blocks) == 1:
+        return blocks.numel(), 1, 0
+    return (blocks.numel(), 1, blocks[1]) if columnwise else (blocks.numel(), blocks[1], 1)
 
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("columnwise", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
     "recipe",
-    ["mx_1x32", "mx_1x32_e5m2", "mx_32x32", "nv_1x16", "nv_16x16", "block_1x128_exact"],
+    ["mx_1x32", "mx_1x32_e5m2", "mx_32x32", "nv_1x16", "nv_16x16", "block_1x128_exact", "row"],
 )
-def test_dequantize(kernels: Kernels, recipe: str, columnwise: bool, turned: bool) -> None:
+def test_dequantize(
+    kernels: Kernels, recipe: str, whole: bool, columnwise: bool, turned: bool
+) -> None:
+    """Code times block scale; the whole of it takes the tensor's scale, too."""
     q = RECIPES[recipe].quantization
     x = _case("weights", torch.bfloat16).x
     made = reference.quantize(x, q, rowwise=not columnwise, columnwise=columnwise)
     operand = made.columnwise if columnwise else made.rowwise
-    wanted = _dequantized(operand, columnwise)
+    amax = operand.amax if whole else None
+    wanted = reference.dequantize(operand._replace(amax=amax)).bfloat16()
+    wanted = wanted.transpose(1, 2) if columnwise else wanted
     matrices, lines, length = wanted.shape
-    blocks = operand.scale.shape[1:]
     data, scale = (
         t.view(torch.uint8).contiguous().to(kernels.device) for t in (operand.data, operand.scale)
     )
+    on_device = None if amax is None else amax.to(kernels.device)
     output = Buffer(wanted.numel() * 2, kernels.device)
     arguments = _Dequantize(
         address(data),
@@ -211,12 +198,60 @@ def test_dequantize(kernels: Kernels, recipe: str, columnwise: bool, turned: boo
         lines,
         length,
         data.shape[-1],
-        blocks.numel(),
-        1 if columnwise else blocks[1],
-        blocks[1] if columnwise else 1,
-        q.block[0],
+        *_strides(operand.scale, columnwise),
+        1 if q.block[1] is None else q.block[0],
+        address(on_device),
     )
     kernels.call("run_dequantize", int(turned), RECIPES[recipe].config, arguments)
     found = output.bytes().view(torch.bfloat16)
-    wanted = wanted.transpose(1, 2).contiguous() if turned else wanted
+    wanted = wanted.transpose(1, 2).contiguous() if turned else wanted.contiguous()
     assert torch.equal(found.view(wanted.shape), wanted)
+
+
+@pytest.mark.parametrize("recipe", ["mx_1x32", "nv_1x16", "nv_1x16_hadamard"])
+@pytest.mark.parametrize(
+    ("splits", "rows"),
+    [([0, 5, 130, 0, 33], 200), ([-4, 2**62, 9], 77), ([3] * 70, 512), ([17], 17), ([0, 0], 64)],
+)
+def test_dequantize_groups(kernels: Kernels, recipe: str, splits: list[int], rows: int) -> None:
+    """Rows of a group at its padded place, zeros after them, and the padded sizes."""
+    q = RECIPES[recipe].quantization
+    columns, align = 136, 32
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(2)).bfloat16()
+    sizes = torch.tensor(splits)
+    made = reference.quantize(x, q, rowwise=False, columnwise=True, split_sizes=sizes)
+    operand = made.columnwise
+    values, placed = reference._read(operand, sizes)
+    places, count = placed.places(align)
+    wanted = torch.zeros(count, columns)
+    wanted[places[placed.valid]] = values[placed.valid]
+    ends = sizes.clamp(0, rows).cumsum(0).clamp(max=rows)
+    starts, _ = reference._rows((rows, columns), sizes, sizes.device).starts(align)
+    ends = torch.cat((starts[1:], (ends[-1:] // align + len(splits))))
+    data, scale, on_device, padded = (
+        t.to(kernels.device)
+        for t in (
+            operand.data.view(torch.uint8),
+            operand.scale.view(torch.uint8),
+            sizes,
+            torch.full_like(sizes, -1),
+        )
+    )
+    output = Buffer(count * columns * 2, kernels.device)
+    arguments = _DequantizeGroups(
+        address(data),
+        address(scale),
+        address(output),
+        address(on_device),
+        address(padded),
+        rows,
+        columns,
+        len(splits),
+        data.shape[-1],
+        align,
+    )
+    kernels.call("run_dequantize_groups", RECIPES[recipe].config, arguments)
+    assert torch.equal(padded.cpu(), align * (ends - starts))
+    used = align * int(ends[-1])
+    found = output.bytes().view(torch.bfloat16).view(count, columns)[:used]
+    assert torch.equal(found, wanted[:used].bfloat16())

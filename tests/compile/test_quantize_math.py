@@ -210,7 +210,7 @@ def test_hadamard(library: ctypes.CDLL) -> None:
     plain = torch.randn(4000, 16, generator=rng).bfloat16().float()
     wild = _sixteen_bits(torch.bfloat16)[torch.randint(0, 2**16, (4000, 16), generator=rng)]
     runs = torch.cat((plain, wild, torch.zeros(1, 16), -torch.zeros(1, 16))).contiguous()
-    wanted = reference._butterflies(runs.unsqueeze(-1) * reference._signs()).squeeze(-1)
+    wanted = reference._butterflies(runs.unsqueeze(-1) * reference._signs(runs.device)).squeeze(-1)
     wanted = wanted.bfloat16().float()
     library.transform_runs(_pointer(runs), ctypes.c_long(len(runs)))
     torch.testing.assert_close(runs, wanted, rtol=0, atol=0, equal_nan=True)
@@ -237,7 +237,7 @@ def test_every_row_and_place_has_one_tile(library: ctypes.CDLL, name: str, align
     row_owner = torch.zeros(rows, dtype=torch.long)
     place_owner = torch.zeros(align * (rows // align + groups), dtype=torch.long)
     block_owner = torch.zeros(rows // 128 + groups, dtype=torch.long)
-    belongs = reference._rows((rows, 8), splits)
+    belongs = reference._rows((rows, 8), splits, splits.device)
     places = belongs.places(align)[0]
     found = torch.empty(8, dtype=torch.int32)
     tiles = rows // 128 + groups + 1

@@ -1,4 +1,4 @@
-"""The FP8 cells of Hopper, generated anew: they compile as the committed bundle does, and load."""
+"""The quantised cells of Hopper, made anew: they compile as the committed bundle does, and load."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from .test_bundles import GEMM_REGISTERS, LOAD_LIBRARY, disassemble
 
 pytestmark = pytest.mark.compile
 
-RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block")
+MODULES = ("linear", "grouped_linear", "quantize")
+RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
-    """Every FP8 recipe of the two linear layers."""
+    """Every recipe of the two linear layers and of quantisation itself."""
     out = tmp_path_factory.mktemp("quantized")
     request = api.Request(
         out=out,
         archs=("sm_90a",),
-        modules=("linear", "grouped_linear"),
+        modules=MODULES,
         recipes=RECIPES,
         namespace="quantized",
     )
@@ -43,14 +44,19 @@ def test_no_warnings_and_no_spills(built: BuildReport) -> None:
             assert kernel.registers <= limit, (unit.name, kernel.registers)
 
 
-def test_products_use_the_fp8_instruction(built: BuildReport) -> None:
+def test_products_use_their_matrix_instruction(built: BuildReport) -> None:
+    """FP8 operands as they are; what there is no instruction for as bfloat16."""
     listing = disassemble(built.library)
     functions = dict(re.findall(r"Function : (\S+)\n(.*?)(?=\n\s+\.+|\Z)", listing, flags=re.S))
-    products = {name: text for name, text in functions.items() if "ragged_fp8_gemm" in name}
-    assert len(products) == len([unit for unit in built.units if "/gemm_fp8" in unit.name])
-    for name, text in products.items():
-        assert re.search(r"\bQGMMA\.", text), name
-        assert not re.search(r"\bHGMMA\.", text), name
+    for kernel, unit, instruction, other in (
+        ("ragged_fp8_gemm", "/gemm_fp8", "QGMMA", "HGMMA"),
+        ("ragged_decoded_gemm", "/gemm_decoded", "HGMMA", "QGMMA"),
+    ):
+        products = {name: text for name, text in functions.items() if kernel in name}
+        assert len(products) == len([each for each in built.units if unit in each.name]) > 0
+        for name, text in products.items():
+            assert re.search(rf"\b{instruction}\.", text), name
+            assert not re.search(rf"\b{other}\.", text), name
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -62,5 +68,5 @@ def test_loads_and_runs_the_reference_on_the_cpu(built: BuildReport, recipe: str
 
 def test_the_launchers_exist_for_every_cell(built: BuildReport) -> None:
     cells = {Path(unit.name).stem for unit in built.units if unit.name.endswith(".cpp")}
-    expected = {f"{m}__{r}" for m in ("linear", "grouped_linear") for r in RECIPES}
+    expected = {f"{m}__{r}" for m in MODULES for r in RECIPES}
     assert cells - {"fingerprint"} == expected

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.emit.explain import explain, size_in_bytes
 from fusegen.load import SpecSet, load
 from fusegen.model.plan import CheckKind, ModulePlan, Program, Status
-from fusegen.model.primitives import PRINTED, REFERENCE_SLOTS, SIGNATURES, Primitive
+from fusegen.model.primitives import DECODING, PRINTED, REFERENCE_SLOTS, SIGNATURES, Primitive
 from fusegen.model.shapes import symbols, to_python
 from fusegen.naming import Cell, gradient, need
 from fusegen.paths import builtin_specs, builtin_templates
@@ -118,19 +119,21 @@ def test_flags_run_and_save_no_more_than_they_need(plan: ModulePlan) -> None:
 def test_flags_are_the_gradients(plan: ModulePlan) -> None:
     gradients = [result.buffer for result in plan.backward.results]
     leaves = [a for a in plan.arguments if gradient(a) in gradients]
-    if plan.is_identity:
+    if not plan.backward.steps:
         return
     assert gradients == [gradient(leaf) for leaf in leaves]
     if len(leaves) > 1:
         assert plan.backward.flags == tuple(need(leaf) for leaf in leaves)
     assert set(plan.forward.flags) <= {need(leaf) for leaf in leaves}
     asked = {flag for result in plan.forward.results for flag in result.when}
+    if plan.forward.mutated:  # state that every gradient lets move on
+        asked |= {need(leaf) for leaf in leaves}
     assert asked == set(plan.forward.flags)
 
 
 @every_plan
 def test_every_dimension_is_told_by_an_argument(plan: ModulePlan) -> None:
-    for program in (plan.forward, plan.backward):
+    for view, program in plan.ops:
         bound = {binding.symbol for binding in program.bindings}
         known = {argument.buffer: argument for argument in program.arguments}
         for binding in program.bindings:
@@ -142,14 +145,14 @@ def test_every_dimension_is_told_by_an_argument(plan: ModulePlan) -> None:
         used = {
             symbol for step in program.steps for _, size in step.sizes for symbol in symbols(size)
         }
-        used |= {s for n in program.workspace for s in plan.buffer(n).shape.symbols()}
-        used |= {s for r in program.results for s in plan.buffer(r.buffer).shape.symbols()}
+        used |= {s for n in program.workspace for s in view.buffer(n).shape.symbols()}
+        used |= {s for r in program.results for s in view.buffer(r.buffer).shape.symbols()}
         assert used <= bound
 
 
 @every_plan
 def test_every_argument_is_checked(plan: ModulePlan) -> None:
-    for program in (plan.forward, plan.backward):
+    for _, program in plan.ops:
         first, *rest = program.arguments
         kinds = {(check.tensor, check.kind) for check in program.checks}
         assert (first.buffer, CheckKind.IO_DTYPE) in kinds
@@ -161,7 +164,7 @@ def test_every_argument_is_checked(plan: ModulePlan) -> None:
 @every_plan
 def test_kernels_are_named_where_they_are_compiled(plan: ModulePlan) -> None:
     sets = {kernels.name for kernels in plan.kernel_sets}
-    named = {step.kernels for step in (*plan.forward.steps, *plan.backward.steps)}
+    named = {step.kernels for _, program in plan.ops for step in program.steps}
     assert named - {None} == sets
     assert (None in named) == (plan.arch == "cpu" and not plan.is_identity)
     for kernels in plan.kernel_sets:
@@ -173,7 +176,8 @@ def test_kernels_are_named_where_they_are_compiled(plan: ModulePlan) -> None:
 
 @every_plan
 def test_a_plan_says_what_it_was_made_from(plan: ModulePlan) -> None:
-    assert plan.status is Status.NATIVE
+    decoded = any(step.decoded for _, program in plan.ops for step in program.steps)
+    assert plan.status is (Status.EMULATED if decoded else Status.NATIVE)
     root = builtin_specs().parent
     assert all((root / source).is_file() for source in plan.sources)
     assert f"specs/modules/{plan.module}.yaml" in plan.sources
@@ -218,6 +222,73 @@ def test_a_module_that_only_quantises_has_nothing_to_run() -> None:
     assert plan.is_identity
     assert plan.outputs == plan.inputs
     assert plan.saved == ()
+
+
+def test_a_quantised_role_goes_through_its_copy_and_back() -> None:
+    plan = resolve_module(builtin(), Cell("quantize", "fp8_delayed"), "cpu")
+    assert [step.primitive.value for step in plan.forward.steps] == ["quantize", "dequantize"]
+    assert plan.forward.steps[1].reads == ("x_rowwise", "x_rowwise_scale")
+    assert plan.forward.flags == ("need_dx",), "a forward without grad leaves the state alone"
+    assert plan.backward.steps == ()
+    assert (plan.exact, plan.exact_output) == ((), "x")
+
+
+def test_every_role_and_form_has_its_conversion() -> None:
+    plan = resolve_module(builtin(), Cell("quantize", "nvfp4"), "cpu")
+    results = {
+        each.program.name: [r.buffer for r in each.program.results] for each in plan.conversions
+    }
+    assert list(results) == [
+        "input_dense", "input_grouped", "weight_dense", "weight_stack", "grad_output_dense",
+        "grad_output_grouped",
+    ]  # fmt: skip
+    parts = ("", "_scale", "_amax")
+    expected = [f"x_{way}{part}" for way in ("rowwise", "columnwise") for part in parts]
+    assert all(names == expected for names in results.values())
+    mutated = {each.program.name: each.program.mutated for each in plan.conversions}
+    assert {name for name, state in mutated.items() if state} == {
+        "grad_output_dense", "grad_output_grouped"
+    }  # fmt: skip
+    current = resolve_module(builtin(), Cell("quantize", "fp8_current"), "sm_90a").conversions[0]
+    assert current.amax == current.program.results[-1].buffer == "x_amax"
+
+
+def test_scales_that_no_product_reads_are_in_logical_order() -> None:
+    block = resolve_module(builtin(), Cell("quantize", "fp8_block"), "sm_90a").conversions[1]
+    linear = resolve_module(builtin(), Cell("grouped_linear", "fp8_block"), "sm_90a")
+    shapes = {buffer.name: str(buffer.shape) for buffer in block.buffers}
+    assert shapes["x_rowwise_scale"] == "[T, ceildiv(K, 128)]"
+    assert str(linear.buffer("x_rowwise_scale").shape) == "[ceildiv(K, 128), 32 * (T // 32 + E)]"
+
+
+def test_products_without_an_instruction_read_decoded_operands() -> None:
+    plan = resolve_module(builtin(), Cell("grouped_linear", "nvfp4"), "sm_90a")
+    assert plan.status is Status.EMULATED
+    assert plan.reason == (
+        "sm_90a has no kernels for grouped_gemm of e2m1_e2m1_nv_1x16_nv_16x16_fp32;"
+        " operands are decoded to bfloat16"
+    )
+    wgrad = next(step for step in plan.backward.steps if step.kind == "wgrad")
+    assert wgrad.reads == (
+        "dy_columnwise_decoded", "x_columnwise_decoded", "dy_columnwise_amax",
+        "x_columnwise_amax", "dy_padded_sizes",
+    )  # fmt: skip
+    decoding = [step for step in plan.backward.steps if step.primitive in DECODING]
+    assert [step.primitive.value for step in decoding] == ["dequantize"] * 2 + [
+        "dequantize_groups"
+    ] * 2
+    assert {step.when for step in decoding} == {("need_dx",), ("need_dweight",)}
+    assert dict(wgrad.sizes)["tokens"] == plan.buffer("dy_columnwise_decoded").shape.dims[0]
+    lines = list(explain(plan))
+    assert lines[0].startswith("grouped_linear__nvfp4 on sm_90a: emulated (sm_90a has no kernels")
+    assert lines[3].startswith("emulation moves ")
+    native = resolve_module(builtin(), Cell("grouped_linear", "fp8_block"), "sm_90a")
+    assert native.status is Status.NATIVE
+
+
+def test_two_codes_of_four_bits_are_one_byte() -> None:
+    plan = resolve_module(builtin(), Cell("linear", "nvfp4"), "sm_90a")
+    assert to_python(size_in_bytes(plan.buffer("x_rowwise"))) == "T * (align(K, 32) // 2)"
 
 
 def test_order_of_cells_does_not_matter() -> None:
@@ -406,7 +477,7 @@ def test_the_reference_has_the_steps_that_plans_may_use() -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef)
     }
-    for primitive in set(REFERENCE_SLOTS) - {Primitive.QUANTIZE}:
+    for primitive in set(REFERENCE_SLOTS) - {Primitive.QUANTIZE, *DECODING}:
         signature, slots = SIGNATURES[primitive], REFERENCE_SLOTS[primitive]
         plain = slots & {*signature.inputs, *signature.optional_inputs}
         copies = {f"{slot}_{part}" for slot in signature.inputs for part in ("scale", "amax")}

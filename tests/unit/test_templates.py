@@ -160,7 +160,8 @@ def test_every_attribute_exists(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     declared = CONTEXT.match(text)
     assert declared
-    wrong = list(_wrong(SYNTAX.parse(text), {"c": CLASSES[declared[1]]}))
+    known = {"c": CLASSES[declared[1]], **_set_for(path)}
+    wrong = list(_wrong(SYNTAX.parse(text), known))
     assert not wrong, f"{label(path)}: {', '.join(wrong)}"
 
 
@@ -190,6 +191,13 @@ def test_every_template_and_static_file_is_used() -> None:
         render_bundle(plans, arch, f"fusegen_{name}", recorder)
     files = {label(path) for path in FOLDER.rglob("*") if path.is_file()}
     assert {name for name in files if "__pycache__" not in name} == used
+
+
+def _set_for(path: Path) -> dict[str, None]:
+    """Names that the templates which include one set for it."""
+    texts = [each.read_text(encoding="utf-8") for each in TEMPLATES]
+    trees = [SYNTAX.parse(text) for text in texts if label(path) in INCLUDE.findall(text)]
+    return {node.target.name: None for tree in trees for node in tree.find_all(nodes.Assign)}
 
 
 def _wrong(node: nodes.Node, types_of: dict[str, Any]) -> Iterator[str]:

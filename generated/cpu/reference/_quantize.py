@@ -48,7 +48,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _NVFP4_RANGE = 448.0 * 6.0
 _FP32_MAX = torch.finfo(torch.float32).max
 _RUN = 16  # elements along a block that share one Philox call; also the size of the transform
-_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+_NEGATIVE = 0b1101_0111_1110_1000  # signs of the transform, first element in the lowest bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class _Rows(NamedTuple):
 
     def starts(self, block: int) -> tuple[Tensor, int]:
         """[E], the block each group starts with, and the number of blocks."""
-        order = torch.arange(self.groups)
+        order = torch.arange(self.groups, device=self.first.device)
         if self.ragged:
             return self.first // block + order, self.extent // block + self.groups
         blocks = -(-self.extent // block)
@@ -186,22 +186,23 @@ class _Rows(NamedTuple):
         if block is None:
             return self.group, self.groups
         if block == 1:
-            return torch.arange(self.group.shape[0]), self.group.shape[0]
+            return torch.arange(len(self.group), device=self.group.device), len(self.group)
         places, count = self.places(block)
         return places // block, count // block
 
 
-def _rows(shape: tuple[int, ...], split_sizes: Tensor | None) -> _Rows:
+def _rows(shape: tuple[int, ...], split_sizes: Tensor | None, device: torch.device) -> _Rows:
     total = shape[-2]
     if split_sizes is None:
         groups = shape[0] if len(shape) == 3 else 1
-        order, row = torch.arange(groups), torch.arange(groups * total)
+        order = torch.arange(groups, device=device)
+        row = torch.arange(groups * total, device=device)
         group = order.repeat_interleave(total)
-        first, size = order * total, torch.full((groups,), total)
+        first, size = order * total, torch.full_like(order, total)
         return _Rows(False, total, first, size, group, row - first[group], row >= 0)
     ends = split_sizes.clamp(0, total).cumsum(0).clamp(max=total)
     first = pad(ends[:-1], (1, 0))
-    row = torch.arange(total)
+    row = torch.arange(total, device=device)
     group = torch.searchsorted(ends, row, right=True)
     valid = group < len(ends)
     group = group.clamp(max=len(ends) - 1)
@@ -212,7 +213,7 @@ def _rows(shape: tuple[int, ...], split_sizes: Tensor | None) -> _Rows:
 def _padded(rows: _Rows) -> _Rows:
     """The rows that transformed blocks of 16 have: each group's last block is a whole one."""
     starts, count = rows.starts(_RUN)
-    row = torch.arange(count * _RUN)
+    row = torch.arange(count * _RUN, device=rows.first.device)
     group = torch.searchsorted(starts, row // _RUN, right=True) - 1
     within = row - starts[group] * _RUN
     valid = within < -(-rows.size[group] // _RUN) * _RUN
@@ -262,8 +263,9 @@ def _encode(x: Tensor, fmt: Format, noise: Tensor | None) -> Tensor:
 def _decode(codes: Tensor, fmt: Format) -> Tensor:
     if fmt != "e2m1":
         return codes.view(DTYPES[fmt]).float()
-    values = torch.tensor(_E2M1)
-    return torch.cat((values, -values))[codes.long()]
+    size = (codes & 0x7).float()
+    value = torch.where(size < 4, size * 0.5, torch.where(size < 6, size - 2, size * 2 - 8))
+    return torch.where(codes < 8, value, -value)
 
 
 def _power_of_two(biased: Tensor) -> Tensor:
@@ -321,10 +323,10 @@ def _random_bytes(runs: Tensor, columnwise: bool, rng_state: Tensor) -> Tensor:
     """[...] logical index of a run of 16 elements -> [..., 16], byte i of little-endian words."""
     word = 0xFFFFFFFF
     seed, offset = rng_state.unbind()
-    stream = torch.tensor(int(columnwise))
+    stream = torch.full_like(seed, int(columnwise))
     counter = (runs & word, runs >> 32 & word, stream, offset & word)
     words = philox(counter, (seed & word, seed >> 32 & word))
-    return (words.unsqueeze(-1) >> torch.arange(0, 32, 8) & 0xFF).flatten(-2)
+    return (words.unsqueeze(-1) >> torch.arange(0, 32, 8, device=runs.device) & 0xFF).flatten(-2)
 
 
 def _noise(rows: _Rows, columns: int, columnwise: bool, rng_state: Tensor) -> Tensor:
@@ -336,17 +338,17 @@ def _noise(rows: _Rows, columns: int, columnwise: bool, rng_state: Tensor) -> Te
     if not columnwise:
         across = -(-columns // _RUN)
         count = rows.group.shape[0]
-        runs = torch.arange(count * across).view(count, across)
+        runs = torch.arange(count * across, device=rows.group.device).view(count, across)
         return _random_bytes(runs, columnwise, rng_state).flatten(1)[:, :columns] / 256
     places, count = rows.places(_RUN)
-    runs = torch.arange(count // _RUN * columns).view(-1, columns)
+    runs = torch.arange(count // _RUN * columns, device=places.device).view(-1, columns)
     drawn = _random_bytes(runs, columnwise, rng_state).transpose(1, 2)
     return drawn.reshape(count, columns)[places] / 256
 
 
 def advance(rng_state: Tensor, steps: int = 1) -> Tensor:
     """[seed, offset] after so many quantise steps that round stochastically."""
-    return rng_state + torch.tensor([0, steps])
+    return rng_state + steps * torch.arange(2, device=rng_state.device)
 
 
 # Random Hadamard transform
@@ -361,8 +363,10 @@ def _butterflies(x: Tensor) -> Tensor:
     return x.reshape(shape) * 0.25
 
 
-def _signs() -> Tensor:
-    return torch.tensor(_SIGNS, dtype=torch.float32).unsqueeze(-1)
+def _signs(device: torch.device) -> Tensor:
+    """[16, 1]"""
+    negative = _NEGATIVE >> torch.arange(_RUN, device=device) & 1
+    return (1.0 - 2.0 * negative).unsqueeze(-1)
 
 
 def _transform(values: Tensor, rows: _Rows) -> tuple[Tensor, _Rows]:
@@ -370,7 +374,7 @@ def _transform(values: Tensor, rows: _Rows) -> tuple[Tensor, _Rows]:
     places, count = rows.places(_RUN)
     blocks = values.new_zeros(count, values.shape[1])
     blocks[places[rows.valid]] = values[rows.valid]
-    blocks = blocks.view(-1, _RUN, values.shape[1]) * _signs()
+    blocks = blocks.view(-1, _RUN, values.shape[1]) * _signs(values.device)
     return _butterflies(blocks).bfloat16().float().flatten(0, 1), _padded(rows)
 
 
@@ -378,7 +382,7 @@ def _transform_back(values: Tensor, rows: _Rows) -> Tensor:
     """The inverse, in fp32: values of padded rows -> values of `rows`."""
     blocks = values.view(-1, _RUN, values.shape[1])
     places, _ = rows.places(_RUN)
-    return (_butterflies(blocks) * _signs()).flatten(0, 1)[places]
+    return (_butterflies(blocks) * _signs(values.device)).flatten(0, 1)[places]
 
 
 # Scales
@@ -487,7 +491,7 @@ def _values(
     x: Tensor, q: Quantization, columnwise: bool, split_sizes: Tensor | None
 ) -> tuple[Tensor, _Rows]:
     """x [..., R, C] as fp32 [rows, C], zero past the last group, transformed where asked for."""
-    rows = _rows(tuple(x.shape), split_sizes)
+    rows = _rows(tuple(x.shape), split_sizes, x.device)
     values = torch.where(rows.valid.unsqueeze(1), x.reshape(-1, x.shape[-1]).float(), 0.0)
     if columnwise and q.hadamard == "columnwise":
         return _transform(values, rows)
@@ -516,7 +520,7 @@ def _raised(
     raised = block_amax.clamp(min=q.epsilon)
     if of_rows is None or q.epsilon == 0:
         return raised
-    used = torch.zeros(block_amax.shape[0], dtype=torch.bool)
+    used = torch.zeros_like(block_amax[:, 0], dtype=torch.bool)
     used[index[rows.valid]] = True
     return torch.where(used.unsqueeze(1), raised, 0.0)
 
@@ -542,7 +546,7 @@ def _quantize(
         amax = _gather_max(of_row, rows.group, rows.groups).flatten()
     if amax is not None and whole:
         block_amax = amax.view(-1, 1)
-    tensor_scale = torch.ones(count, 1)
+    tensor_scale = values.new_ones(count, 1)
     if amax is not None and q.tensor_scale:
         tensor_scale[index] = _tensor_encode(amax)[rows.group].unsqueeze(1)
     if scale is not None:
@@ -631,7 +635,7 @@ def _check(
 def _read(operand: Operand, split_sizes: Tensor | None) -> tuple[Tensor, _Rows]:
     """Values [rows, C] before the tensor scale, and their rows, which a transform has padded."""
     q, columns = operand.quantization, operand.shape[-1]
-    rows = _rows(operand.shape, split_sizes)
+    rows = _rows(operand.shape, split_sizes, operand.data.device)
     if operand.columnwise and q.hadamard == "columnwise":
         rows = _padded(rows)
     codes = _load(operand.data, q.format)
@@ -662,7 +666,7 @@ def dequantize(operand: Operand, *, split_sizes: Tensor | None = None) -> Tensor
         decode = torch.ones(()) / _tensor_encode(operand.amax)
         values = values * decode[rows.group].unsqueeze(1)
     if operand.columnwise and q.hadamard == "columnwise":
-        plain = _rows(operand.shape, split_sizes)
+        plain = _rows(operand.shape, split_sizes, values.device)
         values = torch.where(plain.valid.unsqueeze(1), _transform_back(values, plain), 0.0)
     return values.view(operand.shape)
 
@@ -673,7 +677,7 @@ def dequantize(operand: Operand, *, split_sizes: Tensor | None = None) -> Tensor
 def _alpha(a: Operand, b: Operand) -> Tensor:
     """[1] or [E], what tensor scales leave for the end of a product."""
     if not (a.quantization.tensor_scale and b.quantization.tensor_scale):
-        return torch.ones(1)
+        return a.scale.new_ones(1, dtype=torch.float32)
     if a.amax is None or b.amax is None:
         raise ValueError("an operand with a tensor scale comes with its amax")
     return a.amax * b.amax / _NVFP4_RANGE**2
@@ -730,7 +734,7 @@ def grouped_gemm_fprop(
     _check_product(a, b, False, False)
     y = _rows_by_weights(a, b, groups, transpose=True)
     if add is not None:
-        rows = _rows(a.shape, groups)
+        rows = _rows(a.shape, groups, y.device)
         y = torch.where(rows.valid.unsqueeze(1), y + add.float()[rows.group], 0.0)
     return y.to(dtype)
 
@@ -821,8 +825,8 @@ def token_major(scale: Tensor, split_sizes: Tensor | None = None, align: int = 4
     Groups lie where they do in transposed data; ungrouped: [n, T rounded up to align].  Padding
     is 1.
     """
-    rows = _rows(tuple(scale.shape), split_sizes)
+    rows = _rows(tuple(scale.shape), split_sizes, scale.device)
     places, count = rows.places(align)
-    result = torch.ones(scale.shape[1], count)
+    result = scale.new_ones(scale.shape[1], count)
     result[:, places[rows.valid]] = scale[rows.valid].T
     return result

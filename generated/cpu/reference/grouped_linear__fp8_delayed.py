@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:18d20b2568479650
+# checksum sha256:408bd47aa2e9193f
 """grouped_linear__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -128,6 +128,7 @@ def forward(
     weight_scale: Tensor,
     need_dx: bool,
     need_dweight: bool,
+    need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
     # 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
@@ -141,7 +142,7 @@ def forward(
         layout=LAYOUT,
     )
     # 1. state after it: input_amax_history, input_scale
-    if need_dx or need_dweight:
+    if need_dx or need_dweight or need_dbias:
         input_amax_history, input_scale = quantized.delayed_update(
             input_amax_history,
             input_scale,
@@ -154,7 +155,7 @@ def forward(
         weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=weight_scale, layout=LAYOUT
     )
     # 2. state after it: weight_amax_history, weight_scale
-    if need_dx or need_dweight:
+    if need_dx or need_dweight or need_dbias:
         weight_amax_history, weight_scale = quantized.delayed_update(
             weight_amax_history,
             weight_scale,

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:bee7068ee0d21571
+# checksum sha256:262fa0102ae5f1b2
 """grouped_mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -210,6 +210,7 @@ def forward(
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
 ) -> tuple[
     Tensor,
     Tensor,
@@ -242,7 +243,14 @@ def forward(
         layout=LAYOUT,
     )
     # 1. state after it: fc1_input_amax_history, fc1_input_scale
-    if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias:
+    if (
+        need_dx
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_dprobs
+        or need_dfc1_bias
+        or need_dfc2_bias
+    ):
         fc1_input_amax_history, fc1_input_scale = quantized.delayed_update(
             fc1_input_amax_history,
             fc1_input_scale,
@@ -255,7 +263,14 @@ def forward(
         fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=fc1_weight_scale, layout=LAYOUT
     )
     # 2. state after it: fc1_weight_amax_history, fc1_weight_scale
-    if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias:
+    if (
+        need_dx
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_dprobs
+        or need_dfc1_bias
+        or need_dfc2_bias
+    ):
         fc1_weight_amax_history, fc1_weight_scale = quantized.delayed_update(
             fc1_weight_amax_history,
             fc1_weight_scale,
@@ -280,7 +295,14 @@ def forward(
         layout=LAYOUT,
     )
     # 5. state after it: fc2_input_amax_history, fc2_input_scale
-    if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias:
+    if (
+        need_dx
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_dprobs
+        or need_dfc1_bias
+        or need_dfc2_bias
+    ):
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
             fc2_input_scale,
@@ -298,7 +320,14 @@ def forward(
         layout=LAYOUT,
     )
     # 6. state after it: fc2_weight_amax_history, fc2_weight_scale
-    if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias:
+    if (
+        need_dx
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_dprobs
+        or need_dfc1_bias
+        or need_dfc2_bias
+    ):
         fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
             fc2_weight_amax_history,
             fc2_weight_scale,

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:d9f64579a973f7eb
+# checksum sha256:17ec19af3a5b51be
 """Tests of grouped_linear__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -220,6 +220,7 @@ def test_opcheck(device: str) -> None:
                 "weight_scale",
             )
         ),
+        True,
         True,
         True,
     )

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:1ee2d76c8c1fb15d
+# checksum sha256:eef60b444f069577
 """Tests of grouped_mlp__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -276,6 +276,7 @@ def test_opcheck(device: str) -> None:
                 "fc2_weight_scale",
             )
         ),
+        True,
         True,
         True,
         True,

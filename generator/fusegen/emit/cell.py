@@ -99,6 +99,7 @@ class CellContext:
         states: tensors kept between calls.
         keyword_only: whether the function has keywords besides its tensors.
         carried: arguments that the backward op changes; they are neither saved nor returned.
+        programs: both directions.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         op_arguments: what the forward op is called with.
@@ -134,6 +135,7 @@ class CellContext:
     carried: tuple[str, ...]
     parameters_of_apply: tuple[str, ...]
     differentiable: tuple[TensorText, ...]
+    programs: tuple[ProgramText, ...]
     forward: ProgramText
     backward: ProgramText
     output: TensorText
@@ -220,14 +222,14 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     conditional = {f for r in plan.saved if r.buffer in by_name for f in r.when}
     programs = program_text(plan, plan.forward), program_text(plan, plan.backward)
     parameters = _parameter_texts(plan)
-    states = _state_texts(plan)
+    states = state_texts(plan)
     saved_results = tuple(r.buffer for r in plan.forward.results[len(plan.outputs) :])
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in arguments)
     flags = plan.forward.flags if not plan.forward.returns_none else ()
     carried_over = {
-        *flags,
+        *(flag for result in plan.saved for flag in result.when if flag in flags),
         *(result.buffer for result in plan.saved),
         *scalars,
         *plan.backward.mutated,
@@ -255,6 +257,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
             *(f"{name}: Tensor" for name in carried),
         ),
         differentiable=tuple(a for a in arguments if a.flag),
+        programs=programs,
         forward=programs[0],
         backward=programs[1],
         output=tensor_text(plan, Argument(plan.outputs[0], False), gradients),
@@ -302,7 +305,7 @@ def _gradient_source(plan: ModulePlan, argument: TensorText, needs: dict[str, in
     return f"{name} if needs[{needs[argument.flag]}] else None" if conditional else name
 
 
-def _state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
+def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
     fills = {
         StateFill.ZEROS: "zero_()",
         StateFill.ONES: "fill_(1.0)",

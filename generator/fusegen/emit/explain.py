@@ -6,17 +6,15 @@ from collections.abc import Iterable, Iterator
 
 from ..columns import aligned
 from ..model import dtypes
-from ..model.plan import Buffer, KernelSet, ModulePlan, Program, Result, Step
+from ..model.plan import Buffer, KernelSet, ModulePlan, Program, Result, Status, Step
+from ..model.primitives import DECODING
 from ..model.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
 from .python import condition, step_comment
 
 
 def size_in_bytes(buffer: Buffer) -> Expr:
-    """Bytes of a buffer; formats below a byte are packed."""
-    bits = dtypes.bits(buffer.dtype)
-    if bits < 8:
-        return Binary(Operator.FLOORDIV, buffer.shape.elements, Const(8 // bits))
-    return mul(Const(bits // 8), buffer.shape.elements)
+    """Bytes of a buffer; shapes of formats below a byte count bytes."""
+    return mul(Const(max(dtypes.bits(buffer.dtype), 8) // 8), buffer.shape.elements)
 
 
 def _formula(buffers: Iterable[Buffer]) -> str:
@@ -48,6 +46,8 @@ def explain(plan: ModulePlan) -> Iterator[str]:
     if plan.is_identity:
         yield "nothing to run: the outputs are the inputs"
         return
+    if plan.status is Status.EMULATED:
+        yield f"emulation moves {_formula(_decoding_traffic(plan))} bytes more"
     yield ""
     yield "buffers"
     yield from _table(_buffer_rows(plan))
@@ -56,11 +56,23 @@ def explain(plan: ModulePlan) -> Iterator[str]:
         yield from _program(plan, program)
     yield ""
     yield from _saved(plan)
+    for conversion in plan.conversions:
+        yield ""
+        yield f"quantize(role={conversion.role.value!r}), {conversion.form.value}"
+        yield from _program(plan.of(conversion), conversion.program)
     if plan.kernel_sets:
         yield ""
         yield "kernels, first rule that holds (io is bfloat16 or float16)"
         for kernels in plan.kernel_sets:
             yield from _dispatch(kernels)
+
+
+def _decoding_traffic(plan: ModulePlan) -> Iterator[Buffer]:
+    """What decoding reads and writes, and what products read in place of codes."""
+    for step in (*plan.forward.steps, *plan.backward.steps):
+        if step.primitive in DECODING:
+            yield from (plan.buffer(name) for name in (*step.reads, *step.writes))
+            yield plan.buffer(step.out)
 
 
 def _buffer_rows(plan: ModulePlan) -> Iterator[tuple[str, ...]]:
@@ -112,6 +124,7 @@ def _saved(plan: ModulePlan) -> Iterator[str]:
     yield "saved for the backward, each only if a gradient that needs it is asked for"
     if not plan.saved:
         yield "  nothing"
+        return
     yield from _table(_saved_row(plan, result) for result in plan.saved)
     everything = _formula(plan.buffer(result.buffer) for result in plan.saved)
     yield f"  at most {everything} bytes, inputs and parameters included"

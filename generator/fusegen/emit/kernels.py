@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ..model import dtypes
 from ..model.dtypes import DType
@@ -63,7 +63,9 @@ class QuantizedText:
     """C++ names of what a kernel of quantised tensors is instantiated for.
 
     Attributes:
-        format, scaling: of a quantise kernel.
+        format, scaling: of a kernel that encodes or decodes.
+        stochastic, hadamard: of a quantise kernel, ``true`` or ``false``.
+        turned: whether a kernel that decodes turns matrices over.
         a, b: element types of a product's operands.
         product_scaling: scales of a product.
         accumulation: of a product.
@@ -71,6 +73,9 @@ class QuantizedText:
 
     format: str
     scaling: str
+    stochastic: str
+    hadamard: str
+    turned: str
     a: str
     b: str
     product_scaling: str
@@ -160,12 +165,19 @@ def kernel_context(kernel: Kernel, namespace: str) -> KernelContext:
 def _quantized_text(variant: Variant | None) -> QuantizedText:
     """Every field; those that a kernel's template does not use are empty."""
     if variant is None:
-        return QuantizedText("", "", "", "", "", "")
+        return QuantizedText(*[""] * len(fields(QuantizedText)))
     cuda = [dtypes.info(format).cuda for format in variant.formats]
-    scaling = variant.scalings[0]
+    scaling = variant.scalings[0] if variant.scalings else ""
+
+    def has(trait: str) -> str:
+        return "true" if trait in variant.traits else "false"
+
     return QuantizedText(
         format=variant.formats[0].value.upper(),
         scaling=scaling,
+        stochastic=has("stochastic"),
+        hadamard=has("hadamard"),
+        turned=has("turned"),
         a=cuda[0],
         b=cuda[-1],
         product_scaling="block" if scaling.startswith("block") else scaling,

@@ -20,9 +20,17 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.primitives import Primitive
-from ..model.shapes import Const, to_cpp
-from ..model.specs import ArchSpec, AttributeType, ScaleRounding
+from ..model.primitives import PADDED_SIZES, Primitive
+from ..model.shapes import Const, product, to_cpp
+from ..model.specs import (
+    ArchSpec,
+    AttributeType,
+    Extent,
+    Orientation,
+    QuantizationSpec,
+    ScaleRounding,
+    ScaleRule,
+)
 from .explain import size_in_bytes
 from .python import op_name, step_comment
 
@@ -47,10 +55,10 @@ class LaunchStep:
 
 @dataclass(frozen=True, slots=True)
 class LaunchProgram:
-    """One direction of a launcher; every field but ``name`` and ``op`` is C++ source, line by line.
+    """One op of a launcher; every field but ``name`` and ``op`` is C++ source, line by line.
 
     Attributes:
-        name: ``forward`` or ``backward``.
+        name: of the program.
         op: registered name.
         parameters: of the function.
         returns: return type.
@@ -58,6 +66,7 @@ class LaunchProgram:
         type_checks: checks that need no sizes.
         dims: dimensions.
         size_checks: checks of sizes.
+        uses_sms: whether a launch asks how many multiprocessors there are.
         operands: contiguous, aligned arguments.
         results: allocations.
         workspace: allocations inside the call.
@@ -73,6 +82,7 @@ class LaunchProgram:
     type_checks: tuple[str, ...]
     dims: tuple[str, ...]
     size_checks: tuple[str, ...]
+    uses_sms: bool
     operands: tuple[str, ...]
     results: tuple[str, ...]
     workspace: tuple[str, ...]
@@ -92,8 +102,7 @@ class LauncherContext:
     minor: int
     exact: str
     headers: tuple[str, ...]
-    forward: LaunchProgram
-    backward: LaunchProgram
+    programs: tuple[LaunchProgram, ...]
 
 
 def any_of(when: tuple[str, ...]) -> str:
@@ -113,8 +122,7 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
         minor=arch.capability[1],
         exact="true" if arch.name.endswith("a") else "false",
         headers=tuple(sorted(kernels.name for kernels in plan.kernel_sets)),
-        forward=_launch_program(plan, plan.forward),
-        backward=_launch_program(plan, plan.backward),
+        programs=tuple(_launch_program(view, program) for view, program in plan.ops),
     )
 
 
@@ -137,6 +145,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
         dims=tuple(_bind_line(b, given) for b in program.bindings if b.symbol in words),
         size_checks=size_checks,
+        uses_sms="sms" in words,
         operands=tuple(
             f"const auto {name}_dense = dense({name});"
             for name, argument in given.items()
@@ -293,6 +302,10 @@ def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> 
         lines = _pointwise_launch(plan, step, reading)
     elif step.primitive is Primitive.QUANTIZE:
         lines = _quantize_launch(plan, program, step, reading)
+    elif step.primitive is Primitive.DEQUANTIZE:
+        lines = _dequantize_launch(plan, step, reading)
+    elif step.primitive is Primitive.DEQUANTIZE_GROUPS:
+        lines = _dequantize_groups_launch(plan, step, reading)
     else:
         lines = _sized_launch(plan, step, reading)
     return LaunchStep(step_comment(step, index), any_of(step.when), tuple(lines))
@@ -321,6 +334,11 @@ def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
     ]
     if not step.copies:
         return _call(step, "GemmArguments", words)
+    if step.decoded:
+        amaxes = [
+            f"/*amax_{slot}=*/{_floats(reading(step.input(f'{slot}_amax')))}" for slot in "ab"
+        ]
+        return _call(step, "DecodedGemmArguments", [f"{{{', '.join(words)}}}", *amaxes])
     a, b = step.copies
     return _call(
         step,
@@ -346,13 +364,14 @@ def _pitch(plan: ModulePlan, copy: Copy) -> str:
 def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Reading) -> list[str]:
     """A quantise step: its struct is filled field by field, since most fields do not apply."""
     spec = dict(plan.quantizations)[step.copies[0].role]
+    rounds_down = spec.scale.round is ScaleRounding.POW2_DOWN
     groups = step.input("groups")
     fields = {
         "quantize.input": reading(step.reads[0]),
         "quantize.split_sizes": f"integers({reading(groups)})" if groups else "nullptr",
         **{f"quantize.{name}": to_cpp(size) for name, size in step.sizes},
         "quantize.row_align": str(plan.layout.token_alignment),
-        "quantize.power_of_two": "true" if spec.scale.round is ScaleRounding.POW2_DOWN else "",
+        f"quantize.{_rounded_down(spec)}": "true" if rounds_down else "",
         "quantize.epsilon": f"{spec.scale.epsilon}f" if spec.scale.epsilon else "",
     }
     for copy in step.copies:
@@ -361,40 +380,118 @@ def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Re
         fields[f"{place}.data"] = _written(copy.data, when)
         fields[f"{place}.scale"] = _written(copy.scale, when)
         fields[f"{place}.pitch"] = _pitch(plan, copy)
+        if copy.amax:
+            amax = f"{copy.orientation.value}_amax"
+            fields[amax] = f"floats({_written(copy.amax, when)})"
         if plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation):
             fields["quantize.token_pitch"] = to_cpp(plan.buffer(copy.scale).shape.dims[-1])
     for operand in step.outputs:
         if operand.slot in ("amax", "row_amax", "column_amax"):
-            fields[operand.slot] = f"floats({operand.buffer})"
-    fields |= _state_fields(plan, program, step)
+            fields[operand.slot] = f"floats(writable({operand.buffer}))"
+    fields |= _state_fields(plan, program, step, reading)
+    return _filled(step, "QuantizeStepArguments", fields)
+
+
+def _rounded_down(spec: QuantizationSpec) -> str:
+    """Which field says that a scale is rounded down to a power of two."""
+    return "round_down" if spec.scale.rule is ScaleRule.MX else "power_of_two"
+
+
+def _filled(step: Step, kind: str, fields: dict[str, str], io: str = "io") -> list[str]:
+    """A launch whose struct is filled field by field; empty fields keep their defaults."""
     return [
         "{",
-        "  QuantizeStepArguments arguments{};",
+        f"  {kind} arguments{{}};",
         *(f"  arguments.{name} = {value};" for name, value in fields.items() if value),
-        f"  check(kCell, {step.kernels}(io, arguments, stream));",
+        f"  check(kCell, {step.kernels}({io}, arguments, stream));",
         "}",
     ]
+
+
+def _floats(address: str) -> str:
+    return address if address == "nullptr" else f"floats({address})"
+
+
+def _dequantize_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
+    copy = step.copies[0]
+    spec = dict(plan.quantizations)[copy.role]
+    square = spec.block[0] if Extent.ALL not in spec.block else 1
+    amax = step.input("a_amax")
+    fields = {
+        "data": reading(copy.data),
+        "scale": reading(copy.scale),
+        "output": f"writable({step.out})",
+        **{name: to_cpp(size) for name, size in step.sizes},
+        "pitch": _pitch(plan, copy),
+        **_scale_strides(plan, copy),
+        "lines_per_scale": str(square),
+        "amax": f"floats({reading(amax)})" if amax else "",
+    }
+    io = _scalar_type(plan.buffer(step.out).dtype)
+    return _filled(step, "DequantizeArguments", fields, io)
+
+
+def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
+    """From the scale of one matrix, line and block of a copy to the next."""
+    spec = dict(plan.quantizations)[copy.role]
+    dims = plan.buffer(copy.scale).shape.dims
+    stack = len(plan.buffer(copy.data).shape.dims) == 3
+    inner = dims[1:] if stack else dims
+    if spec.scaling == "tensor":
+        line, block = "", ""
+    elif len(inner) == 1:
+        line, block = "1", ""
+    elif copy.orientation is Orientation.ROWWISE:
+        line, block = to_cpp(inner[1]), "1"
+    else:
+        line, block = "1", to_cpp(inner[1])
+    matrix = to_cpp(product(inner)) if stack else ""
+    return {"scale_matrix": matrix, "scale_line": line, "scale_block": block}
+
+
+def _dequantize_groups_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
+    copy = step.copies[0]
+    sizes = next((o.buffer for o in step.outputs if o.slot == PADDED_SIZES), None)
+    fields = {
+        "data": reading(copy.data),
+        "scale": reading(copy.scale),
+        "output": f"writable({step.out})",
+        "split_sizes": f"integers({reading(step.input('groups'))})",
+        "padded_sizes": f"integers(writable({sizes}))" if sizes else "",
+        **{name: to_cpp(size) for name, size in step.sizes},
+        "pitch": _pitch(plan, copy),
+        "row_align": str(plan.layout.token_alignment),
+    }
+    return _filled(
+        step, "DequantizeGroupsArguments", fields, _scalar_type(plan.buffer(step.out).dtype)
+    )
 
 
 def _written(buffer: str, when: str) -> str:
     return f"{when} ? writable({buffer}) : nullptr" if when else f"writable({buffer})"
 
 
-def _state_fields(plan: ModulePlan, program: Program, step: Step) -> dict[str, str]:
-    """Fields of delayed scaling; a forward without grad leaves its state alone."""
+def _state_fields(
+    plan: ModulePlan, program: Program, step: Step, reading: Reading
+) -> dict[str, str]:
+    """Fields of what outlives the step; a forward without grad leaves it alone."""
     history, scale = step.input("amax_history"), step.input("scale")
-    if history is None or scale is None:
-        return {}
+    rng, update = step.input("rng_state"), any_of(program.updated_when(step)) or "true"
+    fields = {"rng_state": f"integers(writable({rng}))", "update": update} if rng else {}
+    if scale is None:
+        return fields
+    if history is None:
+        return fields | {"quantize.scale": f"floats({reading(scale)})"}
     spec = dict(plan.quantizations)[step.copies[0].role]
     single = plan.buffer(scale).shape.dims == (Const(1),)
-    return {
+    return fields | {
         "history": f"floats(writable({history}))",
         "scale": f"floats(writable({scale}))",
         "slots": str(spec.scale.history),
         "max": f"{dtypes.largest(spec.format)}f",
         "margin": str(spec.scale.margin) if spec.scale.margin else "",
         "grouped": "" if single else "true",
-        "update": any_of(program.updated_when(step)) or "true",
+        "update": update,
     }
 
 

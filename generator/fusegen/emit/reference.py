@@ -20,7 +20,7 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.primitives import Primitive
+from ..model.primitives import DECODING, Primitive
 from ..model.shapes import Const, Shape, product, symbols, to_code
 from ..model.specs import Extent, Orientation, Role
 from .python import (
@@ -113,11 +113,21 @@ class CheckedProgram:
 
 
 @dataclass(frozen=True, slots=True)
+class ExactText:
+    """The forward without quantisation: its parameters, steps and result."""
+
+    parameters: tuple[str, ...]
+    steps: tuple[StepText, ...]
+    returned: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReferenceContext:
     """Everything ``reference/<cell>.py`` states.
 
     Attributes:
         constants: how each role is quantised; empty where nothing is.
+        programs: every op's.
         exact: the forward without quantisation, where it differs.
     """
 
@@ -126,27 +136,23 @@ class ReferenceContext:
     recipe: str
     constants: tuple[str, ...]
     pointwise: tuple[PointwiseText, ...]
-    exact: tuple[StepText, ...]
+    programs: tuple[CheckedProgram, ...]
+    exact: ExactText | None
     uses_math: bool
     uses_torch: bool
     uses_steps: bool
-    forward: CheckedProgram
-    backward: CheckedProgram
 
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
     """What ``reference/<cell>.py`` states."""
     steps = (*plan.forward.steps, *plan.backward.steps)
     pointwise = tuple(_pointwise_text(plan, step) for step in steps if step.pointwise)
-    programs = _checked(plan, plan.forward), _checked(plan, plan.backward)
+    programs = tuple(_checked(view, program) for view, program in plan.ops)
     lines = [line for text in pointwise for line in text.body]
     lines += [line for program in programs for line in program.type_checks]
-    exact = tuple(
-        _step_text(plan, plan.forward, step, index)
-        for index, step in enumerate(plan.exact if plan.quantizations else (), 1)
-    )
+    exact = _exact_text(plan) if plan.quantizations else None
     calls = [step.call for program in programs for step in program.steps]
-    calls += [step.call for step in exact]
+    calls += [step.call for step in (exact.steps if exact else ())]
     calls += [load.source for text in pointwise for load in text.loads]
     dims = [line for program in programs for line in (*program.check_dims, *program.dims)]
     return ReferenceContext(
@@ -155,12 +161,23 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         recipe=plan.recipe,
         constants=tuple(_constants(plan)),
         pointwise=pointwise,
+        programs=programs,
         exact=exact,
         uses_math=uses_math(dims),
         uses_torch=any("torch." in line for line in lines),
         uses_steps=any("steps." in call for call in calls),
-        forward=programs[0],
-        backward=programs[1],
+    )
+
+
+def _exact_text(plan: ModulePlan) -> ExactText:
+    printed = program_text(plan, plan.forward)
+    tensors = (f"{each.name}: {each.annotation}" for each in printed.unchanged)
+    scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
+    steps = (_step_text(plan, plan.forward, step, i) for i, step in enumerate(plan.exact, 1))
+    return ExactText(
+        parameters=(*tensors, *scalars),
+        steps=tuple(filter(None, steps)),
+        returned=plan.exact_output,
     )
 
 
@@ -202,7 +219,11 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
     steps = tuple(
         text
         for i, step in enumerate(program.steps, 1)
-        for text in (_step_text(plan, program, step, i), _update_text(plan, program, step, i))
+        for text in (
+            _step_text(plan, program, step, i),
+            _amax_text(plan, program, step, i),
+            _update_text(plan, program, step, i),
+        )
         if text
     )
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
@@ -273,10 +294,15 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
             return f"checks.contiguous(CELL, {name})"
 
 
-def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText:
+def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
+    """A step's call; none where a copy is decoded for a product, which reads it as it is."""
     comment, when = step_comment(step, index), condition(step.when)
     if step.primitive is Primitive.QUANTIZE:
         return StepText(comment, when, *_quantize_call(plan, step))
+    if step.primitive in DECODING and plan.buffer(step.out).dtype is not DType.IO:
+        return None
+    if step.primitive is Primitive.DEQUANTIZE:
+        return StepText(comment, when, step.writes, _dequantize_call(plan, program, step))
     if step.copies:
         return StepText(comment, when, step.writes, _product_of_copies(plan, program, step))
     if step.pointwise:
@@ -301,13 +327,30 @@ def _quantize_call(plan: ModulePlan, step: Step) -> tuple[tuple[str, ...], str]:
         targets.append(_copy_name(copy) if copy else "_")
         asked = condition(step.wanted(copy.data)) or "True" if copy else "False"
         wanted.append(f"{orientation.value}={asked}")
-    source = step.reads[0]
-    rows = f"steps.rows({source})" if plan.buffer(source).shape.leading else source
     groups = step.input("groups")
-    words = [rows, step.copies[0].role.value.upper(), *wanted]
+    words = [_rows(plan, step), step.copies[0].role.value.upper(), *wanted]
     words += [f"split_sizes={groups}"] if groups else []
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("scale", "rng_state")]
     return tuple(targets), f"quantized.quantize({', '.join(words)}, layout=LAYOUT)"
+
+
+def _amax_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
+    """The amax that a scale of the whole tensor or group followed from, where the op returns it."""
+    results = {result.buffer for result in program.results}
+    amax = next((o.buffer for o in step.outputs if o.slot == "amax" and o.buffer in results), None)
+    return StepText(f"{index}. {amax}", "", (amax,), _group_amax(plan, step)) if amax else None
+
+
+def _group_amax(plan: ModulePlan, step: Step) -> str:
+    words = [_rows(plan, step), step.copies[0].role.value.upper()]
+    words += [f"split_sizes={step.input('groups')}"] if step.input("groups") else []
+    return f"quantized.group_amax({', '.join(words)})"
+
+
+def _rows(plan: ModulePlan, step: Step) -> str:
+    """The tensor that a step quantises; all its leading dimensions as one."""
+    source = step.reads[0]
+    return f"steps.rows({source})" if plan.buffer(source).shape.leading else source
 
 
 def _update_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
@@ -319,23 +362,31 @@ def _update_text(plan: ModulePlan, program: Program, step: Step, index: int) -> 
     rng = step.input("rng_state")
     if rng:
         return StepText(comment, updated, (rng,), f"quantized.advance({rng})")
-    source, role = step.reads[0], step.copies[0].role
-    rows = f"steps.rows({source})" if plan.buffer(source).shape.leading else source
-    groups = step.input("groups")
-    split = f", split_sizes={groups}" if groups else ""
-    amax = f"quantized.group_amax({rows}, {role.value.upper()}{split})"
     single = plan.buffer(step.mutates[-1]).shape.dims == (Const(1),)
-    grouped = f", grouped={not single}"
-    words = f"{', '.join(step.mutates)}, {amax}, {role.value.upper()}{grouped}"
+    role = step.copies[0].role.value.upper()
+    words = f"{', '.join(step.mutates)}, {_group_amax(plan, step)}, {role}, grouped={not single}"
     return StepText(comment, updated, step.mutates, f"quantized.delayed_update({words})")
 
 
-def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
-    """A product of two copies: made in this program, or put together from what was saved."""
-    first = plan.buffer(program.arguments[0].buffer)
+def _read_copies(plan: ModulePlan, program: Program, step: Step) -> list[str]:
+    """Copies made in this program, or put together from what was saved."""
     made = {c for s in program.steps if s.primitive is Primitive.QUANTIZE for c in s.copies}
-    words = [_copy_name(c) if c in made else _saved_copy(plan, c) for c in step.copies]
-    words += [o.buffer for o in step.inputs if o.slot == "groups"]
+    return [_copy_name(c) if c in made else _saved_copy(plan, c) for c in step.copies]
+
+
+def _dequantize_call(plan: ModulePlan, program: Program, step: Step) -> str:
+    first = plan.buffer(program.arguments[0].buffer)
+    words = _read_copies(plan, program, step)
+    words += [f"split_sizes={o.buffer}" for o in step.inputs if o.slot == "groups"]
+    call = f"quantized.dequantize({', '.join(words)}).to({first.name}.dtype)"
+    leading = plan.buffer(step.out).shape.leading
+    return f"steps.with_leading({call}, {first.name})" if leading else call
+
+
+def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
+    first = plan.buffer(program.arguments[0].buffer)
+    words = _read_copies(plan, program, step)
+    words += [step.copies[0].groups] if step.copies[0].groups else []
     words.append(f"dtype={first.name}.dtype")
     words += [f"add={o.buffer}" for o in step.inputs if o.slot == "add"]
     call = f"quantized.{step.primitive.value}_{step.kind}({', '.join(words)})"

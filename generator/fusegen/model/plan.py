@@ -6,12 +6,12 @@ all printed from this object, so they cannot drift apart.  Everything here is pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from .dtypes import DType
 from .predicate import Predicate
-from .primitives import GemmKind, Primitive
+from .primitives import PRODUCTS, GemmKind, Primitive
 from .shapes import Expr, Shape
 from .specs import (
     AttributeType,
@@ -242,6 +242,12 @@ class Step:
         return next((r.when for r in self.output_when if r.buffer == buffer), ())
 
     @property
+    def decoded(self) -> bool:
+        """Whether a product of quantised copies reads them decoded to 16 bits."""
+        product = self.primitive in PRODUCTS and bool(self.copies)
+        return product and self.input("a") != self.copies[0].data
+
+    @property
     def out(self) -> str:
         """The first result."""
         return self.outputs[0].buffer
@@ -456,6 +462,37 @@ class Tolerance:
     float32: float
 
 
+class Form(str, Enum):
+    """How the rows of a tensor that is quantised by itself belong together."""
+
+    DENSE = "dense"
+    STACK = "stack"
+    GROUPED = "grouped"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """An op that puts a tensor into a role's format: part of the public function ``quantize``.
+
+    Attributes:
+        role: whose format.
+        form: of the tensor.
+        layout: of the copies; scales are in logical order, as no product reads them.
+        buffers: of the program.
+        copies: rowwise, then columnwise.
+        amax: buffer of the largest elements, where one scale spans the tensor or group.
+        program: its flags ask for an orientation each.
+    """
+
+    role: Role
+    form: Form
+    layout: LayoutSpec
+    buffers: tuple[Buffer, ...]
+    copies: tuple[Copy, ...]
+    amax: str | None
+    program: Program
+
+
 @dataclass(frozen=True, slots=True)
 class ModulePlan:
     """Everything a generated module states.
@@ -478,9 +515,10 @@ class ModulePlan:
         saved: what the backward reads of the forward, each with the flags that ask for it.
         kernel_sets: kernels of the steps.
         exact: forward steps without quantisation, what the recipe's error is measured against.
+        exact_output: what they leave the first output in.
         quantizations: how each role is quantised.
         layout: of quantised copies.
-        quantizes: whether the module exports ``quantize`` and ``dequantize``.
+        conversions: what its functions ``quantize`` and ``dequantize`` offer.
         tolerance: of its tests.
         sources: spec files it was made from.
     """
@@ -506,9 +544,10 @@ class ModulePlan:
     saved: tuple[Result, ...]
     kernel_sets: tuple[KernelSet, ...]
     exact: tuple[Step, ...]
+    exact_output: str
     quantizations: tuple[tuple[Role, QuantizationSpec], ...]
     layout: LayoutSpec
-    quantizes: bool
+    conversions: tuple[Conversion, ...]
     tolerance: Tolerance
     sources: tuple[str, ...]
 
@@ -523,6 +562,23 @@ class ModulePlan:
     def is_identity(self) -> bool:
         """Whether the outputs are the inputs, so that there is nothing to run."""
         return not self.forward.steps
+
+    @property
+    def ops(self) -> tuple[tuple[ModulePlan, Program], ...]:
+        """Every op: a program with steps, and the plan that its names are of."""
+        directions = [(self, each) for each in (self.forward, self.backward) if each.steps]
+        return (*directions, *((self.of(each), each.program) for each in self.conversions))
+
+    def of(self, conversion: Conversion) -> ModulePlan:
+        """The plan as a conversion's program sees it."""
+        inputs = tuple(argument.buffer for argument in conversion.program.arguments)
+        return replace(
+            self,
+            buffers=conversion.buffers,
+            inputs=inputs,
+            attributes=(),
+            layout=conversion.layout,
+        )
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

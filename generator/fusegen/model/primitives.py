@@ -20,6 +20,7 @@ class Primitive(str, Enum):
     POINTWISE_GRAD = "pointwise_grad"
     QUANTIZE = "quantize"
     DEQUANTIZE = "dequantize"
+    DEQUANTIZE_GROUPS = "dequantize_groups"
     POINTWISE_QUANTIZE = "pointwise_quantize"
     POINTWISE_GRAD_QUANTIZE = "pointwise_grad_quantize"
     NORM = "norm"
@@ -80,7 +81,8 @@ SIGNATURES: dict[Primitive, Signature] = {
     Primitive.POINTWISE: Signature(variadic=True),
     Primitive.POINTWISE_GRAD: Signature(variadic=True),
     Primitive.QUANTIZE: Signature(("a",), ("groups",), outputs=("out",)),
-    Primitive.DEQUANTIZE: Signature(("a",), ("groups",)),
+    Primitive.DEQUANTIZE: Signature(variadic=True),
+    Primitive.DEQUANTIZE_GROUPS: Signature(variadic=True),
     Primitive.POINTWISE_QUANTIZE: Signature(variadic=True),
     Primitive.POINTWISE_GRAD_QUANTIZE: Signature(variadic=True),
     Primitive.NORM: Signature(
@@ -112,11 +114,19 @@ REFERENCE_SLOTS: dict[Primitive, frozenset[str]] = {
     Primitive.GEMM: frozenset(("a", "b", "add")) | _COPIES,
     Primitive.GROUPED_GEMM: frozenset(("a", "b", "groups", "add")) | _COPIES,
     Primitive.QUANTIZE: frozenset(("a", "groups", "amax_history", "scale", "rng_state")),
+    Primitive.DEQUANTIZE: frozenset(("a", "groups")) | _COPIES,
+    Primitive.DEQUANTIZE_GROUPS: frozenset(("a", "groups")) | _COPIES,
     Primitive.COLUMN_SUM: frozenset(("a",)),
     Primitive.GROUP_SUM: frozenset(("a", "groups")),
 }
 """Operands that the functions of ``reference/_steps.py`` take, by step.  The reference is normative
 for every architecture."""
+
+PADDED_SIZES = "padded_sizes"
+"""Slot of the sizes that groups have in the padded space which one of those steps writes."""
+
+DECODING = (Primitive.DEQUANTIZE, Primitive.DEQUANTIZE_GROUPS)
+"""Steps from a quantised copy to 16 bits."""
 
 PRODUCTS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
 """Steps that multiply two operands, and read quantised copies of them where a recipe says so."""

@@ -487,9 +487,10 @@ class QuantizationSpec:
         return f"{kind}_{rows}x{columns}"
 
     def along_tokens(self, role: Role, orientation: Orientation) -> bool:
-        """Whether a copy has several scales per token, in blocks of its row."""
+        """Whether a copy has several fp32 scales per token, in blocks of its row."""
         rows, columns = self.block
-        blocks = rows == 1 and columns is not Extent.ALL
+        fp32 = self.scale.dtype is DType.FLOAT32
+        blocks = fp32 and rows == 1 and columns is not Extent.ALL
         return role is not Role.WEIGHT and orientation is Orientation.ROWWISE and blocks
 
 
@@ -608,7 +609,7 @@ class LayoutSpec:
         transposed: columnwise data is ``[K, rows]``, because the MMA reads one major only.
         token_alignment: elements that a group's transposed data starts at a multiple of.
         pitch: bytes that rows of data are padded to a multiple of.
-        token_major: scales of blocks along a row are stored ``[blocks, tokens]``, groups where
+        token_major: fp32 scales of blocks along a row are stored ``[blocks, tokens]``, groups where
             transposed data has them, because the MMA's scales are loaded for many tokens at once.
     """
 

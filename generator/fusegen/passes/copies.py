@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ..model import dtypes
 from ..model.dtypes import DType
-from ..model.plan import Buffer, Copy
+from ..model.plan import Buffer, Copy, Operand, Step
+from ..model.primitives import Primitive
 from ..model.shapes import (
     Const,
     Expr,
@@ -124,6 +125,45 @@ def scratch(
     return tuple(
         (slot, Buffer(f"{copies[0].source}_{slot}", DType.FLOAT32, Shape(None, dims)))
         for slot, dims in shapes.items()
+    )
+
+
+def copy_slots(slot: str, copy: Copy) -> list[Operand]:
+    """Data, scale and, where there is one, amax of a copy as operands."""
+    names = (slot, f"{slot}_scale", f"{slot}_amax")
+    return [Operand(name, buffer) for name, buffer in zip(names, copy.buffers, strict=False)]
+
+
+def quantize_step(
+    tensor: Source,
+    copies: tuple[Copy, ...],
+    kept: tuple[Operand, ...],
+    needed: tuple[tuple[str, Buffer], ...],
+) -> Step:
+    """The step that makes all copies of a tensor.
+
+    Args:
+        tensor: the tensor.
+        copies: of it.
+        kept: operands that outlive the step: scales from a history, random numbers.
+        needed: amaxes by slot, as ``scratch`` says.
+    """
+    groups = copies[0].groups
+    return Step(
+        primitive=Primitive.QUANTIZE,
+        kind=None,
+        item="",
+        inputs=(
+            Operand("a", copies[0].source),
+            *([Operand("groups", groups)] if groups else []),
+            *kept,
+        ),
+        outputs=(
+            *(operand for copy in copies for operand in copy_slots(copy.orientation.value, copy)),
+            *(Operand(slot, buffer.name) for slot, buffer in needed),
+        ),
+        sizes=(("rows", tensor.rows), ("columns", tensor.columns), ("groups", tensor.parts)),
+        copies=copies,
     )
 
 

@@ -47,6 +47,7 @@ class Draft:
         buffers: by name, in order of first use.
         inputs, outputs: buffers of the module.
         constants: inputs without a gradient.
+        emulated: why products of quantised copies read them decoded; empty where none does.
         parameters: of all ops in order.
         attributes: scalar keywords.
         forward, backward: steps.
@@ -65,6 +66,7 @@ class Draft:
     states: tuple[State, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
     constants: frozenset[str] = frozenset()
+    emulated: str = ""
 
     def with_buffers(self, new: Mapping[str, Buffer]) -> Draft:
         """The draft with more buffers."""

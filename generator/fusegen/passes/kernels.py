@@ -7,13 +7,22 @@ from dataclasses import replace
 from ..model.dtypes import IO_DTYPES, DType
 from ..model.plan import Kernel, KernelSet, SelectionRule, Step, Variant
 from ..model.predicate import Predicate
-from ..model.primitives import PRINTED, PRODUCTS, REFERENCE_SLOTS, GemmKind, Primitive
+from ..model.primitives import (
+    DECODING,
+    PRINTED,
+    PRODUCTS,
+    REFERENCE_SLOTS,
+    GemmKind,
+    Primitive,
+)
 from ..model.shapes import Const, Expr, Shape, mul, product
 from ..model.specs import ArchSpec, FamilySpec, KindSpec, Orientation, RecipeSpec, Rounding
 from ..naming import ElementKernel, GemmKernel
 from .draft import Draft, NotPossible
 
 _SUMS = (Primitive.COLUMN_SUM, Primitive.GROUP_SUM)
+DECODED = Variant((DType.BFLOAT16,), (), ())
+"""What multiplies quantised operands of any recipe, once they are decoded."""
 
 
 def choose_kernels(
@@ -97,7 +106,12 @@ def variant_of(step: Step, recipe: RecipeSpec) -> Variant | None:
     """Formats, scales and traits of a step that reads or writes quantised copies."""
     if not step.copies:
         return None
+    if step.decoded:
+        return DECODED
     specs = [recipe.roles[copy.role] for copy in step.copies]
+    if step.primitive in DECODING:
+        turned = step.copies[0].orientation is Orientation.COLUMNWISE
+        return Variant((specs[0].format,), (specs[0].scaling,), ("turned",) if turned else ())
     if step.primitive is Primitive.QUANTIZE:
         spec = specs[0]
         columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)
@@ -144,8 +158,12 @@ def _kernel_set(step: Step, arch: ArchSpec, recipe: RecipeSpec) -> KernelSet:
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
         template = family.template or name
-        chosen = _gemm_set(name, template, kind, family.kinds[kind], variant)
+        chosen = _gemm_set(
+            name, template, kind, family.kinds[kind], None if step.decoded else variant
+        )
         return replace(chosen, row_alignment=family.row_alignment)
+    if step.primitive is Primitive.DEQUANTIZE and step.input("groups"):
+        raise NotPossible(f"{arch.name} has no kernels that decode a copy of rows in groups")
     template = family.template or name
     base = step.pointwise.kernel if step.pointwise else name
     base = f"{base}_{variant}" if variant else base

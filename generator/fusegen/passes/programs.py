@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from ..model.dtypes import DType
 from ..model.plan import Argument, Binding, Buffer, Check, CheckKind, Program, Result, Step
-from ..model.primitives import Primitive
+from ..model.primitives import DECODING, Primitive
 from ..model.shapes import Binary, Const, Expr, Operator, Sym, symbols
 from ..naming import gradient, need
 from .draft import Draft, NotPossible
 from .liveness import flags_of, forward_conditions
+
+_CONVERSIONS = (Primitive.QUANTIZE, *DECODING)
 
 Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
@@ -25,10 +26,12 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     kept = tuple(result for result in saved if result.buffer not in given)
     outputs = tuple(Result(name) for name in draft.outputs)
     asked = {flag for result in kept for flag in result.when or flags_of(draft)}
+    if any(argument.mutated for argument in arguments):  # which a forward without grad leaves alone
+        asked = {*flags_of(draft)}
     flags = tuple(flag for flag in flags_of(draft) if flag in asked)
     kept = tuple(Result(result.buffer, result.when or flags) for result in kept)
-    draft = replace(draft, forward=forward_conditions(draft.forward, kept))
-    return _program("forward", draft, arguments, flags, (*outputs, *kept), dims)
+    steps = forward_conditions(draft.forward, kept)
+    return program("forward", draft, steps, arguments, flags, (*outputs, *kept), dims)
 
 
 def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
@@ -43,7 +46,7 @@ def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Pro
     flags = flags_of(draft) if len(draft.gradients) > 1 else ()
     results = tuple(Result(name, (need(leaf),) if flags else ()) for leaf, name in draft.gradients)
     arguments = (*incoming, *kept, *_states(draft, draft.backward))
-    return _program("backward", draft, arguments, flags, results, dims)
+    return program("backward", draft, draft.backward, arguments, flags, results, dims)
 
 
 def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:
@@ -56,15 +59,16 @@ def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:
     )
 
 
-def _program(
+def program(
     name: str,
     draft: Draft,
+    steps: tuple[Step, ...],
     arguments: tuple[Argument, ...],
     flags: tuple[str, ...],
     results: tuple[Result, ...],
     dims: Dims,
 ) -> Program:
-    steps = draft.forward if name == "forward" else draft.backward
+    """A program of an op: where its sizes are read, what is checked, what lives inside the call."""
     outside = {a.buffer for a in arguments} | {result.buffer for result in results}
     workspace = [buffer for step in steps for buffer in step.writes if buffer not in outside]
     used = _symbols_used(draft, steps, results)
@@ -233,7 +237,7 @@ def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
             continue
         sources = [copy.source for copy in step.copies]
         operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
-        results = step.writes if step.primitive is not Primitive.QUANTIZE else ()
+        results = () if step.primitive in _CONVERSIONS else step.writes
         for name in (*(sources or operands), *results):
             inner = draft.buffers[name].shape.flat[-1]
             needed[inner] = max(step.alignment, needed.get(inner, 1))

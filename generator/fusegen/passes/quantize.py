@@ -4,8 +4,9 @@ Each product reads copies of its operands whose blocks run along the contraction
 read rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All
 copies of a tensor are made in one step, from high precision, where its first product needs one.
 
-A role that the recipe does not name stays in the module's own type: an explicit ``quantize`` step
-of such a role is the identity, and disappears by renaming its result to its operand.
+An explicit ``quantize`` step gives back what the rowwise copy stands for, in the module's own
+type.  A role that the recipe does not name stays in that type: an explicit step of such a role, as
+of every gradient, is the identity, and disappears by renaming its result to its operand.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from ..model.primitives import PRODUCTS, GemmKind, Primitive
 from ..model.shapes import Const, Shape
 from ..model.specs import AmaxSource, ArchSpec, Orientation, RecipeSpec, Role, Rounding
 from ..naming import gradient
-from .copies import Source, make_copy, scratch
+from .copies import Source, copy_slots, make_copy, quantize_step, scratch
+from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible
 from .kernels import with_sizes
 
@@ -40,15 +42,30 @@ def quantize(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
     Raises:
         NotPossible: a product would have one quantised operand only.
     """
-    if recipe.roles and any(_is_identity(step) for step in draft.forward):
-        raise NotPossible(f"no pass expands step quantize under recipe {recipe.name!r}")
-    draft = _drop_identities(draft)
+    draft = _drop_identities(_round_trips(draft, recipe))
     return _Copies(recipe, arch).insert(draft) if recipe.roles else draft
 
 
-def unquantized(draft: Draft) -> tuple[Step, ...]:
-    """The forward of a recipe without roles: what a recipe's error is measured against."""
-    return _drop_identities(draft).forward
+def unquantized(draft: Draft) -> tuple[tuple[Step, ...], str]:
+    """The forward of a recipe without roles, what a recipe's error is measured against.
+
+    Returns:
+        its steps, and the buffer that holds the first output.
+    """
+    exact = _drop_identities(draft)
+    return exact.forward, exact.outputs[0]
+
+
+def _round_trips(draft: Draft, recipe: RecipeSpec) -> Draft:
+    """Explicit steps of roles that the recipe names become the way back from their copy."""
+
+    def expanded(step: Step) -> Step:
+        named = draft.buffers[step.reads[0]].role in recipe.roles
+        if not (_is_identity(step) and named):
+            return step
+        return replace(step, primitive=Primitive.DEQUANTIZE)
+
+    return replace(draft, forward=tuple(expanded(step) for step in draft.forward))
 
 
 @dataclass(slots=True)
@@ -60,6 +77,7 @@ class _Copies:
     made: dict[tuple[str, Role], dict[Orientation, Copy]] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
+    emulated: str = ""
 
     def insert(self, draft: Draft) -> Draft:
         """Give every product its copies and put a step that makes them before the first of them."""
@@ -74,9 +92,16 @@ class _Copies:
             forward=forward,
             backward=backward,
             states=tuple(self.states.values()),
+            emulated=self.emulated,
         )
 
     def _with_copies(self, draft: Draft, step: Step) -> Step:
+        if step.primitive is Primitive.DEQUANTIZE:
+            role = draft.buffers[step.reads[0]].role
+            if role not in self.recipe.roles or role is None:
+                raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {step.reads[0]}")
+            copy = self._copy(draft, step.reads[0], role, Orientation.ROWWISE, step.input("groups"))
+            return replace(whole_copy(draft.buffers[copy.source], copy, step.out), item=step.item)
         if step.primitive not in PRODUCTS:
             return step
         step = with_sizes(draft, step)
@@ -89,7 +114,7 @@ class _Copies:
                 continue
             copy = self._copy(draft, operand.buffer, role, orientation, step.input("groups"))
             copies.append(copy)
-            inputs += _slots(operand.slot, copy)
+            inputs += copy_slots(operand.slot, copy)
         if len(copies) == 1:
             raise NotPossible(
                 f"recipe {self.recipe.name!r} quantises one operand of {step.kind} only"
@@ -122,7 +147,19 @@ class _Copies:
                 if key not in done:
                     done.add(key)
                     yield self._step(draft, key, step.item)
+            yield from self._emulated(draft, step)
+
+    def _emulated(self, draft: Draft, step: Step) -> Iterable[Step]:
+        """The step; where only decoded operands can be multiplied, after the steps that decode."""
+        reason = why_emulated(step, self.arch, self.recipe)
+        if not reason:
             yield step
+            return
+        self.emulated = self.emulated or reason
+        known = {**draft.buffers, **self.buffers}
+        steps, buffers = decode_operands(step, known, self.arch.layout)
+        self.buffers |= {buffer.name: buffer for buffer in buffers}
+        yield from steps
 
     def _step(self, draft: Draft, key: tuple[str, Role], item: str) -> Step:
         copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
@@ -130,31 +167,10 @@ class _Copies:
         extent = draft.buffers[groups].shape.dims[0] if groups else None
         tensor = Source.of(draft.buffers[key[0]].shape, key[1], extent)
         states = self._states(copies[0], item)
-        return Step(
-            primitive=Primitive.QUANTIZE,
-            kind=None,
-            item=item,
-            inputs=(
-                Operand("a", key[0]),
-                *([Operand("groups", groups)] if groups else []),
-                *states,
-            ),
-            mutates=tuple(operand.buffer for operand in states),
-            outputs=(
-                *(operand for copy in copies for operand in _slots(copy.orientation.value, copy)),
-                *self._scratch(tensor, copies),
-            ),
-            sizes=(("rows", tensor.rows), ("columns", tensor.columns), ("groups", tensor.parts)),
-            copies=copies,
-        )
-
-    def _scratch(self, tensor: Source, copies: tuple[Copy, ...]) -> tuple[Operand, ...]:
-        """Amaxes that compiled kernels leave to each other."""
-        if not self.arch.has_kernels:
-            return ()
-        needed = scratch(tensor, copies, self.recipe.roles[copies[0].role])
+        needed = scratch(tensor, copies, self.recipe.roles[key[1]]) if self.arch.has_kernels else ()
         self.buffers |= {buffer.name: buffer for _, buffer in needed}
-        return tuple(Operand(slot, buffer.name) for slot, buffer in needed)
+        step = quantize_step(tensor, copies, states, needed)
+        return replace(step, item=item, mutates=tuple(operand.buffer for operand in states))
 
     def _states(self, copy: Copy, item: str) -> tuple[Operand, ...]:
         """What the role's rules keep between calls: amax history and scale, or random numbers."""
@@ -178,12 +194,6 @@ class _Copies:
             self.buffers[buffer.name] = buffer
             self.states[buffer.name] = State(buffer.name, path, fill)
         return tuple(Operand(slot, buffer.name) for slot, _, buffer, _ in kept)
-
-
-def _slots(slot: str, copy: Copy) -> list[Operand]:
-    """Data, scale and, where there is one, amax of a copy as operands."""
-    names = (slot, f"{slot}_scale", f"{slot}_amax")
-    return [Operand(name, buffer) for name, buffer in zip(names, copy.buffers, strict=False)]
 
 
 def _drop_identities(draft: Draft) -> Draft:

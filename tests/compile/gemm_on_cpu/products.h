@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "device.h"
+#include "fusegen/gemm_decoded_sm90.cuh"
 #include "fusegen/launch_fp8_sm90.cuh"
 
 namespace sim {
@@ -279,8 +280,9 @@ struct Common {
   static Result nan() { return __float2bfloat16(std::numeric_limits<float>::quiet_NaN()); }
 };
 
-template <Gemm kind, class Config>
-void run_plain(const Case& in) {
+// `launch` takes the arguments; the product of group g comes out times factor(g).
+template <Gemm kind, class Factor, class Launch>
+void run_16_bits(const Case& in, Factor factor, Launch launch) {
   using Element = __nv_bfloat16;
   const Problem problem(kind, in);
   Buffer<Element> a(in.tokens * (problem.fprop() ? in.k : in.n), Common::nan());
@@ -292,15 +294,43 @@ void run_plain(const Case& in) {
   Operands operands;
   for (int64_t g = 0; g < in.groups(); ++g) {
     operands.a.emplace_back(problem.rows(g), problem.depth(g), [&](int64_t row, int64_t k) {
-      return draw(a[problem.plain_a(g, row, k)]);
+      return draw(a[problem.plain_a(g, row, k)]) * factor(g);
     });
     operands.b.emplace_back(problem.columns(), problem.depth(g), [&](int64_t column, int64_t k) {
       return draw(b[problem.plain_b(g, column, k)]);
     });
   }
   Common common(problem, a.data(), b.data());
-  check_status(fusegen::launch_gemm<kind, Result, Config>(common.arguments, nullptr));
+  check_status(launch(common.arguments));
   check_results(problem, operands, common.results, common.bias, common.has_bias);
+}
+
+template <Gemm kind, class Config>
+void run_plain(const Case& in) {
+  run_16_bits<kind>(in, [](int64_t) { return 1.0; }, [](const GemmArguments& arguments) {
+    return fusegen::launch_gemm<kind, Result, Config>(arguments, nullptr);
+  });
+}
+
+// Amaxes of groups without tokens are NaN.
+template <Gemm kind, bool amaxes, class Config>
+void run_decoded(const Case& in) {
+  const Problem problem(kind, in);
+  Buffer<float> a(in.groups(), std::numeric_limits<float>::quiet_NaN());
+  Buffer<float> b(in.groups(), std::numeric_limits<float>::quiet_NaN());
+  for (int64_t g = 0; g < in.groups(); ++g) {
+    if (problem.tokens(g) == 0) continue;
+    a[g] = 2688 * random_scale();
+    b[g] = 2688 * random_scale();
+  }
+  const auto factor = [&](int64_t g) {
+    return amaxes && problem.tokens(g) > 0 ? double(a[g]) / 2688 * double(b[g]) / 2688 : 1.0;
+  };
+  run_16_bits<kind>(in, factor, [&](const GemmArguments& arguments) {
+    const fusegen::DecodedGemmArguments decoded{arguments, amaxes ? a.data() : nullptr,
+                                                amaxes ? b.data() : nullptr};
+    return fusegen::launch_decoded_gemm<kind, Result, Config>(decoded, nullptr);
+  });
 }
 
 // Codes and scales of one operand, both NaN until drawn.

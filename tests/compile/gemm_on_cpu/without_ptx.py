@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,9 +65,9 @@ def _on_cpu(name: str, text: str) -> str:
     return text
 
 
-def headers_on_cpu(folder: Path, first: str) -> dict[str, str]:
-    """Name -> text of the header `first` of a folder and of all that it includes from there."""
-    names = sorted(set(_included(folder, first)))
+def headers_on_cpu(folder: Path, first: Sequence[str]) -> dict[str, str]:
+    """Name -> text of some headers of a folder and of all that they include from there."""
+    names = sorted({name for each in first for name in _included(folder, each)})
     unused = REPLACEMENTS.keys() - set(names)
-    assert not unused, f"{first} no longer includes {unused}"
+    assert not unused, f"{first} no longer include {unused}"
     return {name: _on_cpu(name, (folder / name).read_text()) for name in names}

@@ -14,7 +14,8 @@
 
 namespace fusegen {
 
-template <Gemm kind, class Element, class T, class Config>
+// `Element` of the operands, `Result` of the product.
+template <Gemm kind, class Element, class Result, class T, class Config>
 Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, CUtensorMap* d) {
   constexpr int kDepth = Config::tile_k;
   if constexpr (kind == Gemm::wgrad) {
@@ -24,7 +25,7 @@ Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, 
     Status status = encode_ragged<Element>(a, dy, in.n, kDepth, 64);
     if (status.ok()) status = encode_ragged<Element>(b, x, in.k, kDepth, 64);
     if (!status.ok()) return status;
-    return encode_matrices<Element>(d, in.d, in.groups, in.n, in.k, kChunkRows, kChunkColumns);
+    return encode_matrices<Result>(d, in.d, in.groups, in.n, in.k, kChunkRows, kChunkColumns);
   } else {
     constexpr bool kForward = kind == Gemm::fprop;
     constexpr int kBoxRowsB = kForward ? T::kBoxWidthB : kDepth;
@@ -35,7 +36,7 @@ Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, 
       status = encode_matrices<Element>(b, in.b, in.groups, in.n, in.k, kBoxRowsB, kBoxColumnsB);
     }
     if (!status.ok()) return status;
-    return encode_ragged<Element>(d, in.d, kForward ? in.n : in.k, kChunkRows, kChunkColumns);
+    return encode_ragged<Result>(d, in.d, kForward ? in.n : in.k, kChunkRows, kChunkColumns);
   }
 }
 
@@ -131,9 +132,8 @@ static Status launch_gemm(const GemmArguments& in, cudaStream_t stream) {
   if (Status status = check_arguments(in); !status.ok()) return status;
   if (in.tokens == 0) return multiply_nothing<kind, Element>(in, stream);
   CUtensorMap a, b, d;
-  if (Status status = encode_operands<kind, Element, T, Config>(in, &a, &b, &d); !status.ok()) {
-    return status;
-  }
+  Status status = encode_operands<kind, Element, Element, T, Config>(in, &a, &b, &d);
+  if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, const Element*>(
       &ragged_gemm<kind, Element, Config>, shared_memory_allowed, in, stream, a, b, d,

@@ -32,6 +32,7 @@ inline const float* floats(const void* address) { return static_cast<const float
 inline float* floats(void* address) { return static_cast<float*>(address); }
 
 inline const int64_t* integers(const void* address) { return static_cast<const int64_t*>(address); }
+inline int64_t* integers(void* address) { return static_cast<int64_t*>(address); }
 
 // ---- sizes
 

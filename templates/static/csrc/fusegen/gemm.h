@@ -34,6 +34,14 @@ struct GemmArguments {
   bool programmatic_launch = false;  // may start before the stream's previous kernel has ended
 };
 
+// A product of operands decoded to bf16. Its result is multiplied by amax_a amax_b / (448 6)^2 of
+// its group where they are given: what scales of tensors or groups (NVFP4) leave for the end.
+struct DecodedGemmArguments {
+  GemmArguments gemm;
+  const float* amax_a;  // [groups] or nullptr
+  const float* amax_b;  // [groups] or nullptr
+};
+
 // Group sizes are known to the device alone, so rules see their mean.
 struct GemmSizes {
   int64_t tokens;
@@ -52,6 +60,10 @@ inline GemmSizes gemm_sizes(Gemm kind, const GemmArguments& in) {
     case Gemm::wgrad: return {in.tokens, in.groups, mean, in.n, in.k, mean};
   }
   return {};
+}
+
+inline GemmSizes gemm_sizes(Gemm kind, const DecodedGemmArguments& in) {
+  return gemm_sizes(kind, in.gemm);
 }
 
 }  // namespace fusegen

@@ -78,4 +78,8 @@ struct Fp8GemmArguments {
   bool scale_b_per_group = true;
 };
 
+inline GemmSizes gemm_sizes(Gemm kind, const Fp8GemmArguments& in) {
+  return gemm_sizes(kind, in.gemm);
+}
+
 }  // namespace fusegen

@@ -119,26 +119,33 @@ struct DelayedArguments {
   bool programmatic_launch = false;
 };
 
-// Codes to bf16, times the scale where it varies along the contraction.
+// Codes back to 16 bits: matrices of lines.
 struct DequantizeArguments {
-  const void* data;    // [matrices, lines, pitch bytes]
-  const void* scale;   // block b of line l of matrix m: [m * matrix + l * line + b * block]
-  void* output;        // [matrices, lines, length], or transposed [matrices, length, lines]
+  const void* data;   // [matrices, lines, pitch bytes]
+  const void* scale;  // block b of line l of matrix m: [m * matrix + l * line + b * block]
+  void* output;       // [matrices, lines, length], or turned [matrices, length, lines]
   int64_t matrices;
   int64_t lines;
-  int64_t length;      // elements of a line, a multiple of 8
+  int64_t length;     // elements of a line, a multiple of 8
   int64_t pitch;
   int64_t scale_matrix, scale_line, scale_block;  // strides of scales
-  int64_t lines_per_scale = 1;                    // 16 or 32 where blocks are square
+  int64_t lines_per_scale;                        // 1, or the block where blocks are square
+  const float* amax = nullptr;  // [matrices]: a scale of the tensor is undone, too
   bool programmatic_launch = false;
 };
 
-// Sizes of the groups in the padded rows of columnwise data, for a product that runs over those.
-struct PaddedSizesArguments {
-  const int64_t* split_sizes;
-  int64_t* padded_sizes;  // [groups], their sum is at most row_align * (rows / row_align + groups)
+// The columnwise copy of rows in groups back to 16 bits, rows first again, for a product that runs
+// over padded groups: those start where transposed data has them, and end with zeros.
+struct DequantizeGroupsArguments {
+  const void* data;            // [columns, pitch bytes]
+  const void* scale;           // [blocks of rows, columns]
+  void* output;                // [row_align * (rows / row_align + groups), columns]
+  const int64_t* split_sizes;  // [groups] on the device
+  int64_t* padded_sizes;       // [groups] of the output, or nullptr: not wanted
   int64_t rows;
+  int64_t columns;             // a multiple of 8
   int64_t groups;
+  int64_t pitch;
   int64_t row_align;
   bool programmatic_launch = false;
 };

@@ -1,5 +1,5 @@
 // Small kernels around quantisation: cleared buffers, the state of delayed scaling and of random
-// numbers, sizes of padded groups.
+// numbers.
 #pragma once
 
 #include "quantize.h"
@@ -56,21 +56,6 @@ static __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One warp; lanes own runs of groups, as in quantize_places.cuh.
-static __global__ void __launch_bounds__(32)
-    padded_sizes_kernel(const __grid_constant__ PaddedSizesArguments in) {
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
-  const LaneGroups own = lane_groups(groups, threadIdx.x);
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  int32_t begin = lane_begin(groups, own, threadIdx.x);
-  for (int32_t g = own.first; g < min(own.end, groups.groups); ++g) {
-    const int32_t end = end_of(groups, begin, g);
-    in.padded_sizes[g] = in.row_align * (end / in.row_align - begin / in.row_align + 1);
-    begin = end;
-  }
-}
-
 }  // namespace quantizing
 
 [[maybe_unused]] static Status launch_clear(const ClearArguments& in, cudaStream_t stream) {
@@ -91,12 +76,6 @@ static __global__ void __launch_bounds__(32)
   if (in.groups < 1) return {kInvalid, "groups >= 1"};
   return quantizing::launch_grid("cudaLaunchKernelEx(delayed)", &quantizing::delayed_kernel,
                                  dim3(unsigned(in.groups)), quantizing::kThreads, in, stream);
-}
-
-[[maybe_unused]] static Status launch_padded_sizes(const PaddedSizesArguments& in,
-                                                   cudaStream_t stream) {
-  return quantizing::launch_grid("cudaLaunchKernelEx(padded_sizes)",
-                                 &quantizing::padded_sizes_kernel, dim3(1), 32, in, stream);
 }
 
 }  // namespace fusegen

@@ -42,17 +42,17 @@ Status quantize_current(QuantizeStepArguments in, cudaStream_t stream) {
   return launch_quantize<Config>(in.quantize, stream);
 }
 
-// One scale per group, from a history that this step's amax joins.
+// One scale per group that is given, or from a history that this step's amax joins.
 template <class Config>
 Status quantize_delayed(QuantizeStepArguments in, cudaStream_t stream) {
   ClearArguments clear{};
   clear.buffers[0] = in.amax;
   clear.counts[0] = in.quantize.groups;
   if (Status status = launch_clear(clear, stream); !status.ok()) return status;
-  in.quantize.scale = in.scale;
+  if (in.history != nullptr) in.quantize.scale = in.scale;
   in.quantize.folded_amax = in.amax;
   Status status = launch_quantize<Config>(in.quantize, stream);
-  if (!status.ok() || !in.update) return status;
+  if (!status.ok() || in.history == nullptr || !in.update) return status;
   DelayedArguments delayed{};
   delayed.history = in.history;
   delayed.scale = in.scale;
@@ -86,17 +86,60 @@ Status quantize_rows(QuantizeStepArguments in, cudaStream_t stream) {
   return launch_quantize<Config>(in.quantize, stream);
 }
 
+// Amaxes of groups, and where the columnwise copy is of a transform, of that.
+template <class Config>
+Status group_amaxes(const QuantizeStepArguments& in, cudaStream_t stream) {
+  const bool both = in.rowwise_amax != nullptr && in.columnwise_amax != nullptr;
+  AmaxArguments amax = amax_arguments(in.quantize);
+  if (Config::kHadamard && in.columnwise_amax != nullptr) {
+    amax.of_group = in.rowwise_amax;
+    amax.of_transformed_group = in.columnwise_amax;
+    return launch_amax<typename Config::Element, Config::kHadamard>(amax, stream);
+  }
+  amax.of_group = in.rowwise_amax != nullptr ? in.rowwise_amax : in.columnwise_amax;
+  Status status = launch_amax<typename Config::Element>(amax, stream);
+  if (!status.ok() || !both) return status;
+  const cudaError_t error =
+      cudaMemcpyAsync(in.columnwise_amax, in.rowwise_amax, size_t(in.quantize.groups) * sizeof(float),
+                      cudaMemcpyDeviceToDevice, stream);
+  return {static_cast<int>(error), "cudaMemcpyAsync(amax)"};
+}
+
+// Scales of blocks under one of the group; the random numbers move on afterwards.
+template <class Config>
+Status quantize_two_levels(QuantizeStepArguments in, cudaStream_t stream) {
+  ClearArguments clear{};
+  clear.buffers[0] = in.rowwise_amax;
+  clear.counts[0] = in.rowwise_amax != nullptr ? in.quantize.groups : 0;
+  clear.buffers[1] = in.columnwise_amax;
+  clear.counts[1] = in.columnwise_amax != nullptr ? in.quantize.groups : 0;
+  Status status = launch_clear(clear, stream);
+  if (status.ok()) status = group_amaxes<Config>(in, stream);
+  if (!status.ok()) return status;
+  in.quantize.rowwise.amax = in.rowwise_amax;
+  in.quantize.columnwise.amax = in.columnwise_amax;
+  in.quantize.rng_state = in.rng_state;
+  status = launch_quantize<Config>(in.quantize, stream);
+  if (!status.ok() || in.rng_state == nullptr || !in.update) return status;
+  ClearArguments advance{};
+  advance.rng_state = in.rng_state;
+  advance.rng_steps = 1;
+  return launch_clear(advance, stream);
+}
+
 }  // namespace quantizing
 
 template <class Config>
 static Status launch_quantize_step(const QuantizeStepArguments& in, cudaStream_t stream) {
   if constexpr (Config::kScaling == Scaling::tensor) {
-    return in.history != nullptr ? quantizing::quantize_delayed<Config>(in, stream)
-                                 : quantizing::quantize_current<Config>(in, stream);
+    const bool kept = in.history != nullptr || in.quantize.scale != nullptr;
+    return kept ? quantizing::quantize_delayed<Config>(in, stream)
+                : quantizing::quantize_current<Config>(in, stream);
   } else if constexpr (Config::kScaling == Scaling::row) {
     return quantizing::quantize_rows<Config>(in, stream);
+  } else if constexpr (Config::kRule == quantizing::Rule::nvfp4) {
+    return quantizing::quantize_two_levels<Config>(in, stream);
   } else {
-    static_assert(Config::kBlock >= 32, "scales of two levels need an amax of the group as well");
     return launch_quantize<Config>(in.quantize, stream);
   }
 }

@@ -12,6 +12,9 @@ struct QuantizeStepArguments {
   float* amax = nullptr;         // scratch [groups], where a scale spans a tensor or group
   float* row_amax = nullptr;     // scratch [R], where a scale spans a row
   float* column_amax = nullptr;  // scratch [groups, columns], where a scale spans a column
+  float* rowwise_amax = nullptr;     // results [groups], where a scale of blocks has one of the
+  float* columnwise_amax = nullptr;  // tensor above it; of the copies that are wanted
+  int64_t* rng_state = nullptr;  // state [seed, offset] of stochastic rounding
   float* history = nullptr;      // state [slots, groups] of delayed scaling
   float* scale = nullptr;        // state [groups]
   int64_t slots = 0;

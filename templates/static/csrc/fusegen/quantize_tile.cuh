@@ -87,6 +87,12 @@ __device__ __forceinline__ T* opaque(T* address) {
   return address;
 }
 
+// ---- one element
+
+__device__ inline void narrow(float value, float* to) { *to = value; }
+__device__ inline void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
+__device__ inline void narrow(float value, __half* to) { *to = __float2half_rn(value); }
+
 // ---- pairs of elements
 
 template <class Pair>
@@ -288,16 +294,16 @@ Status check_rows(const Arguments& in) {
   return {};
 }
 
-// One block of threads per tile.
+// One block of threads per tile of 128 rows and `width` columns.
 template <class Arguments>
 Status launch_tiles(const char* call, void (*kernel)(Arguments), const Arguments& in,
-                    cudaStream_t stream) {
+                    cudaStream_t stream, int width = kTileColumns) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   const int64_t tiles = row_tiles({in.split_sizes, int32_t(in.rows), int32_t(in.groups)});
   const int64_t super_rows = (tiles + kSuperRow - 1) / kSuperRow;
-  const int64_t column_tiles = (in.columns + kTileColumns - 1) / kTileColumns;
+  const int64_t column_tiles = (in.columns + width - 1) / width;
   if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};
-  if (column_tiles > 65535) return {kInvalid, "columns <= 65535 * 128"};
+  if (column_tiles > 65535) return {kInvalid, "columns: at most 65535 tiles"};
   return launch_grid(call, kernel, dim3(kSuperRow, unsigned(column_tiles), unsigned(super_rows)),
                      kThreads, in, stream);
 }

@@ -29,10 +29,6 @@ __device__ inline TileRange group_tiles(const RowGroups& groups, int32_t group, 
           int32_t(__reduce_add_sync(kAll, unsigned(through)))};
 }
 
-__device__ inline void narrow(float value, float* to) { *to = value; }
-__device__ inline void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
-__device__ inline void narrow(float value, __half* to) { *to = __float2half_rn(value); }
-
 template <class Output>
 __global__ void __launch_bounds__(kThreads)
     row_sum_kernel(const __grid_constant__ RowSumArguments in) {

@@ -1,0 +1,133 @@
+"""Quantised copies decoded again: what a copy stands for, and products without an instruction.
+
+An operand is decoded to bfloat16 by the scale that varies along the contraction, which is exact
+where that is a power of two, or E4M3 times E2M1; what spans a tensor or group is left for the
+product's end.  Transposed copies are turned over; those of rows in groups keep the padded space
+they lie in, and the product runs over the padded groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..model.dtypes import DType
+from ..model.plan import Buffer, Copy, Operand, Step, Variant
+from ..model.primitives import PADDED_SIZES, PRODUCTS, Primitive
+from ..model.shapes import Const, Expr, Shape, align
+from ..model.specs import ArchSpec, LayoutSpec, Orientation, RecipeSpec, Role, ScaleRule
+from .copies import Source, copy_slots, padded_tokens
+from .draft import NotPossible
+from .kernels import DECODED, family_of, variant_of
+
+_EXACT = (ScaleRule.MX, ScaleRule.NVFP4)
+_ROWS = (
+    16  # that dense tokens are rounded up to: what every columnwise copy has codes and scales of
+)
+
+
+def whole_copy(source: Buffer, copy: Copy, out: str) -> Step:
+    """What a rowwise copy stands for, tensor scale included."""
+    tensor = Source.of(source.shape, copy.role, None)
+    groups = [Operand("groups", copy.groups)] if copy.groups else []
+    return Step(
+        primitive=Primitive.DEQUANTIZE,
+        kind=None,
+        item="",
+        inputs=(*copy_slots("a", copy), *groups),
+        outputs=(Operand("out", out),),
+        sizes=_sizes(tensor.parts, tensor.rows, tensor.columns),
+        copies=(copy,),
+    )
+
+
+def _sizes(matrices: Expr, lines: Expr, length: Expr) -> tuple[tuple[str, Expr], ...]:
+    return (("matrices", matrices), ("lines", lines), ("length", length))
+
+
+def why_emulated(step: Step, arch: ArchSpec, recipe: RecipeSpec) -> str:
+    """Why a product reads decoded operands; empty where it does not."""
+    exact = all(recipe.roles[copy.role].scale.rule in _EXACT for copy in step.copies)
+    product = step.primitive in PRODUCTS and step.copies
+    if not (arch.has_kernels and arch.layout.transposed and product and exact):
+        return ""
+    missing = _missing(step, arch, variant_of(step, recipe))
+    if not missing or _missing(step, arch, DECODED):
+        return ""
+    return f"{missing}; operands are decoded to bfloat16"
+
+
+def _missing(step: Step, arch: ArchSpec, variant: Variant | None) -> str:
+    try:
+        family_of(step.primitive, arch, variant)
+    except NotPossible as reason:
+        return str(reason)
+    return ""
+
+
+def decode_operands(
+    step: Step, buffers: Mapping[str, Buffer], layout: LayoutSpec
+) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
+    """Steps that decode a product's copies, then the product of what they give; new buffers."""
+    decoded = [_decode(copy, buffers, layout) for copy in step.copies]
+    if step.copies[0].orientation is Orientation.COLUMNWISE and step.input("groups"):
+        decoded[0] = _with_padded_sizes(*decoded[0], buffers)
+    steps = [replace(each, item=step.item) for each, _ in decoded]
+    made = tuple(buffer for _, each in decoded for buffer in each)
+    tokens = made[0].shape.dims[0]
+    inputs = [Operand(slot, each.out) for slot, each in zip("ab", steps, strict=True)]
+    inputs += [o for o in step.inputs if o.slot in ("a_amax", "b_amax", "add")]
+    sizes = step.sizes
+    groups = step.input("groups")
+    if step.copies[0].orientation is Orientation.COLUMNWISE:
+        sizes = tuple((name, tokens if name == "tokens" else size) for name, size in sizes)
+        groups = made[1].name if groups else None
+    inputs += [Operand("groups", groups)] if groups else []
+    return (*steps, replace(step, inputs=tuple(inputs), sizes=sizes)), made
+
+
+def _decode(
+    copy: Copy, buffers: Mapping[str, Buffer], layout: LayoutSpec
+) -> tuple[Step, tuple[Buffer, ...]]:
+    source = buffers[copy.source]
+    extent = buffers[copy.groups].shape.dims[0] if copy.groups else None
+    tensor = Source.of(source.shape, copy.role, extent)
+    turned = copy.orientation is Orientation.COLUMNWISE
+    rows = tensor.rows
+    if turned and copy.role is not Role.WEIGHT:
+        rows = padded_tokens(tensor, layout) if copy.groups else align(rows, _ROWS)
+    out = Buffer(
+        f"{copy.data}_decoded", DType.BFLOAT16, Shape(None, (*tensor.stack, rows, tensor.columns))
+    )
+    step = Step(
+        primitive=Primitive.DEQUANTIZE,
+        kind=None,
+        item="",
+        inputs=tuple(copy_slots("a", copy)[:2]),
+        outputs=(Operand("out", out.name),),
+        sizes=_sizes(
+            tensor.matrices or Const(1),
+            tensor.columns if turned else rows,
+            rows if turned else tensor.columns,
+        ),
+        copies=(copy,),
+    )
+    if not (turned and copy.groups):
+        return step, (out,)
+    return replace(
+        step,
+        primitive=Primitive.DEQUANTIZE_GROUPS,
+        inputs=(*step.inputs, Operand("groups", copy.groups)),
+        sizes=(("rows", tensor.rows), ("columns", tensor.columns), ("groups", tensor.parts)),
+    ), (out,)
+
+
+def _with_padded_sizes(
+    step: Step, made: tuple[Buffer, ...], buffers: Mapping[str, Buffer]
+) -> tuple[Step, tuple[Buffer, ...]]:
+    """The step that decodes a product's first operand tells the sizes of its padded groups, too."""
+    copy = step.copies[0]
+    assert copy.groups is not None, copy
+    sizes = replace(buffers[copy.groups], name=f"{copy.source}_{PADDED_SIZES}", optional=False)
+    outputs = (*step.outputs, Operand(PADDED_SIZES, sizes.name))
+    return replace(step, outputs=outputs), (*made, sizes)
