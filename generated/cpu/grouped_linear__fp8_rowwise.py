@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:580f39f963a648f5
+# checksum sha256:e67627b93801e320
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -286,10 +286,9 @@ forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwis
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y  2 T N K flop  T align(K, 16) + 4 T + E N align(K, 16) + 6 E N + 8 E + 2 T N bytes
 
 backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale) -> dx, dweight, dbias
-  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale                                   2 T N + 8 E + T align(N, 16) + 4 T + N align(32 (T // 32 + E), 16) + 4 E N bytes                     if need_dx or need_dweight
+  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias                            2 T N + 8 E + T align(N, 16) + 4 T + N align(32 (T // 32 + E), 16) + 6 E N bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx   2 T N K flop  T align(N, 16) + 4 T + E K align(N, 16) + 4 E K + 8 E + 2 T K bytes                                  if need_dx
   3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight  2 T N K flop  N align(32 (T // 32 + E), 16) + 4 E N + K align(32 (T // 32 + E), 16) + 4 E K + 8 E + 2 E N K bytes  if need_dweight
-  4. group_sum: dy, split_sizes -> dbias                                                                               T N flop      2 T N + 8 E + 2 E N bytes                                                                            if need_dbias
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes              8 E bytes                            always

@@ -21,6 +21,7 @@ from .passes.liveness import add_conditions, saved
 from .passes.math import derive_math
 from .passes.programs import backward_program, forward_program
 from .passes.quantize import quantize, unquantized
+from .passes.sums import fold_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     draft = fuse(draft, specs.fusions, arch.name, recipe)
     quantizes = all(step.primitive is Primitive.QUANTIZE for step in draft.forward)
     exact, exact_output = unquantized(draft)
-    draft = quantize(draft, recipe, arch)
+    draft = fold_sums(quantize(draft, recipe, arch), arch)
     draft = add_conditions(draft)
     kept = saved(draft)
     draft, kernel_sets = choose_kernels(draft, arch, recipe)

@@ -2,6 +2,7 @@
 #include "fusegen/amax_sm90.cuh"
 #include "fusegen/dequantize.cuh"
 #include "fusegen/quantize_sm90.cuh"
+#include "fusegen/quantize_step.cuh"
 #include "fusegen/quantize_state.cuh"
 #include "fusegen/row_sums.cuh"
 
@@ -14,27 +15,38 @@ int report(const Status& status, const char** call) {
   return status.code;
 }
 
-template <class Element>
-Status quantize(int config, const QuantizeArguments& in, cudaStream_t stream) {
+// Calls `launch` with the config of a number.
+template <class Element, class Launch>
+Status with_config(int config, Launch launch) {
   using S = Scaling;
   switch (config) {
-    case 0: return launch_quantize<QuantizeConfig<Element, E4M3, S::tensor>>(in, stream);
-    case 1: return launch_quantize<QuantizeConfig<Element, E5M2, S::tensor>>(in, stream);
-    case 2: return launch_quantize<QuantizeConfig<Element, E4M3, S::row>>(in, stream);
-    case 3: return launch_quantize<QuantizeConfig<Element, E4M3, S::block_1x128>>(in, stream);
-    case 4: return launch_quantize<QuantizeConfig<Element, E4M3, S::block_128x128>>(in, stream);
-    case 5: return launch_quantize<QuantizeConfig<Element, E4M3, S::mx_1x32>>(in, stream);
-    case 6: return launch_quantize<QuantizeConfig<Element, E5M2, S::mx_1x32>>(in, stream);
-    case 7: return launch_quantize<QuantizeConfig<Element, E4M3, S::mx_32x32>>(in, stream);
-    case 8: return launch_quantize<QuantizeConfig<Element, E2M1, S::nv_1x16>>(in, stream);
-    case 9: return launch_quantize<QuantizeConfig<Element, E2M1, S::nv_16x16>>(in, stream);
-    case 10: return launch_quantize<QuantizeConfig<Element, E2M1, S::nv_1x16, true>>(in, stream);
-    case 11:
-      return launch_quantize<QuantizeConfig<Element, E2M1, S::nv_1x16, false, true>>(in, stream);
-    case 12:
-      return launch_quantize<QuantizeConfig<Element, E2M1, S::nv_1x16, true, true>>(in, stream);
+    case 0: return launch(QuantizeConfig<Element, E4M3, S::tensor>());
+    case 1: return launch(QuantizeConfig<Element, E5M2, S::tensor>());
+    case 2: return launch(QuantizeConfig<Element, E4M3, S::row>());
+    case 3: return launch(QuantizeConfig<Element, E4M3, S::block_1x128>());
+    case 4: return launch(QuantizeConfig<Element, E4M3, S::block_128x128>());
+    case 5: return launch(QuantizeConfig<Element, E4M3, S::mx_1x32>());
+    case 6: return launch(QuantizeConfig<Element, E5M2, S::mx_1x32>());
+    case 7: return launch(QuantizeConfig<Element, E4M3, S::mx_32x32>());
+    case 8: return launch(QuantizeConfig<Element, E2M1, S::nv_1x16>());
+    case 9: return launch(QuantizeConfig<Element, E2M1, S::nv_16x16>());
+    case 10: return launch(QuantizeConfig<Element, E2M1, S::nv_1x16, true>());
+    case 11: return launch(QuantizeConfig<Element, E2M1, S::nv_1x16, false, true>());
+    case 12: return launch(QuantizeConfig<Element, E2M1, S::nv_1x16, true, true>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
+}
+
+template <class Element>
+Status quantize(int config, const QuantizeArguments& in, cudaStream_t stream) {
+  return with_config<Element>(
+      config, [&](auto kind) { return launch_quantize<decltype(kind)>(in, stream); });
+}
+
+template <class Element>
+Status step(int config, const QuantizeStepArguments& in, cudaStream_t stream) {
+  return with_config<Element>(
+      config, [&](auto kind) { return launch_quantize_step<decltype(kind)>(in, stream); });
 }
 
 template <class Element>
@@ -78,6 +90,12 @@ int run_quantize(int half, int config, const QuantizeArguments* in, void* stream
   const auto s = static_cast<cudaStream_t>(stream);
   return report(half ? quantize<__half>(config, *in, s) : quantize<__nv_bfloat16>(config, *in, s),
                 call);
+}
+
+int run_step(int half, int config, const QuantizeStepArguments* in, void* stream,
+             const char** call) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  return report(half ? step<__half>(config, *in, s) : step<__nv_bfloat16>(config, *in, s), call);
 }
 
 int run_amax(int half, const AmaxArguments* in, void* stream, const char** call) {

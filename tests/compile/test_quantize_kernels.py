@@ -24,6 +24,7 @@ from .quantize_harness import (
     _Delayed,
     _Dequantize,
     _DequantizeGroups,
+    _Step,
     address,
     check,
     reference,
@@ -255,3 +256,100 @@ def test_dequantize_groups(kernels: Kernels, recipe: str, splits: list[int], row
     used = align * int(ends[-1])
     found = output.bytes().view(torch.bfloat16).view(count, columns)[:used]
     assert torch.equal(found, wanted[:used].bfloat16())
+
+
+class Step:
+    """A quantise step: amaxes, copies, sums over rows and state, as a plan launches it."""
+
+    def __init__(self, kernels: Kernels, recipe: str, case: Case, update: bool) -> None:
+        self.run = Run(kernels, RECIPES[recipe], case)
+        self.kernels, self.case, self.update = kernels, case, update
+        self.q = self.run.q
+        self.arguments = _Step(quantize=self.run.arguments(), update=update)
+        self.outputs: dict[str, tuple[Buffer, Tensor]] = {}
+        self.scale = self.history = self.rng_state = None
+        if self.q.source == "history":
+            rng = torch.Generator().manual_seed(1)
+            self.scale = torch.rand(case.groups, generator=rng) * 100
+            self.history = torch.rand(self.q.history, case.groups, generator=rng)
+            self.history[0] = 0
+        if self.q.rounding == "stochastic":
+            self.rng_state = torch.tensor([0x123456789ABCDEF, 7])
+
+    def launch(self, rowwise: bool, columnwise: bool) -> None:
+        x, splits = self.case.x, self.case.splits
+        made = reference.quantize(
+            x, self.q, rowwise=rowwise, columnwise=columnwise, split_sizes=splits,
+            scale=self.scale, rng_state=self.rng_state,
+        )  # fmt: skip
+        for name, operand in (("rowwise", made.rowwise), ("columnwise", made.columnwise)):
+            if operand is not None:
+                self._add_copy(name, operand)
+        self._add_scratch()
+        device = self.kernels.device
+        states = (self.scale, self.history, self.rng_state)
+        kept = [None if t is None else t.clone().to(device) for t in states]
+        arguments = self.arguments
+        arguments.scale, arguments.history, arguments.rng_state = map(address, kept)
+        arguments.slots, arguments.margin = self.q.history, self.q.margin
+        arguments.max = reference.MAX[self.q.format]
+        arguments.grouped = splits is not None
+        sums = Buffer(2 * self.case.groups * self.case.columns, device)
+        arguments.sums = sums.pointer()
+        self.kernels.call("run_step", self.run.half, self.run.recipe.config, arguments)
+        check({n: (b.bytes(), w) for n, (b, w) in self.outputs.items()}, "step")
+        self.run.check_sums(sums.bytes().view(x.dtype).float(), 5e-3)
+        self._check_state(*kept)
+
+    def _add_copy(self, name: str, operand: object) -> None:
+        data, scale = (t.view(torch.uint8) for t in (operand.data, operand.scale))  # type: ignore[attr-defined]
+        buffers = [Buffer(t.numel(), self.kernels.device) for t in (data, scale)]
+        copy = getattr(self.arguments.quantize, name)
+        copy.data, copy.scale = (buffer.pointer() for buffer in buffers)
+        copy.pitch = data.shape[-1]
+        self.outputs[f"{name} data"] = buffers[0], data.flatten()
+        self.outputs[f"{name} scale"] = buffers[1], scale.flatten()
+        if self.q.tensor_scale:
+            amax = operand.amax  # type: ignore[attr-defined]
+            buffer = self.kernels.floats(len(amax))
+            setattr(self.arguments, f"{name}_amax", buffer.pointer())
+            self.outputs[f"{name} amax"] = buffer, amax.view(torch.uint8)
+
+    def _add_scratch(self) -> None:
+        case, floats = self.case, self.kernels.floats
+        self.scratch = [
+            floats(case.groups), floats(case.all_rows), floats(case.groups * case.columns),
+            floats(case.tiles() * case.columns),
+        ]  # fmt: skip
+        arguments = self.arguments
+        amax, arguments.row_amax, arguments.column_amax, sums = map(address, self.scratch)
+        arguments.amax, arguments.quantize.row_sums = amax, sums
+        if self.q.block == (None, None):
+            wanted = reference.group_amax(case.x, self.q, split_sizes=case.splits)
+            self.outputs["amax"] = self.scratch[0], wanted.view(torch.uint8)
+
+    def _check_state(
+        self, scale: Tensor | None, history: Tensor | None, rng_state: Tensor | None
+    ) -> None:
+        if scale is not None and history is not None:
+            wanted = (self.history, self.scale)
+            if self.update:
+                amax = reference.group_amax(self.case.x, self.q, split_sizes=self.case.splits)
+                grouped = self.case.splits is not None
+                wanted = reference.delayed_update(*wanted, amax, self.q, grouped=grouped)
+            assert torch.equal(history.cpu(), wanted[0]) and torch.equal(scale.cpu(), wanted[1])
+        if rng_state is not None:
+            steps = int(self.update)
+            assert torch.equal(rng_state.cpu(), reference.advance(self.rng_state, steps))
+        for buffer in self.scratch:
+            buffer.bytes()
+
+
+@pytest.mark.parametrize("case", ["ragged", "no rows", "dense", "nothing", "weights"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_step(kernels: Kernels, recipe: str, case: str) -> None:
+    update = case != "dense"
+    for rowwise, columnwise in ((True, True), (True, False), (False, True), (False, False)):
+        data = _case(case, torch.bfloat16)
+        plain = Case(data.x.nan_to_num(1.0, 1.0, 1.0), data.splits)
+        Step(kernels, recipe, plain, update).launch(rowwise, columnwise)

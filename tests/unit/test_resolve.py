@@ -11,7 +11,15 @@ import pytest
 from fusegen.emit.explain import explain, size_in_bytes
 from fusegen.load import SpecSet, load
 from fusegen.model.plan import CheckKind, ModulePlan, Program, Status
-from fusegen.model.primitives import DECODING, PRINTED, REFERENCE_SLOTS, SIGNATURES, Primitive
+from fusegen.model.primitives import (
+    DECODING,
+    PRINTED,
+    REFERENCE_SLOTS,
+    SIGNATURES,
+    SUMMED,
+    SUMS,
+    Primitive,
+)
 from fusegen.model.shapes import symbols, to_python
 from fusegen.naming import Cell, gradient, need
 from fusegen.paths import builtin_specs, builtin_templates
@@ -284,6 +292,25 @@ def test_products_without_an_instruction_read_decoded_operands() -> None:
     assert lines[3].startswith("emulation moves ")
     native = resolve_module(builtin(), Cell("grouped_linear", "fp8_block"), "sm_90a")
     assert native.status is Status.NATIVE
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
+def test_a_bias_gradient_rides_along_with_quantisation(arch: str) -> None:
+    plan = resolve_module(builtin(), Cell("grouped_mlp", "fp8_block"), arch)
+    host = {
+        operand.buffer: step
+        for step in plan.backward.steps
+        for operand in step.outputs
+        if operand.slot == SUMMED
+    }
+    assert list(host) == ["dfc2_bias", "dfc1_bias"]
+    for bias, step in host.items():
+        assert step.primitive is Primitive.QUANTIZE
+        assert step.wanted(bias) == (f"need_{bias}",)
+        assert not step.when or f"need_{bias}" in step.when
+    assert not [step for step in plan.backward.steps if step.primitive in SUMS]
+    plain = resolve_module(builtin(), Cell("grouped_mlp", RECIPE), arch)
+    assert [step.primitive for step in plain.backward.steps].count(Primitive.GROUP_SUM) == 2
 
 
 def test_two_codes_of_four_bits_are_one_byte() -> None:

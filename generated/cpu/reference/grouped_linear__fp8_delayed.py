@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:408bd47aa2e9193f
+# checksum sha256:ddb9786d7a4e0116
 """grouped_linear__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -263,26 +263,27 @@ def backward(
         if x_columnwise is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale
-    if need_dx or need_dweight:
-        dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-            dy,
-            GRAD_OUTPUT,
-            rowwise=need_dx,
-            columnwise=need_dweight,
-            split_sizes=split_sizes,
-            scale=grad_output_scale,
-            layout=LAYOUT,
-        )
+    # 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias
+    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
+        dy,
+        GRAD_OUTPUT,
+        rowwise=need_dx,
+        columnwise=need_dweight,
+        split_sizes=split_sizes,
+        scale=grad_output_scale,
+        layout=LAYOUT,
+    )
+    # 1. dbias
+    if need_dbias:
+        dbias = steps.group_sum(dy, split_sizes)
     # 1. state after it: grad_output_amax_history, grad_output_scale
-    if need_dx or need_dweight:
-        grad_output_amax_history, grad_output_scale = quantized.delayed_update(
-            grad_output_amax_history,
-            grad_output_scale,
-            quantized.group_amax(dy, GRAD_OUTPUT, split_sizes=split_sizes),
-            GRAD_OUTPUT,
-            grouped=True,
-        )
+    grad_output_amax_history, grad_output_scale = quantized.delayed_update(
+        grad_output_amax_history,
+        grad_output_scale,
+        quantized.group_amax(dy, GRAD_OUTPUT, split_sizes=split_sizes),
+        GRAD_OUTPUT,
+        grouped=True,
+    )
     # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
@@ -308,9 +309,6 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 4. group_sum: dy, split_sizes -> dbias
-    if need_dbias:
-        dbias = steps.group_sum(dy, split_sizes)
     return (
         dx if need_dx else dy.new_empty(0),
         dweight if need_dweight else dy.new_empty(0),

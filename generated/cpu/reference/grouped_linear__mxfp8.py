@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:148a46d259901479
+# checksum sha256:27a3b37cb75b04c5
 """grouped_linear__mxfp8 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -205,16 +205,18 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale
-    if need_dx or need_dweight:
-        dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-            dy,
-            GRAD_OUTPUT,
-            rowwise=need_dx,
-            columnwise=need_dweight,
-            split_sizes=split_sizes,
-            layout=LAYOUT,
-        )
+    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias
+    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
+        dy,
+        GRAD_OUTPUT,
+        rowwise=need_dx,
+        columnwise=need_dweight,
+        split_sizes=split_sizes,
+        layout=LAYOUT,
+    )
+    # 1. dbias
+    if need_dbias:
+        dbias = steps.group_sum(dy, split_sizes)
     # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
@@ -240,10 +242,7 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 4. group_sum: dy, split_sizes -> dbias
-    if need_dbias:
-        dbias = steps.group_sum(dy, split_sizes)
-    return dx, dweight, dbias
+    return dx, dweight, dbias if need_dbias else None
 
 
 def exact(

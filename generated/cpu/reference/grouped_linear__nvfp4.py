@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:20b7070653beaf56
+# checksum sha256:e0dba555fb7a951c
 """grouped_linear__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -252,20 +252,21 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax
-    if need_dx or need_dweight:
-        dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-            dy,
-            GRAD_OUTPUT,
-            rowwise=need_dx,
-            columnwise=need_dweight,
-            split_sizes=split_sizes,
-            rng_state=rng_state,
-            layout=LAYOUT,
-        )
+    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dbias
+    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
+        dy,
+        GRAD_OUTPUT,
+        rowwise=need_dx,
+        columnwise=need_dweight,
+        split_sizes=split_sizes,
+        rng_state=rng_state,
+        layout=LAYOUT,
+    )
+    # 1. dbias
+    if need_dbias:
+        dbias = steps.group_sum(dy, split_sizes)
     # 1. state after it: rng_state
-    if need_dx or need_dweight:
-        rng_state = quantized.advance(rng_state)
+    rng_state = quantized.advance(rng_state)
     # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, weight_columnwise, weight_columnwise_scale, weight_columnwise_amax, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
@@ -298,9 +299,6 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 4. group_sum: dy, split_sizes -> dbias
-    if need_dbias:
-        dbias = steps.group_sum(dy, split_sizes)
     return (
         dx if need_dx else dy.new_empty(0),
         dweight if need_dweight else dy.new_empty(0),

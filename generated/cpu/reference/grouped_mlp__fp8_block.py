@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:3453a5e46b07363d
+# checksum sha256:d289abe97ccd50be
 """grouped_mlp__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -406,16 +406,18 @@ def backward(
         if h is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale
-    if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias:
-        dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-            dy,
-            GRAD_OUTPUT,
-            rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
-            columnwise=need_dfc2_weight,
-            split_sizes=split_sizes,
-            layout=LAYOUT,
-        )
+    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
+    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
+        dy,
+        GRAD_OUTPUT,
+        rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
+        columnwise=need_dfc2_weight,
+        split_sizes=split_sizes,
+        layout=LAYOUT,
+    )
+    # 1. dfc2_bias
+    if need_dfc2_bias:
+        dfc2_bias = steps.group_sum(dy, split_sizes)
     # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
         da = quantized.grouped_gemm_dgrad(
@@ -441,14 +443,11 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 4. group_sum: dy, split_sizes -> dfc2_bias
-    if need_dfc2_bias:
-        dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
         dh, dprobs = _act_backward(da, h, probs)
-    # 6. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
-    if need_dx or need_dfc1_weight:
+    # 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
             GRAD_OUTPUT,
@@ -457,7 +456,10 @@ def backward(
             split_sizes=split_sizes,
             layout=LAYOUT,
         )
-    # 7. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+    # 5. dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.group_sum(dh, split_sizes)
+    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dh_rowwise_copy,
@@ -472,7 +474,7 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 8. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight
+    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.grouped_gemm_wgrad(
             dh_columnwise_copy,
@@ -482,10 +484,14 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 9. group_sum: dh, split_sizes -> dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.group_sum(dh, split_sizes)
-    return dx, dfc1_weight, dfc2_weight, dprobs if need_dprobs else None, dfc1_bias, dfc2_bias
+    return (
+        dx,
+        dfc1_weight,
+        dfc2_weight,
+        dprobs if need_dprobs else None,
+        dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+    )
 
 
 def exact(

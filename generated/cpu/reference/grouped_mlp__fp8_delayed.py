@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:262fa0102ae5f1b2
+# checksum sha256:d2ae0c9b1f294529
 """grouped_mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -543,26 +543,27 @@ def backward(
         if h is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale
-    if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias:
-        dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-            dy,
-            GRAD_OUTPUT,
-            rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
-            columnwise=need_dfc2_weight,
-            split_sizes=split_sizes,
-            scale=fc2_grad_output_scale,
-            layout=LAYOUT,
-        )
+    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
+    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
+        dy,
+        GRAD_OUTPUT,
+        rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
+        columnwise=need_dfc2_weight,
+        split_sizes=split_sizes,
+        scale=fc2_grad_output_scale,
+        layout=LAYOUT,
+    )
+    # 1. dfc2_bias
+    if need_dfc2_bias:
+        dfc2_bias = steps.group_sum(dy, split_sizes)
     # 1. state after it: fc2_grad_output_amax_history, fc2_grad_output_scale
-    if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias:
-        fc2_grad_output_amax_history, fc2_grad_output_scale = quantized.delayed_update(
-            fc2_grad_output_amax_history,
-            fc2_grad_output_scale,
-            quantized.group_amax(dy, GRAD_OUTPUT, split_sizes=split_sizes),
-            GRAD_OUTPUT,
-            grouped=True,
-        )
+    fc2_grad_output_amax_history, fc2_grad_output_scale = quantized.delayed_update(
+        fc2_grad_output_amax_history,
+        fc2_grad_output_scale,
+        quantized.group_amax(dy, GRAD_OUTPUT, split_sizes=split_sizes),
+        GRAD_OUTPUT,
+        grouped=True,
+    )
     # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
         da = quantized.grouped_gemm_dgrad(
@@ -588,14 +589,11 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 4. group_sum: dy, split_sizes -> dfc2_bias
-    if need_dfc2_bias:
-        dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
         dh, dprobs = _act_backward(da, h, probs)
-    # 6. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
-    if need_dx or need_dfc1_weight:
+    # 5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
             GRAD_OUTPUT,
@@ -605,8 +603,11 @@ def backward(
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
-    # 6. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
-    if need_dx or need_dfc1_weight:
+    # 5. dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.group_sum(dh, split_sizes)
+    # 5. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
@@ -614,7 +615,7 @@ def backward(
             GRAD_OUTPUT,
             grouped=True,
         )
-    # 7. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dh_rowwise_copy,
@@ -629,7 +630,7 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 8. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight
+    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.grouped_gemm_wgrad(
             dh_columnwise_copy,
@@ -639,9 +640,6 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 9. group_sum: dh, split_sizes -> dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.group_sum(dh, split_sizes)
     return (
         dx if need_dx else dy.new_empty(0),
         dfc1_weight if need_dfc1_weight else dy.new_empty(0),

@@ -20,7 +20,7 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.primitives import PADDED_SIZES, Primitive
+from ..model.primitives import PADDED_SIZES, SUMMED, Primitive
 from ..model.shapes import Const, product, to_cpp
 from ..model.specs import (
     ArchSpec,
@@ -388,6 +388,10 @@ def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Re
     for operand in step.outputs:
         if operand.slot in ("amax", "row_amax", "column_amax"):
             fields[operand.slot] = f"floats(writable({operand.buffer}))"
+        if operand.slot == SUMMED:
+            fields["sums"] = _written(operand.buffer, any_of(step.wanted(operand.buffer)))
+        if operand.slot == "row_sums":
+            fields["quantize.row_sums"] = f"floats({operand.buffer})"
     fields |= _state_fields(plan, program, step, reading)
     return _filled(step, "QuantizeStepArguments", fields)
 

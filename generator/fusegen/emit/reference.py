@@ -20,7 +20,7 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.primitives import DECODING, Primitive
+from ..model.primitives import DECODING, SUMMED, Primitive
 from ..model.shapes import Const, Shape, product, symbols, to_code
 from ..model.specs import Extent, Orientation, Role
 from .python import (
@@ -222,6 +222,7 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
         for text in (
             _step_text(plan, program, step, i),
             _amax_text(plan, program, step, i),
+            _sum_text(step, i),
             _update_text(plan, program, step, i),
         )
         if text
@@ -339,6 +340,18 @@ def _amax_text(plan: ModulePlan, program: Program, step: Step, index: int) -> St
     results = {result.buffer for result in program.results}
     amax = next((o.buffer for o in step.outputs if o.slot == "amax" and o.buffer in results), None)
     return StepText(f"{index}. {amax}", "", (amax,), _group_amax(plan, step)) if amax else None
+
+
+def _sum_text(step: Step, index: int) -> StepText | None:
+    """The sum over rows that a step leaves besides its copies."""
+    out = next((o.buffer for o in step.outputs if o.slot == SUMMED), None)
+    if out is None:
+        return None
+    groups = step.input("groups")
+    words = [step.reads[0], *([groups] if groups else [])]
+    name = Primitive.GROUP_SUM if groups else Primitive.COLUMN_SUM
+    call = f"steps.{name.value}({', '.join(words)})"
+    return StepText(f"{index}. {out}", condition(step.wanted(out)), (out,), call)
 
 
 def _group_amax(plan: ModulePlan, step: Step) -> str:

@@ -128,6 +128,12 @@ PADDED_SIZES = "padded_sizes"
 DECODING = (Primitive.DEQUANTIZE, Primitive.DEQUANTIZE_GROUPS)
 """Steps from a quantised copy to 16 bits."""
 
+SUMMED = "sum"
+"""Slot of a sum over rows that a step which quantises them leaves, too."""
+
+SUMS = (Primitive.COLUMN_SUM, Primitive.GROUP_SUM)
+"""Sums over all rows, or over those of each group."""
+
 PRODUCTS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
 """Steps that multiply two operands, and read quantised copies of them where a recipe says so."""
 

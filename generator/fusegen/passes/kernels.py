@@ -12,6 +12,7 @@ from ..model.primitives import (
     PRINTED,
     PRODUCTS,
     REFERENCE_SLOTS,
+    SUMS,
     GemmKind,
     Primitive,
 )
@@ -20,7 +21,6 @@ from ..model.specs import ArchSpec, FamilySpec, KindSpec, Orientation, RecipeSpe
 from ..naming import ElementKernel, GemmKernel
 from .draft import Draft, NotPossible
 
-_SUMS = (Primitive.COLUMN_SUM, Primitive.GROUP_SUM)
 DECODED = Variant((DType.BFLOAT16,), (), ())
 """What multiplies quantised operands of any recipe, once they are decoded."""
 
@@ -95,7 +95,7 @@ def with_sizes(draft: Draft, step: Step) -> Step:
                 return sized(tokens, a.flat[-1], out.flat[-1])
             case GemmKind.WGRAD:
                 return sized(tokens, a.flat[-1], shape("b").flat[-1])
-    if step.primitive in _SUMS:
+    if step.primitive in SUMS:
         a = shape("a")
         step = sized(product(a.flat[:-1]), a.flat[-1], Const(1))
         return replace(step, flops=a.elements)

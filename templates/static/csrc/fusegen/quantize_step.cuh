@@ -1,11 +1,12 @@
-// A quantise step: amaxes where scales span more than a tile, the quantise kernel, and the state of
-// delayed scaling after it. Each is a kernel of its own, in the order of the stream.
+// A quantise step: amaxes where scales span more than a tile, the quantise kernel, and after it the
+// state of delayed scaling and sums over rows. Each is a kernel of its own, in the order of the stream.
 #pragma once
 
 #include "amax_sm90.cuh"
 #include "quantize_sm90.cuh"
 #include "quantize_state.cuh"
 #include "quantize_step.h"
+#include "row_sums.cuh"
 
 namespace fusegen {
 
@@ -127,21 +128,39 @@ Status quantize_two_levels(QuantizeStepArguments in, cudaStream_t stream) {
   return launch_clear(advance, stream);
 }
 
-}  // namespace quantizing
+template <class Config>
+Status sum_rows(const QuantizeStepArguments& in, cudaStream_t stream) {
+  RowSumArguments sums{};
+  sums.row_sums = in.quantize.row_sums;
+  sums.output = in.sums;
+  sums.split_sizes = in.quantize.split_sizes;
+  sums.rows = in.quantize.rows;
+  sums.columns = in.quantize.columns;
+  sums.groups = in.quantize.groups;
+  return launch_row_sums<typename Config::Element>(sums, stream);
+}
 
 template <class Config>
-static Status launch_quantize_step(const QuantizeStepArguments& in, cudaStream_t stream) {
+Status quantize_by_scaling(const QuantizeStepArguments& in, cudaStream_t stream) {
   if constexpr (Config::kScaling == Scaling::tensor) {
     const bool kept = in.history != nullptr || in.quantize.scale != nullptr;
-    return kept ? quantizing::quantize_delayed<Config>(in, stream)
-                : quantizing::quantize_current<Config>(in, stream);
+    return kept ? quantize_delayed<Config>(in, stream) : quantize_current<Config>(in, stream);
   } else if constexpr (Config::kScaling == Scaling::row) {
-    return quantizing::quantize_rows<Config>(in, stream);
-  } else if constexpr (Config::kRule == quantizing::Rule::nvfp4) {
-    return quantizing::quantize_two_levels<Config>(in, stream);
+    return quantize_rows<Config>(in, stream);
+  } else if constexpr (Config::kRule == Rule::nvfp4) {
+    return quantize_two_levels<Config>(in, stream);
   } else {
     return launch_quantize<Config>(in.quantize, stream);
   }
+}
+
+}  // namespace quantizing
+
+template <class Config>
+static Status launch_quantize_step(QuantizeStepArguments in, cudaStream_t stream) {
+  if (in.sums == nullptr) in.quantize.row_sums = nullptr;
+  const Status status = quantizing::quantize_by_scaling<Config>(in, stream);
+  return status.ok() && in.sums != nullptr ? quantizing::sum_rows<Config>(in, stream) : status;
 }
 
 }  // namespace fusegen

@@ -14,6 +14,7 @@ struct QuantizeStepArguments {
   float* column_amax = nullptr;  // scratch [groups, columns], where a scale spans a column
   float* rowwise_amax = nullptr;     // results [groups], where a scale of blocks has one of the
   float* columnwise_amax = nullptr;  // tensor above it; of the copies that are wanted
+  void* sums = nullptr;  // result [groups, columns], over rows; quantize.row_sums is its workspace
   int64_t* rng_state = nullptr;  // state [seed, offset] of stochastic rounding
   float* history = nullptr;      // state [slots, groups] of delayed scaling
   float* scale = nullptr;        // state [groups]

@@ -1,0 +1,51 @@
+"""Sums over rows ride along with the quantisation of the same tensor, which reads it anyway."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model.dtypes import DType
+from ..model.plan import Buffer, Operand, Step
+from ..model.primitives import SUMMED, SUMS, Primitive
+from ..model.shapes import Const, Expr, Shape, add, floordiv
+from ..model.specs import ArchSpec
+from .draft import Draft
+
+_TILE = 128  # rows that a kernel leaves one partial sum of
+
+
+def fold_sums(draft: Draft, arch: ArchSpec) -> Draft:
+    """Give bias gradients to the steps that quantise what they are sums of."""
+    buffers: dict[str, Buffer] = {}
+    steps = list(draft.backward)
+    for step in draft.backward:
+        if step.primitive not in SUMS or {o.slot for o in step.inputs} - {"a", "groups"}:
+            continue
+        host = next((each for each in steps if _quantizes(each, step)), None)
+        if host is None:
+            continue
+        outputs = [Operand(SUMMED, step.out)]
+        if arch.has_kernels:
+            scratch = _partial_sums(step.reads[0], dict(host.sizes), step.input("groups"))
+            buffers[scratch.name] = scratch
+            outputs.append(Operand("row_sums", scratch.name))
+        steps.remove(step)
+        steps[steps.index(host)] = replace(host, outputs=(*host.outputs, *outputs))
+    return replace(draft.with_buffers(buffers), backward=tuple(steps))
+
+
+def _quantizes(step: Step, summed: Step) -> bool:
+    """Whether a step quantises the rows that another one sums, in the same groups."""
+    return (
+        step.primitive is Primitive.QUANTIZE
+        and step.input("a") == summed.input("a")
+        and step.input("groups") == summed.input("groups")
+        and SUMMED not in {operand.slot for operand in step.outputs}
+    )
+
+
+def _partial_sums(name: str, sizes: dict[str, Expr], groups: str | None) -> Buffer:
+    """One row for each tile of rows that there can be: every group begins its own."""
+    begun = add(sizes["groups"], Const(1)) if groups else Const(1)
+    tiles = add(floordiv(sizes["rows"], _TILE), begun)
+    return Buffer(f"{name}_row_sums", DType.FLOAT32, Shape(None, (tiles, sizes["columns"])))
