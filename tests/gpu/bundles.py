@@ -57,6 +57,15 @@ def bundles_to_test(capability: tuple[int, int]) -> list[Path]:
     return [folder for folder in folders if runs_on(folder.name, capability) and library_of(folder)]
 
 
+def quantized_bundles() -> list[Path]:
+    """Bundles to test that have cells of quantised recipes."""
+    folders = compiled_bundles()
+    if os.environ.get(BUNDLE_VARIABLE):
+        folders = [Path(os.environ[BUNDLE_VARIABLE]).resolve()]
+    cells = {f: [path.stem for path in f.glob("grouped_linear__*.py")] for f in folders}
+    return [folder for folder, names in cells.items() if set(names) - {"grouped_linear__bf16"}]
+
+
 def load_bundle(folder: Path, name: str | None = None) -> ModuleType:
     """Import a bundle by path, as somebody does who keeps it outside of sys.path.
 

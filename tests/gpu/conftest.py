@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,19 +12,34 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bundles import DEVICE, bundles_to_test, compiled_bundles, load_bundle
+from bundles import (
+    BUNDLE_VARIABLE,
+    DEVICE,
+    bundles_to_test,
+    compiled_bundles,
+    load_bundle,
+    quantized_bundles,
+)
 
 HERE = Path(__file__).parent
 
 # What needs neither streams, graphs, the profiler nor large memory runs on the CPU reference too.
-_DEVICE_ONLY = ["test_device.py", "test_graphs.py", "test_kernels.py", "test_large.py"]
+_DEVICE_ONLY = [
+    "test_device.py",
+    "test_graphs.py",
+    "test_kernels.py",
+    "test_large.py",
+    "test_quantized_device.py",
+]
+_QUANTIZED = ["test_quantized.py", "test_quantized_device.py"]
 
 
 def _folders() -> list[Path]:
     if importlib.util.find_spec("torch") is None:
         return []
     if DEVICE == "cpu":
-        return compiled_bundles()
+        wanted = os.environ.get(BUNDLE_VARIABLE)
+        return [Path(wanted).resolve()] if wanted else compiled_bundles()
     import torch
 
     if not torch.cuda.is_available():
@@ -34,6 +50,7 @@ def _folders() -> list[Path]:
 FOLDERS = _folders()
 collect_ignore_glob = [] if FOLDERS else ["test_*.py"]
 collect_ignore = _DEVICE_ONLY if DEVICE == "cpu" else []
+collect_ignore += [] if quantized_bundles() else _QUANTIZED
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -136,42 +136,55 @@ def cells_of(folder: Path) -> list[str]:
     return [cell for cell in cells if (folder / "csrc" / f"{cell}.cpp").exists()]
 
 
-def _gemm_case(bundle: Any, kind: str, sizes: selection.Reach, element: str) -> Callable[[], Any]:
+def _gemm_case(programs: Any, kind: str, sizes: selection.Reach, element: str) -> Callable[[], Any]:
     import gpu_support as support
     import torch
 
     dtype = getattr(torch, element)
-    # Random numbers from the host: the tool then has no foreign kernels to watch.
-    x = torch.randn(sizes.tokens, sizes.k).to(dtype).to(bundles.DEVICE)
-    weight = torch.randn(sizes.groups, sizes.n, sizes.k).to(dtype).to(bundles.DEVICE)
-    dy = torch.randn(sizes.tokens, sizes.n).to(dtype).to(bundles.DEVICE)
-    bias = torch.randn(sizes.groups, sizes.n).to(dtype).to(bundles.DEVICE)
     splits = support.dirichlet(sizes.groups, sizes.tokens - sizes.tokens // 10, 1.0)
-    device_splits = support.splits_tensor(splits)
+    # Random numbers come from the host: the tool then has no foreign kernels to watch.
+    named = {"T": sizes.tokens, "E": sizes.groups, "K": sizes.k, "N": sizes.n}
+    tensors = programs.inputs(dtype, splits, named)
     if kind == "fprop":
-        forward = support.op_of(bundle, "grouped_linear__bf16_forward")
-        return lambda: forward(x, weight, device_splits, bias)
-    backward = support.op_of(bundle, "grouped_linear__bf16_backward")
-    return lambda: backward(dy, x, device_splits, weight, kind == "dgrad", kind == "wgrad", False)
+        return programs.call("forward", tensors, ())  # type: ignore[no-any-return]
+    dy = torch.randn(sizes.tokens, sizes.n).to(dtype).to(bundles.DEVICE)
+    wanted = {"dgrad": "x", "wgrad": "weight"}[kind]
+    kept = programs.backward_tensors(tensors, dy)
+    return programs.call("backward", kept, {wanted})  # type: ignore[no-any-return]
 
 
-def gemm_cases(bundle: Any) -> Iterator[Case]:
+def gemm_cases(bundle: Any, folder: Path) -> Iterator[Case]:
     """One case per matrix kernel, named as its unit is."""
-    plan = bundles.load_cell(bundle, "grouped_linear__bf16").GroupedLinear.describe()
-    for name, rules in selection.read_rules(plan).items():
-        kind = name.rpartition("_")[2]
-        if kind not in selection.KINDS:
+    from programs import Programs
+
+    done = set()
+    for cell in cells_of(folder):
+        if not cell.startswith("grouped_linear__"):
             continue
-        for point, sizes in selection.reach_every_point(kind, rules).items():
-            for element in ELEMENTS:
-                run = _gemm_case(bundle, kind, sizes, element)
-                yield f"{name}_{element}_{point}", run
+        programs = Programs(bundle, cell)
+        plan = programs.module.GroupedLinear.describe()
+        for name, rules in selection.read_rules(plan).items():
+            kind = selection.kind_of(name)
+            if kind is None or name in done:
+                continue
+            done.add(name)
+            for point, sizes in selection.reach_every_point(kind, rules).items():
+                for element in ELEMENTS:
+                    yield f"{name}_{element}_{point}", _gemm_case(programs, kind, sizes, element)
 
 
 def _cell_case(tests: Any, element: str) -> Callable[[], Any]:
     import torch
 
-    tensors = tests.make_inputs(getattr(torch, element), bundles.DEVICE)
+    dtype = getattr(torch, element)
+    if hasattr(tests, "ORIENTATIONS"):  # a module that quantises: every role and form
+
+        def quantize() -> None:
+            for role, form in tests.module._OPS:
+                tests.module.quantize(**tests.make(role, form, dtype, bundles.DEVICE), role=role)
+
+        return quantize
+    tensors = tests.make_inputs(dtype, bundles.DEVICE)
     return lambda: tests.run(tensors, tests.make_dy(tensors))
 
 
@@ -188,7 +201,7 @@ def run_cases(folder: Path) -> None:
     import torch
 
     bundle = bundles.load_bundle(folder)
-    for cases in (gemm_cases(bundle), cell_cases(bundle, folder)):
+    for cases in (gemm_cases(bundle, folder), cell_cases(bundle, folder)):
         for name, run in cases:
             print(MARK, name, flush=True)
             run()

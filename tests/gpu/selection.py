@@ -20,9 +20,10 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 _CONDITION = re.compile(r"(\w+) (?:% (\d+) )?(<=|>=|<|>|==) (\d+)")
 _HEADING = "kernels, first rule that holds"
 
-# As profilers print the kernel of templates/static/csrc/fusegen/gemm_sm90.cuh.
+# As profilers print the kernels of gemm_sm90.cuh, gemm_fp8_sm90.cuh and gemm_decoded_sm90.cuh.
 _GEMM = re.compile(
-    r"ragged_gemm<\(fusegen::Gemm\)(\d), (\w+), fusegen::Config<"
+    r"ragged_(?:fp8_|decoded_)?gemm<\(fusegen::Gemm\)(\d), (?:__nv_fp8_\w+, __nv_fp8_\w+, )?(\w+), "
+    r"(?:\(fusegen::Fp8Scaling\)\d, \(fusegen::Accumulation\)\d, )?fusegen::Config<"
     r"(\d+), (\d+), (\d+), (\d+), \(fusegen::Schedule\)(\d)"
 )
 KINDS = ("fprop", "dgrad", "wgrad")
@@ -70,9 +71,16 @@ def read_rules(plan: str) -> dict[str, list[Rule]]:
     return rules
 
 
+def kind_of(name: str) -> str | None:
+    """Which product a kernel set is of; None for one of no product."""
+    if not name.startswith("gemm_"):
+        return None
+    return next((word for word in name.split("_") if word in KINDS), None)
+
+
 def gemm_rules(plan: str, kind: str) -> list[Rule]:
     """Rules of a plan's one set of matrix kernels of this kind."""
-    (rules,) = [rules for name, rules in read_rules(plan).items() if name.endswith(f"_{kind}")]
+    (rules,) = [rules for name, rules in read_rules(plan).items() if kind_of(name) == kind]
     return rules
 
 
@@ -139,7 +147,7 @@ class Reach:
 
 _GROUPS = (1, 4, 64)
 _MEANS = (5, 20, 40, 70, 130, 300, 600, 1100, 2100, 4200, 8400)
-_WIDTHS = (40, 136, 264, 520, 1032, 2056, 4096, 7168)
+_WIDTHS = (40, 136, 264, 520, 1032, 2056, 4096, 7168, 14336)
 
 
 def _candidates() -> Iterator[Reach]:
