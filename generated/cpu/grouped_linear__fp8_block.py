@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6e7ca1ce2e8ba9ba
+# checksum sha256:dbd3672efe18965b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -132,14 +132,14 @@ class _GroupedLinear(torch.autograd.Function):
         _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(
             *(
-                saved
-                for saved in (
+                kept
+                for kept in (
                     weight_columnwise,
                     weight_columnwise_scale,
                     x_columnwise,
                     x_columnwise_scale,
                 )
-                if saved is not None
+                if kept is not None
             )
         )
         ctx.set_materialize_grads(False)

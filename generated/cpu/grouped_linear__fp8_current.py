@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:45a73ca1faf9b7a2
+# checksum sha256:c89c4ff8c07cfa93
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -126,14 +126,14 @@ class _GroupedLinear(torch.autograd.Function):
         _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(
             *(
-                saved
-                for saved in (
+                kept
+                for kept in (
                     weight_columnwise,
                     weight_columnwise_scale,
                     x_columnwise,
                     x_columnwise_scale,
                 )
-                if saved is not None
+                if kept is not None
             )
         )
         ctx.set_materialize_grads(False)

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:037f263b08113b61
+# checksum sha256:cada275c6ce6fa7c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -188,14 +188,14 @@ class _GroupedLinear(torch.autograd.Function):
         _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(
             *(
-                saved
-                for saved in (
+                kept
+                for kept in (
                     weight_columnwise,
                     weight_columnwise_scale,
                     x_columnwise,
                     x_columnwise_scale,
                 )
-                if saved is not None
+                if kept is not None
             )
         )
         ctx.set_materialize_grads(False)

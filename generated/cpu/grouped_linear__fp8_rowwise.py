@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e67627b93801e320
+# checksum sha256:6c2c237193e6fa99
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -130,14 +130,14 @@ class _GroupedLinear(torch.autograd.Function):
         _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(
             *(
-                saved
-                for saved in (
+                kept
+                for kept in (
                     weight_columnwise,
                     weight_columnwise_scale,
                     x_columnwise,
                     x_columnwise_scale,
                 )
-                if saved is not None
+                if kept is not None
             )
         )
         ctx.set_materialize_grads(False)

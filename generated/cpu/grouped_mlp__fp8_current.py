@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7ed95eea3b8f9fe8
+# checksum sha256:aca79fbefbefb9bf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -246,8 +246,8 @@ class _GroupedMLP(torch.autograd.Function):
         ) = output
         ctx.mark_non_differentiable(
             *(
-                saved
-                for saved in (
+                kept
+                for kept in (
                     h,
                     fc2_weight_columnwise,
                     fc2_weight_columnwise_scale,
@@ -258,7 +258,7 @@ class _GroupedMLP(torch.autograd.Function):
                     x_columnwise,
                     x_columnwise_scale,
                 )
-                if saved is not None
+                if kept is not None
             )
         )
         needs = ctx.needs_input_grad

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:71fcfd2a3b38abc6
+# checksum sha256:e1713dfbd1c3917c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -324,8 +324,8 @@ class _GroupedMLP(torch.autograd.Function):
         ) = output
         ctx.mark_non_differentiable(
             *(
-                saved
-                for saved in (
+                kept
+                for kept in (
                     h,
                     fc2_weight_columnwise,
                     fc2_weight_columnwise_scale,
@@ -336,7 +336,7 @@ class _GroupedMLP(torch.autograd.Function):
                     x_columnwise,
                     x_columnwise_scale,
                 )
-                if saved is not None
+                if kept is not None
             )
         )
         ctx.set_materialize_grads(False)

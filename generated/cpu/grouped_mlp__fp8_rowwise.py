@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c6428832e8e0e4e8
+# checksum sha256:9f7601143dd34607
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -250,8 +250,8 @@ class _GroupedMLP(torch.autograd.Function):
         ) = output
         ctx.mark_non_differentiable(
             *(
-                saved
-                for saved in (
+                kept
+                for kept in (
                     h,
                     fc2_weight_columnwise,
                     fc2_weight_columnwise_scale,
@@ -262,7 +262,7 @@ class _GroupedMLP(torch.autograd.Function):
                     x_columnwise,
                     x_columnwise_scale,
                 )
-                if saved is not None
+                if kept is not None
             )
         )
         needs = ctx.needs_input_grad

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4e4e4969c895fe02
+# checksum sha256:f402008904222b25
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -156,12 +156,12 @@ class _GroupedMLP(torch.autograd.Function):
         _, h, a = output
         ctx.mark_non_differentiable(
             *(
-                saved
-                for saved in (
+                kept
+                for kept in (
                     h,
                     a,
                 )
-                if saved is not None
+                if kept is not None
             )
         )
         needs = ctx.needs_input_grad

@@ -192,6 +192,7 @@ def _json(command: F) -> F:
 
 def _cells(command: F) -> F:
     for name, text in (
+        ("option", "Choice that the modules offer at generation time. Repeatable."),
         ("recipe", "Recipe. Repeatable."),
         ("module", "Module. Repeatable."),
         ("arch", "Architecture, or `native` for that of the visible GPU. Repeatable."),
@@ -275,12 +276,14 @@ def list_command(
 @click.argument("module")
 @click.argument("recipe")
 @click.argument("arch")
+@click.option("--option", "options", multiple=True, help="Choice of the module. Repeatable.")
 @_folders
 @_json
 def explain(
     module: str,
     recipe: str,
     arch: str,
+    options: tuple[str, ...],
     specs: tuple[Path, ...],
     templates: tuple[Path, ...],
     as_json: bool,
@@ -288,7 +291,7 @@ def explain(
     """Say what one module does, keeps, runs and costs, or why it cannot be made."""
     from fusegen import api
 
-    found = api.explain(module, recipe, arch, _sources(specs, templates))
+    found = api.explain(module, recipe, arch, _sources(specs, templates), options)
     if as_json:
         _answer({"version": 1, **found.to_json()})
     else:
@@ -338,6 +341,7 @@ def plan(
     archs: tuple[str, ...],
     modules: tuple[str, ...],
     recipes: tuple[str, ...],
+    options: tuple[str, ...],
     specs: tuple[Path, ...],
     templates: tuple[Path, ...],
     as_json: bool,
@@ -348,7 +352,7 @@ def plan(
     """
     from fusegen import api
 
-    query = api.Query(targets, archs, modules, recipes)
+    query = api.Query(targets, archs, modules, recipes, options)
     rows = api.plan(query, _sources(specs, templates))
     if as_json:
         _answer({"version": 1, "modules": [row.to_json() for row in rows]})
@@ -363,7 +367,8 @@ def _show_rows(rows: Iterable[tuple[str, ...]]) -> None:
 
 
 def _plan_row(row: PlanRow) -> tuple[str, ...]:
-    return (row.module, row.recipe, row.arch, row.status, str(len(row.kernels)), row.reason)
+    name = " ".join((row.module, *row.options))
+    return (name, row.recipe, row.arch, row.status, str(len(row.kernels)), row.reason)
 
 
 @program.command(
@@ -394,6 +399,7 @@ def generate(
     archs: tuple[str, ...],
     modules: tuple[str, ...],
     recipes: tuple[str, ...],
+    options: tuple[str, ...],
     remove: bool,
     out: Path,
     namespace: str | None,
@@ -415,7 +421,15 @@ def generate(
     from fusegen import api
 
     request = api.Request(
-        out, targets, archs, modules, recipes, remove, namespace, _sources(specs, templates)
+        out,
+        targets,
+        archs,
+        modules,
+        recipes,
+        options,
+        remove,
+        namespace,
+        _sources(specs, templates),
     )
     writing = not (check or show_diff or dry_run)
     done = api.generate(

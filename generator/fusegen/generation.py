@@ -34,6 +34,7 @@ class Request:
         out: folder that holds one bundle per architecture.
         targets: selections that replace those of the bundles they name.
         archs, modules, recipes: cells to add; archs alone narrow what is regenerated.
+        options: choices of the modules named, all of them for each.
         remove: take the named cells away instead.
         namespace: new prefix of the bundles' namespaces; the recorded or default one if None.
         sources: folders to read besides the built-in and the recorded ones.
@@ -44,6 +45,7 @@ class Request:
     archs: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     remove: bool = False
     namespace: str | None = None
     sources: Sources = BUILTIN
@@ -228,13 +230,13 @@ def _nothing(request: Request) -> str:
 def _wishes(request: Request, inputs: Inputs) -> tuple[_Wish, ...]:
     """The bundles of a request, in sorted order."""
     selection.targets_or_names(
-        request.targets, (*request.archs, *request.modules, *request.recipes)
+        request.targets, (*request.archs, *request.modules, *request.recipes, *request.options)
     )
     if request.namespace is not None:
         selection.check_prefix(request.namespace)
     if request.targets:
         wishes = list(_target_wishes(request, inputs))
-    elif request.modules or request.recipes:
+    elif request.modules or request.recipes or request.options:
         wishes = list(_cell_wishes(request, inputs))
     elif request.remove:
         raise UsageError("--remove: say what: --arch, --module and --recipe, or --target")
@@ -288,6 +290,9 @@ def _cell_wishes(request: Request, inputs: Inputs) -> Iterator[_Wish]:
     if missing:
         raise UsageError(f"--arch, --module and --recipe go together; add {' and '.join(missing)}")
     cells = selection.product(request.modules, request.recipes)
+    if request.options:
+        specs = inputs.specs(request.sources.specs)
+        cells = selection.with_options(specs, cells, request.options)
     for arch in dict.fromkeys(request.archs):
         if arch == NATIVE:
             arch = arch_named(arch, inputs.specs(request.sources.specs))

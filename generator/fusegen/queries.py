@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -24,7 +24,7 @@ from fusegen.model.specs import (
 )
 from fusegen.naming import Cell
 from fusegen.passes.expand import chain_of
-from fusegen.selection import known, product, target_cells, targets_or_names
+from fusegen.selection import known, product, target_cells, targets_or_names, with_options
 from fusegen.sources import BUILTIN, Sources, load_specs
 
 
@@ -82,7 +82,8 @@ def _details(spec: AnySpec) -> dict[str, object]:
     match spec:
         case ModuleSpec():
             ops = [item.op for item in chain_of(spec)]
-            return {"class": spec.class_, "ops": ops}
+            options = {option.value: list(words) for option, words in spec.options.items()}
+            return {"class": spec.class_, "ops": ops, "options": options}
         case RecipeSpec():
             return {"source": spec.source, "roles": [role.value for role in spec.roles]}
         case ArchSpec():
@@ -107,6 +108,7 @@ class Query:
     archs: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 EVERYTHING = Query()
@@ -123,10 +125,12 @@ class PlanRow:
     reason: str
     kernels: tuple[str, ...]
     saved: tuple[str, ...]
+    options: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """All fields."""
-        return dataclasses.asdict(self)
+        """All fields; options only where there are some."""
+        fields = dataclasses.asdict(self)
+        return fields if self.options else {k: v for k, v in fields.items() if k != "options"}
 
 
 def plan(query: Query = EVERYTHING, sources: Sources = BUILTIN) -> tuple[PlanRow, ...]:
@@ -139,13 +143,15 @@ def plan(query: Query = EVERYTHING, sources: Sources = BUILTIN) -> tuple[PlanRow
     from fusegen.resolve import resolve
 
     specs = load_specs(sources)
-    targets_or_names(query.targets, (*query.archs, *query.modules, *query.recipes))
+    named = (*query.archs, *query.modules, *query.recipes, *query.options)
+    targets_or_names(query.targets, named)
     if query.targets:
         wanted = target_cells(specs, query.targets)
     else:
         modules = [known("module", name, specs.modules) for name in query.modules]
         recipes = [known("recipe", name, specs.recipes) for name in query.recipes]
         cells = product(modules or specs.modules, recipes or specs.recipes)
+        cells = with_options(specs, cells, query.options)
         archs = [arch_named(name, specs) for name in query.archs] or list(specs.archs)
         wanted = dict.fromkeys(archs, cells)
     rows: list[PlanRow] = []
@@ -165,13 +171,15 @@ def _plan_row(plan: ModulePlan) -> PlanRow:
         plan.reason,
         tuple(kernel.name for kernel in plan.kernels),
         tuple(result.buffer for result in plan.saved),
+        Cell.parse(plan.cell).options,
     )
 
 
 def unsupported_row(cell: Unsupported) -> PlanRow:
     """A cell that cannot be made, as a row."""
     status = Status.UNSUPPORTED.value
-    return PlanRow(cell.module, cell.recipe, cell.arch, status, cell.reason, (), ())
+    options = Cell.parse(cell.cell).options
+    return PlanRow(cell.module, cell.recipe, cell.arch, status, cell.reason, (), (), options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +201,13 @@ class Explanation:
         return self.row.to_json() | {"text": list(self.lines), "plan": _plain(self.plan)}
 
 
-def explain(module: str, recipe: str, arch: str, sources: Sources = BUILTIN) -> Explanation:
+def explain(
+    module: str,
+    recipe: str,
+    arch: str,
+    sources: Sources = BUILTIN,
+    options: Sequence[str] = (),
+) -> Explanation:
     """What one module does, keeps, runs and costs, or why it cannot be made.
 
     Raises:
@@ -205,10 +219,11 @@ def explain(module: str, recipe: str, arch: str, sources: Sources = BUILTIN) -> 
 
     specs = load_specs(sources)
     cell = Cell(known("module", module, specs.modules), known("recipe", recipe, specs.recipes))
-    found = resolve(specs, arch_named(arch, specs), [cell])
+    found = resolve(specs, arch_named(arch, specs), with_options(specs, [cell], options))
     if found.unsupported:
         row = unsupported_row(found.unsupported[0])
-        return Explanation(row, (f"{cell} on {row.arch}: {row.status} ({row.reason})",), None)
+        name = found.unsupported[0].cell
+        return Explanation(row, (f"{name} on {row.arch}: {row.status} ({row.reason})",), None)
     made = found.modules[0]
     return Explanation(_plan_row(made), tuple(explain_plan(made)), made)
 

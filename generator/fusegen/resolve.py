@@ -9,7 +9,7 @@ from .load import SpecSet
 from .model.plan import Dimension, ModulePlan, Status, Tolerance, Unsupported
 from .model.primitives import Primitive
 from .model.shapes import symbols
-from .model.specs import ArchSpec, ModuleSpec, RecipeSpec, SpecKind
+from .model.specs import ArchSpec, ModuleSpec, OptionName, RecipeSpec, SpecKind
 from .naming import Cell
 from .passes.backward import write_backward
 from .passes.conversions import conversions
@@ -53,14 +53,14 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     """
     module, recipe = specs.modules[cell.module], specs.recipes[cell.recipe]
     arch = specs.archs[arch_name]
-    if cell.options:
-        raise NotPossible(_option_reason(module, cell.options[0]))
+    options = chosen_options(module, cell)
     draft = write_backward(expand(module, specs.ops))
     draft = derive_math(draft)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
     quantizes = all(step.primitive is Primitive.QUANTIZE for step in draft.forward)
     exact, exact_output = unquantized(draft)
-    draft = fold_sums(quantize(draft, recipe, arch), arch)
+    reduced = OptionName.AMAX_REDUCTION in options
+    draft = fold_sums(quantize(draft, recipe, arch, reduced=reduced), arch)
     draft = add_conditions(draft)
     kept = saved(draft)
     draft, kernel_sets = choose_kernels(draft, arch, recipe)
@@ -80,6 +80,7 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
         arguments=draft.arguments,
         outputs=draft.outputs,
         states=draft.states,
+        reductions=draft.reductions,
         attributes=draft.attributes,
         buffers=tuple(draft.buffers.values()),
         forward=forward_program(draft, kept, module_dims(module, specs)),
@@ -96,11 +97,24 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     )
 
 
-def _option_reason(module: ModuleSpec, word: str) -> str:
-    for option, choices in module.options.items():
-        if word in choices:
-            return f"no pass implements option {option.value}: {word}"
-    return f"module {module.name!r} offers no option {word!r}"
+_IMPLEMENTED = frozenset((OptionName.AMAX_REDUCTION,))
+
+
+def chosen_options(module: ModuleSpec, cell: Cell) -> dict[OptionName, str]:
+    """What the cell asks for besides the first choice of every option.
+
+    Raises:
+        NotPossible: the module does not offer it, or no pass knows it.
+    """
+    chosen: dict[OptionName, str] = {}
+    for word in cell.options:
+        option = next((name for name, words in module.options.items() if word in words), None)
+        if option is None:
+            raise NotPossible(f"module {module.name!r} offers no option {word!r}")
+        if option not in _IMPLEMENTED:
+            raise NotPossible(f"no pass implements option {option.value}: {word}")
+        chosen[option] = word
+    return chosen
 
 
 def _reason(arch: ArchSpec) -> str:

@@ -145,6 +145,33 @@ def product(modules: Iterable[str], recipes: Iterable[str]) -> tuple[Cell, ...]:
     return tuple(sorted({Cell(module, recipe) for module in modules for recipe in recipes}))
 
 
+def with_options(specs: SpecSet, cells: Iterable[Cell], words: Sequence[str]) -> tuple[Cell, ...]:
+    """The cells with these choices, in the order of their modules' options.
+
+    A first choice is what a module is without being asked, so no cell is named after it.
+
+    Raises:
+        UsageError: a module does not offer a choice, or two of them are of one option.
+    """
+    return tuple(sorted({_with_options(specs, cell, words) for cell in cells}))
+
+
+def _with_options(specs: SpecSet, cell: Cell, words: Sequence[str]) -> Cell:
+    offered = specs.modules[known("module", cell.module, specs.modules)].options
+    choices = [word for option in offered.values() for word in option]
+    for word in words:
+        if word not in choices:
+            hint = did_you_mean(word, choices) or "; it offers none" * (not choices)
+            raise UsageError(f"module {cell.module!r} offers no option {word!r}{hint}")
+    chosen = []
+    for option, of_option in offered.items():
+        named = list(dict.fromkeys(word for word in words if word in of_option))
+        if len(named) > 1:
+            raise UsageError(f"{' and '.join(named)} are choices of one option, {option.value}")
+        chosen += [word for word in named if word != of_option[0]]
+    return Cell(cell.module, cell.recipe, tuple(chosen))
+
+
 def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, tuple[Cell, ...]]:
     """The cells of each architecture that the targets name, in the order they name them.
 
@@ -167,8 +194,8 @@ def targets_or_names(targets: Sequence[str], names: Sequence[str]) -> None:
     """
     if targets and names:
         raise UsageError(
-            "--target names archs, modules and recipes at once; leave out --arch, --module and "
-            "--recipe, or --target"
+            "--target names archs, modules and recipes at once; leave out --arch, --module, "
+            "--recipe and --option, or --target"
         )
 
 
@@ -211,6 +238,7 @@ def check_cells(
 def removal(cell: Cell, arch: str, bundle: Path) -> str:
     """The command that takes one cell out of a bundle."""
     names = f"--arch {arch} --module {cell.module} --recipe {cell.recipe}"
+    names += "".join(f" --option {word}" for word in cell.options)
     return f"fusegen generate --remove {names}{_out_option(bundle.parent)}"
 
 

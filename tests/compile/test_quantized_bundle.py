@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
         namespace="quantized",
     )
     api.generate(request, api.Policy.WRITE)
+    shared = replace(
+        request, modules=("linear",), recipes=("fp8_delayed",), options=("reduced_amax",)
+    )
+    api.generate(shared, api.Policy.WRITE)
     return build(out / "sm_90a")
 
 
@@ -69,4 +74,5 @@ def test_loads_and_runs_the_reference_on_the_cpu(built: BuildReport, recipe: str
 def test_the_launchers_exist_for_every_cell(built: BuildReport) -> None:
     cells = {Path(unit.name).stem for unit in built.units if unit.name.endswith(".cpp")}
     expected = {f"{m}__{r}" for m in MODULES for r in RECIPES}
+    expected.add("linear__fp8_delayed__reduced_amax")
     assert cells - {"fingerprint"} == expected

@@ -187,7 +187,10 @@ def test_comparing_writes_nothing(tmp_path: Path) -> None:
     [
         ({"modules": ("silu",), "recipes": ("bf16",)}, "add --arch"),
         ({"archs": ("cpu",), "modules": ("silu",)}, "add --recipe"),
-        ({**SILU, "targets": ("cpu",)}, "leave out --arch, --module and --recipe, or --target"),
+        (
+            {**SILU, "targets": ("cpu",)},
+            "leave out --arch, --module, --recipe and --option, or --target",
+        ),
         ({"remove": True}, "--remove: say what"),
         ({**SILU, "remove": True}, "nothing to remove"),
         ({"targets": ("hoper",)}, "unknown target 'hoper'; did you mean 'hopper'?"),
@@ -314,3 +317,67 @@ def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
         "linear__bf16 cannot be made for sm_80: sm_80 has no kernels for gemm"
     )
     assert not (tmp_path / "out").exists()
+
+
+# Choices that modules offer
+
+
+REDUCED = Cell("linear", "fp8_delayed", ("reduced_amax",))
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [((), ()), (("reduced_amax",), ("reduced_amax",)), (("own_amax",), ())],
+)
+def test_a_first_choice_names_no_cell(words: tuple[str, ...], options: tuple[str, ...]) -> None:
+    specs = api.load_specs(api.Sources())
+    cells = selection.with_options(specs, [Cell("linear", "fp8_delayed")], words)
+    assert cells == (Cell("linear", "fp8_delayed", options),)
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "message"),
+    [
+        ("linear", ("reduced",), "module 'linear' offers no option 'reduced'"),
+        (
+            "silu",
+            ("reduced_amax",),
+            "module 'silu' offers no option 'reduced_amax'; it offers none",
+        ),
+        (
+            "linear",
+            ("reduced_amax", "own_amax"),
+            "reduced_amax and own_amax are choices of one option, amax_reduction",
+        ),
+        ("liner", (), "unknown module 'liner'; did you mean 'linear'?"),
+    ],
+)
+def test_choices_that_are_not_offered(module: str, words: tuple[str, ...], message: str) -> None:
+    specs = api.load_specs(api.Sources())
+    with pytest.raises(UsageError) as caught:
+        selection.with_options(specs, [Cell(module, "fp8_delayed")], words)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_choice_is_recorded_and_taken_out_by_name(tmp_path: Path) -> None:
+    request = api.Request(
+        tmp_path,
+        archs=("cpu",),
+        modules=("linear",),
+        recipes=("fp8_delayed",),
+        options=("reduced_amax",),
+    )
+    api.generate(request)
+    recorded = selection.read_selection(tmp_path / "cpu")
+    assert recorded is not None and recorded.cells == (REDUCED,)
+    assert (tmp_path / "cpu" / f"{REDUCED}.py").exists()
+    assert api.generate(api.Request(tmp_path)).drifted is False
+    command = selection.removal(REDUCED, "cpu", tmp_path / "cpu")
+    assert "--recipe fp8_delayed --option reduced_amax" in command
+    api.generate(replace(request, remove=True))
+    assert not (tmp_path / "cpu" / f"{REDUCED}.py").exists()
+
+
+def test_a_choice_needs_a_module() -> None:
+    with pytest.raises(UsageError, match="add --arch and --module and --recipe"):
+        api.generate(api.Request(options=("reduced_amax",)))

@@ -8,10 +8,11 @@ from ..model import dtypes
 from ..model.plan import (
     Argument,
     ModulePlan,
+    Reduction,
     Result,
     StateFill,
 )
-from ..model.shapes import Expr, Sym, substitute, to_python
+from ..model.shapes import Const, Expr, Sym, substitute, to_python
 from ..model.specs import Init
 from ..naming import gradient
 from .python import (
@@ -90,6 +91,24 @@ class KeywordText:
 
 
 @dataclass(frozen=True, slots=True)
+class ReductionText:
+    """State that moves on by an amax of all ranks: names, and sources for the backward.
+
+    Attributes:
+        amax: result of the op.
+        history, scale: source of the state.
+        role: constant of the reference.
+        grouped: whether a group whose amax is 0 keeps its history; Python source.
+    """
+
+    amax: str
+    history: str
+    scale: str
+    role: str
+    grouped: str
+
+
+@dataclass(frozen=True, slots=True)
 class CellContext:
     """Everything ``<cell>.py`` states.
 
@@ -98,7 +117,9 @@ class CellContext:
         arguments: what the function is called with.
         states: tensors kept between calls.
         keyword_only: whether the function has keywords besides its tensors.
-        carried: arguments that the backward op changes; they are neither saved nor returned.
+        carried: state of the backward; it is neither saved nor returned.
+        forward_reductions, backward_reductions: state that moves on after an op.
+        take_forward: ``y, *_, x_amax =``: what the function takes of a call with gradients.
         programs: both directions.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
@@ -106,7 +127,8 @@ class CellContext:
         apply_arguments: of ``apply``: those, then what only the backward changes.
         parameters_of_apply: the parameters of ``forward`` for them.
         unpack_inputs: targets of ``setup_context``'s inputs; ``_`` for what it does not read.
-        saved_results: results of the forward op that are kept for the backward.
+        kept_results: results of the forward op besides the output.
+        saved_results: those of them that are kept for the backward.
         saved: everything kept for the backward.
         saving_needs: flags that decide what is kept, with the argument's position.
         backward_rest: arguments of the backward op after the saved tensors.
@@ -133,6 +155,9 @@ class CellContext:
     states: tuple[StateText, ...]
     keyword_only: bool
     carried: tuple[str, ...]
+    forward_reductions: tuple[ReductionText, ...]
+    backward_reductions: tuple[ReductionText, ...]
+    take_forward: str
     parameters_of_apply: tuple[str, ...]
     differentiable: tuple[TensorText, ...]
     programs: tuple[ProgramText, ...]
@@ -144,6 +169,7 @@ class CellContext:
     apply_arguments: tuple[str, ...]
     unpack_inputs: str
     saved_results: tuple[str, ...]
+    kept_results: tuple[str, ...]
     saved: tuple[SavedText, ...]
     forward_flags: tuple[str, ...]
     saving_needs: tuple[tuple[str, int], ...]
@@ -215,15 +241,23 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     by_name = {argument.name: argument for argument in arguments}
     given = tuple(by_name[name] for name in plan.arguments)
     scalars = tuple(attribute.name for attribute in plan.attributes)
-    carried = tuple(n for n in plan.backward.mutated if n not in by_name)
+    reductions = plan.reductions_of(plan.forward), plan.reductions_of(plan.backward)
+    own = {state.buffer for state in plan.states}
+    read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in own)
+    histories = tuple(reduction.history for reduction in reductions[1])
+    backward_states = (*histories, *read)
+    carried = tuple(name for name in backward_states if name not in by_name)
+    groups = ("amax_group",) if reductions[1] else ()
     op_arguments = (*by_name, *plan.forward.flags, *scalars)
-    apply_arguments = (*op_arguments, *carried)
+    apply_arguments = (*op_arguments, *carried, *groups)
     needs = tuple((a.flag, index) for index, a in enumerate(arguments) if a.flag)
     conditional = {f for r in plan.saved if r.buffer in by_name for f in r.when}
     programs = program_text(plan, plan.forward), program_text(plan, plan.backward)
     parameters = _parameter_texts(plan)
     states = state_texts(plan)
-    saved_results = tuple(r.buffer for r in plan.forward.results[len(plan.outputs) :])
+    shared = {reduction.amax for reduction in plan.reductions}
+    kept_results = tuple(r.buffer for r in plan.forward.results[len(plan.outputs) :])
+    saved_results = tuple(name for name in kept_results if name not in shared)
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in arguments)
@@ -232,7 +266,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         *(flag for result in plan.saved for flag in result.when if flag in flags),
         *(result.buffer for result in plan.saved),
         *scalars,
-        *plan.backward.mutated,
+        *backward_states,
+        *groups,
     }
     return CellContext(
         cell=plan.cell,
@@ -249,29 +284,37 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         attributes=tuple(attribute_text(a) for a in plan.attributes),
         states=states,
         keyword_only=bool(states or plan.attributes),
-        carried=plan.backward.mutated,
+        carried=(*backward_states, *groups),
+        forward_reductions=tuple(_reduction_text(plan, each, "") for each in reductions[0]),
+        backward_reductions=tuple(_reduction_text(plan, each, "ctx.") for each in reductions[1]),
+        take_forward=", ".join(
+            ("y", *(["*_"] if kept_results else []), *(each.amax for each in reductions[0]))
+        )
+        + " =",
         parameters_of_apply=(
             *(f"{a.name}: {a.annotation}" for a in arguments),
             *(f"{flag}: bool" for flag in plan.forward.flags),
             *(f"{a.name}: {attribute_text(a).annotation}" for a in plan.attributes),
             *(f"{name}: Tensor" for name in carried),
+            *(f"{name}: ProcessGroup | None" for name in groups),
         ),
         differentiable=tuple(a for a in arguments if a.flag),
         programs=programs,
         forward=programs[0],
         backward=programs[1],
         output=tensor_text(plan, Argument(plan.outputs[0], False), gradients),
-        take_output="y, *_ =" if saved_results else "y =",
+        take_output="y, *_ =" if kept_results else "y =",
         op_arguments=op_arguments,
         apply_arguments=apply_arguments,
         unpack_inputs=", ".join(name if name in carried_over else "_" for name in apply_arguments)
         + ("," if len(apply_arguments) == 1 else ""),
         saved_results=saved_results,
+        kept_results=kept_results,
         saved=tuple(_saved_text(plan, result) for result in plan.saved),
         forward_flags=plan.forward.flags,
         saving_needs=tuple(p for p in needs if p[0] in conditional and p[0] not in flags),
         backward_rest=(
-            *(f"ctx.{name}" for name in plan.backward.mutated),
+            *(f"ctx.{name}" for name in read),
             *(f"needs[{dict(needs)[flag]}]" for flag in plan.backward.flags),
             *(f"ctx.{name}" for name in scalars),
         ),
@@ -293,6 +336,17 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
             (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
         ),
         description=description,
+    )
+
+
+def _reduction_text(plan: ModulePlan, reduction: Reduction, prefix: str) -> ReductionText:
+    single = plan.buffer(reduction.scale).shape.dims == (Const(1),)
+    return ReductionText(
+        reduction.amax,
+        f"{prefix}{reduction.history}",
+        f"{prefix}{reduction.scale}",
+        reduction.role.value.upper(),
+        str(not single),
     )
 
 
@@ -335,7 +389,8 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
 def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:
     paths = {parameter.buffer: f"self.{parameter.path}" for parameter in plan.parameters}
     states = (f"{state.buffer}=self.{state.path}" for state in plan.states)
-    scalars = (f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes)
+    scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
+    scalars += ["amax_group=self.amax_group"] if plan.reductions else []
     return (*(paths.get(name, name) for name in plan.arguments), *states, *scalars)
 
 

@@ -387,7 +387,8 @@ def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Re
             fields["quantize.token_pitch"] = to_cpp(plan.buffer(copy.scale).shape.dims[-1])
     for operand in step.outputs:
         if operand.slot in ("amax", "row_amax", "column_amax"):
-            fields[operand.slot] = f"floats(writable({operand.buffer}))"
+            written = _written(operand.buffer, any_of(step.wanted(operand.buffer)))
+            fields[operand.slot] = f"floats({written})"
         if operand.slot == SUMMED:
             fields["sums"] = _written(operand.buffer, any_of(step.wanted(operand.buffer)))
         if operand.slot == "row_sums":

@@ -171,7 +171,9 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
 
 def _exact_text(plan: ModulePlan) -> ExactText:
     printed = program_text(plan, plan.forward)
-    tensors = (f"{each.name}: {each.annotation}" for each in printed.unchanged)
+    states = {state.buffer for state in plan.states}
+    given = (each for each in printed.arguments if each.name not in states)
+    tensors = (f"{each.name}: {each.annotation}" for each in given)
     scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
     steps = (_step_text(plan, plan.forward, step, i) for i, step in enumerate(plan.exact, 1))
     return ExactText(
@@ -339,7 +341,10 @@ def _amax_text(plan: ModulePlan, program: Program, step: Step, index: int) -> St
     """The amax that a scale of the whole tensor or group followed from, where the op returns it."""
     results = {result.buffer for result in program.results}
     amax = next((o.buffer for o in step.outputs if o.slot == "amax" and o.buffer in results), None)
-    return StepText(f"{index}. {amax}", "", (amax,), _group_amax(plan, step)) if amax else None
+    if amax is None:
+        return None
+    when = condition(step.wanted(amax) or step.when)
+    return StepText(f"{index}. {amax}", when, (amax,), _group_amax(plan, step))
 
 
 def _sum_text(step: Step, index: int) -> StepText | None:

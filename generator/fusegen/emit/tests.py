@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..model import dtypes
 from ..model.dtypes import DType
-from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, StateFill
+from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, Program, StateFill
 from ..model.shapes import evaluate, product, to_python
 from .python import op_name
 
@@ -69,6 +69,7 @@ class TestContext:
     forward_arguments: str
     forward_states: str
     backward_states: str
+    reduces: bool
 
 
 def sizes_of(plan: ModulePlan) -> dict[str, int]:
@@ -116,9 +117,16 @@ def test_context(plan: ModulePlan) -> TestContext:
         refusals=tuple(_refusals(plan, sizes)),
         states=_tuple([state.buffer for state in plan.states]),
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
-        forward_states=_tuple(list(plan.forward.mutated)) if plan.states else "",
-        backward_states=_tuple(list(plan.backward.mutated)),
+        forward_states=_tuple(_changed(plan, plan.forward)) if plan.states else "",
+        backward_states=_tuple(_changed(plan, plan.backward)),
+        reduces=bool(plan.reductions),
     )
+
+
+def _changed(plan: ModulePlan, program: Program) -> list[str]:
+    """State that a call of a program's direction moves on, inside of the op or after it."""
+    reductions = plan.reductions_of(program)
+    return [*program.mutated, *(name for r in reductions for name in (r.history, r.scale))]
 
 
 def _tuple(names: list[str]) -> str:

@@ -102,6 +102,22 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class Reduction:
+    """An amax that ranks share before it moves the state of delayed scaling on.
+
+    Attributes:
+        amax: result of the op that quantised.
+        history, scale: the state.
+        role: whose format the scale is for.
+    """
+
+    amax: str
+    history: str
+    scale: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
 class Attribute:
     """A scalar keyword of the module's function."""
 
@@ -509,6 +525,7 @@ class ModulePlan:
         arguments: of the function: first input, required parameters, inputs, optional parameters.
         outputs: names of the module's outputs.
         states: tensors kept between calls, function keywords.
+        reductions: state that moves on between ops, by an amax of all ranks.
         attributes: scalar keywords.
         buffers: every buffer by name, in order of first use.
         forward, backward: the programs.
@@ -537,6 +554,7 @@ class ModulePlan:
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     states: tuple[State, ...]
+    reductions: tuple[Reduction, ...]
     attributes: tuple[Attribute, ...]
     buffers: tuple[Buffer, ...]
     forward: Program
@@ -550,6 +568,12 @@ class ModulePlan:
     conversions: tuple[Conversion, ...]
     tolerance: Tolerance
     sources: tuple[str, ...]
+
+    def reductions_of(self, program: Program) -> tuple[Reduction, ...]:
+        """Those whose amaxes the program returns, in the order of its results."""
+        by_amax = {reduction.amax: reduction for reduction in self.reductions}
+        names = (result.buffer for result in program.results)
+        return tuple(by_amax[name] for name in names if name in by_amax)
 
     def buffer(self, name: str) -> Buffer:
         """A buffer by name.  Raises KeyError for an unknown one."""

@@ -322,6 +322,7 @@ class OptionName(str, Enum):
     PARAMETER_PER_GROUP = "parameter_per_group"
     TENSOR_PARALLEL = "tensor_parallel"
     SEQUENCE_PARALLEL = "sequence_parallel"
+    AMAX_REDUCTION = "amax_reduction"
     DEBUG = "debug"
 
 

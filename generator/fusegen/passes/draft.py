@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..model.plan import Attribute, Buffer, Parameter, State, Step
+from ..model.plan import Attribute, Buffer, Parameter, Reduction, State, Step
 from ..model.shapes import Expr
 from ..model.specs import OpSpec
 
@@ -52,6 +52,7 @@ class Draft:
         attributes: scalar keywords.
         forward, backward: steps.
         states: tensors that steps change in place.
+        reductions: amaxes that leave the ops, to change state between them.
         gradients: (leaf, gradient) buffers that the backward can be asked for.
     """
 
@@ -64,6 +65,7 @@ class Draft:
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
     states: tuple[State, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
     constants: frozenset[str] = frozenset()
     emulated: str = ""

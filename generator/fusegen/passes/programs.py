@@ -22,16 +22,18 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     """The forward op: results, then what it saves for the backward under flags."""
     arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
     arguments += _states(draft, draft.forward)
+    amaxes = _amaxes(draft, draft.forward)
     given = {argument.buffer for argument in arguments}
     kept = tuple(result for result in saved if result.buffer not in given)
     outputs = tuple(Result(name) for name in draft.outputs)
     asked = {flag for result in kept for flag in result.when or flags_of(draft)}
-    if any(argument.mutated for argument in arguments):  # which a forward without grad leaves alone
+    if amaxes or any(a.mutated for a in arguments):  # state that a call without grad leaves alone
         asked = {*flags_of(draft)}
     flags = tuple(flag for flag in flags_of(draft) if flag in asked)
     kept = tuple(Result(result.buffer, result.when or flags) for result in kept)
-    steps = forward_conditions(draft.forward, kept)
-    return program("forward", draft, steps, arguments, flags, (*outputs, *kept), dims)
+    shared = tuple(Result(step_amax, flags) for step_amax, _ in amaxes)
+    steps = forward_conditions(draft.forward, (*kept, *shared))
+    return program("forward", draft, steps, arguments, flags, (*outputs, *kept, *shared), dims)
 
 
 def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
@@ -45,18 +47,27 @@ def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Pro
     )
     flags = flags_of(draft) if len(draft.gradients) > 1 else ()
     results = tuple(Result(name, (need(leaf),) if flags else ()) for leaf, name in draft.gradients)
+    results += tuple(Result(name, when) for name, when in _amaxes(draft, draft.backward))
     arguments = (*incoming, *kept, *_states(draft, draft.backward))
     return program("backward", draft, draft.backward, arguments, flags, results, dims)
 
 
 def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:
-    """State that the steps change, in the module's order."""
+    """State that the steps read, then state that they change, in the module's order."""
+    read = {name for step in steps for name in step.reads}
     changed = {name for step in steps for name in step.mutates}
-    return tuple(
-        Argument(state.buffer, optional=False, mutated=True)
+    arguments = [
+        Argument(state.buffer, optional=False, mutated=state.buffer in changed)
         for state in draft.states
-        if state.buffer in changed
-    )
+        if state.buffer in read | changed
+    ]
+    return tuple(sorted(arguments, key=lambda argument: argument.mutated))
+
+
+def _amaxes(draft: Draft, steps: tuple[Step, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Amaxes that leave a program to be reduced over ranks, and when they are there."""
+    shared = {reduction.amax for reduction in draft.reductions}
+    return tuple((name, step.when) for step in steps for name in step.writes if name in shared)
 
 
 def program(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..model.dtypes import DType
-from ..model.plan import Buffer, Copy, Operand, State, StateFill, Step
+from ..model.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
 from ..model.primitives import PRODUCTS, GemmKind, Primitive
 from ..model.shapes import Const, Shape
 from ..model.specs import AmaxSource, ArchSpec, Orientation, RecipeSpec, Role, Rounding
@@ -36,14 +36,23 @@ OPERANDS: Mapping[tuple[GemmKind, str], tuple[Role, Orientation]] = {
 """What each operand of each product is, and along which dimension its blocks run."""
 
 
-def quantize(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
+def quantize(draft: Draft, recipe: RecipeSpec, arch: ArchSpec, *, reduced: bool = False) -> Draft:
     """Insert quantisation where the recipe asks for it.
 
+    Args:
+        draft: the module.
+        recipe: formats of its operands.
+        arch: how copies are laid out, and whether kernels make them.
+        reduced: amaxes leave the ops to be reduced over ranks, and state moves on between ops.
+
     Raises:
-        NotPossible: a product would have one quantised operand only.
+        NotPossible: a product would have one quantised operand only, or there is nothing to reduce.
     """
+    kept = any(spec.scale.source is AmaxSource.HISTORY for spec in recipe.roles.values())
+    if reduced and not kept:
+        raise NotPossible(f"recipe {recipe.name!r} keeps no amaxes that ranks could share")
     draft = _drop_identities(_round_trips(draft, recipe))
-    return _Copies(recipe, arch).insert(draft) if recipe.roles else draft
+    return _Copies(recipe, arch, reduced).insert(draft) if recipe.roles else draft
 
 
 def unquantized(draft: Draft) -> tuple[tuple[Step, ...], str]:
@@ -74,9 +83,11 @@ class _Copies:
 
     recipe: RecipeSpec
     arch: ArchSpec
+    reduced: bool
     made: dict[tuple[str, Role], dict[Orientation, Copy]] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
+    reductions: list[Reduction] = field(default_factory=list)
     emulated: str = ""
 
     def insert(self, draft: Draft) -> Draft:
@@ -92,6 +103,7 @@ class _Copies:
             forward=forward,
             backward=backward,
             states=tuple(self.states.values()),
+            reductions=tuple(self.reductions),
             emulated=self.emulated,
         )
 
@@ -167,10 +179,20 @@ class _Copies:
         extent = draft.buffers[groups].shape.dims[0] if groups else None
         tensor = Source.of(draft.buffers[key[0]].shape, key[1], extent)
         states = self._states(copies[0], item)
-        needed = scratch(tensor, copies, self.recipe.roles[key[1]]) if self.arch.has_kernels else ()
+        needed = scratch(tensor, copies, self.recipe.roles[key[1]])
+        kept = {operand.slot: operand.buffer for operand in states}
+        if self.reduced and "amax_history" in kept:
+            amax = dict(needed)["amax"].name
+            self.reductions.append(
+                Reduction(amax, kept["amax_history"], kept["scale"], copies[0].role)
+            )
+            states = tuple(o for o in states if o.slot != "amax_history")
+        elif not self.arch.has_kernels:
+            needed = ()
         self.buffers |= {buffer.name: buffer for _, buffer in needed}
         step = quantize_step(tensor, copies, states, needed)
-        return replace(step, item=item, mutates=tuple(operand.buffer for operand in states))
+        changed = (o.buffer for o in states if o.slot == "rng_state" or not self.reduced)
+        return replace(step, item=item, mutates=tuple(changed))
 
     def _states(self, copy: Copy, item: str) -> tuple[Operand, ...]:
         """What the role's rules keep between calls: amax history and scale, or random numbers."""

@@ -20,6 +20,14 @@ def devices() -> list[str]:
     return ["cpu", "cuda"] if usable else ["cpu"]
 
 
+def form_group() -> None:
+    """A process group of this process alone, for modules that reduce over all ranks."""
+    if not torch.distributed.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
 def op(name: str) -> Callable[..., Any]:
     """An op of this bundle."""
     return getattr(getattr(torch.ops, _library.NAMESPACE), name).default

@@ -43,13 +43,16 @@ Status quantize_current(QuantizeStepArguments in, cudaStream_t stream) {
   return launch_quantize<Config>(in.quantize, stream);
 }
 
-// One scale per group that is given, or from a history that this step's amax joins.
+// One scale per group that is given, or from a history that this step's amax joins; without a
+// history the amax itself may not be wanted.
 template <class Config>
 Status quantize_delayed(QuantizeStepArguments in, cudaStream_t stream) {
-  ClearArguments clear{};
-  clear.buffers[0] = in.amax;
-  clear.counts[0] = in.quantize.groups;
-  if (Status status = launch_clear(clear, stream); !status.ok()) return status;
+  if (in.amax != nullptr) {
+    ClearArguments clear{};
+    clear.buffers[0] = in.amax;
+    clear.counts[0] = in.quantize.groups;
+    if (Status status = launch_clear(clear, stream); !status.ok()) return status;
+  }
   if (in.history != nullptr) in.quantize.scale = in.scale;
   in.quantize.folded_amax = in.amax;
   Status status = launch_quantize<Config>(in.quantize, stream);
