@@ -117,6 +117,11 @@ def need(tensor: str) -> str:
     return f"need_d{tensor}"
 
 
+def main_grad(parameter: str) -> str:
+    """Name of the buffer of the caller's that a parameter's gradient goes to."""
+    return f"{parameter}_main_grad"
+
+
 def parameter_argument(path: str) -> str:
     """``fc1.weight`` of a state dict as a function argument: ``fc1_weight``."""
     return path.replace(".", "_")

@@ -18,6 +18,7 @@ from .passes.expand import chain_of, expand
 from .passes.fuse import fuse
 from .passes.kernels import choose_kernels
 from .passes.liveness import add_conditions, saved
+from .passes.main_grad import keep_in_main_grad
 from .passes.math import derive_math
 from .passes.programs import backward_program, forward_program
 from .passes.quantize import quantize, unquantized
@@ -57,6 +58,8 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     draft = write_backward(expand(module, specs.ops))
     draft = derive_math(draft)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
+    if OptionName.MAIN_GRAD in options:
+        draft = keep_in_main_grad(draft, add=options[OptionName.MAIN_GRAD].startswith("add"))
     quantizes = all(step.primitive is Primitive.QUANTIZE for step in draft.forward)
     exact, exact_output = unquantized(draft)
     reduced = OptionName.AMAX_REDUCTION in options
@@ -80,6 +83,7 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
         arguments=draft.arguments,
         outputs=draft.outputs,
         states=draft.states,
+        main_grads=draft.main_grads,
         reductions=draft.reductions,
         attributes=draft.attributes,
         buffers=tuple(draft.buffers.values()),
@@ -97,7 +101,7 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     )
 
 
-_IMPLEMENTED = frozenset((OptionName.AMAX_REDUCTION,))
+_IMPLEMENTED = frozenset((OptionName.AMAX_REDUCTION, OptionName.MAIN_GRAD))
 
 
 def chosen_options(module: ModuleSpec, cell: Cell) -> dict[OptionName, str]:

@@ -49,24 +49,27 @@ class Product:
     config: str
     scaling: str = ""
     formats: str = ""
+    store: str = "io"
 
     @property
     def name(self) -> str:
-        parts = (self.family.value, self.kind, self.scaling, self.formats, self.config)
+        stored = "" if self.store == "io" else self.store
+        parts = (self.family.value, self.kind, self.scaling, self.formats, stored, self.config)
         tile = "x".join(part for part in parts[-1].split(", ") if part.isdigit())
         return "_".join(part for part in (*parts[:-1], tile) if part)
 
     def entry(self) -> str:
         """Its line in the list that a program is compiled with."""
         if self.family is Family.PLAIN:
-            call = f"run_plain<Gemm::{self.kind}, Config<{self.config}>>"
+            call = f"run_plain<Gemm::{self.kind}, Store::{self.store}, Config<{self.config}>>"
         elif self.family is Family.DECODED:
             amaxes = "true" if self.scaling else "false"
             call = f"run_decoded<Gemm::{self.kind}, {amaxes}, Config<{self.config}>>"
         else:
             codes = ", ".join(f"__nv_fp8_{code}" for code in self.formats.split("_"))
             call = (
-                f"run_fp8<Gemm::{self.kind}, {codes}, Fp8Scaling::{self.scaling}, "
+                f"run_fp8<Gemm::{self.kind}, Store::{self.store}, {codes}, "
+                f"Fp8Scaling::{self.scaling}, "
                 f"Accumulation::{self.family.value}, Config<{self.config}>>"
             )
         return f'{{"{self.name}", &sim::{call}}},'
@@ -101,6 +104,10 @@ PRODUCTS = (
     Product(Family.SPLIT, "fprop", WIDE_ALONE, "block", "e4m3_e4m3"),
     Product(Family.SPLIT, "dgrad", WIDE, "row", "e4m3_e4m3"),
     Product(Family.SPLIT, "wgrad", NARROW, "tensor", "e4m3_e4m3"),
+    Product(Family.PLAIN, "wgrad", WIDE_PLAIN, store="add"),
+    Product(Family.PLAIN, "wgrad", TURNS_PLAIN, store="fp32"),
+    Product(Family.SPLIT, "wgrad", NARROW, "block", "e5m2_e4m3", store="add"),
+    Product(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3", store="fp32"),
 )
 
 

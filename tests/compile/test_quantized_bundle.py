@@ -17,6 +17,8 @@ from .test_bundles import GEMM_REGISTERS, LOAD_LIBRARY, disassemble
 
 pytestmark = pytest.mark.compile
 
+MAIN_GRADS = ("add_to_main_grad", "write_main_grad")
+MAIN_GRAD_RECIPES = ("bf16", "fp8_block", "mxfp8")
 MODULES = ("linear", "grouped_linear", "quantize")
 RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 
@@ -37,6 +39,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
         request, modules=("linear",), recipes=("fp8_delayed",), options=("reduced_amax",)
     )
     api.generate(shared, api.Policy.WRITE)
+    for option in MAIN_GRADS:
+        kept = replace(
+            request, modules=("grouped_linear",), recipes=MAIN_GRAD_RECIPES, options=(option,)
+        )
+        api.generate(kept, api.Policy.WRITE)
     return build(out / "sm_90a")
 
 
@@ -54,6 +61,7 @@ def test_products_use_their_matrix_instruction(built: BuildReport) -> None:
     listing = disassemble(built.library)
     functions = dict(re.findall(r"Function : (\S+)\n(.*?)(?=\n\s+\.+|\Z)", listing, flags=re.S))
     for kernel, unit, instruction, other in (
+        ("ragged_gemm", "/gemm_sm90", "HGMMA", "QGMMA"),
         ("ragged_fp8_gemm", "/gemm_fp8", "QGMMA", "HGMMA"),
         ("ragged_decoded_gemm", "/gemm_decoded", "HGMMA", "QGMMA"),
     ):
@@ -62,6 +70,8 @@ def test_products_use_their_matrix_instruction(built: BuildReport) -> None:
         for name, text in products.items():
             assert re.search(rf"\b{instruction}\.", text), name
             assert not re.search(rf"\b{other}\.", text), name
+            # What is added to something is added by the memory itself.
+            assert ("UTMAREDG" in text) == ("StoreE2" in name), name
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -75,4 +85,5 @@ def test_the_launchers_exist_for_every_cell(built: BuildReport) -> None:
     cells = {Path(unit.name).stem for unit in built.units if unit.name.endswith(".cpp")}
     expected = {f"{m}__{r}" for m in MODULES for r in RECIPES}
     expected.add("linear__fp8_delayed__reduced_amax")
+    expected |= {f"grouped_linear__{r}__{o}" for r in MAIN_GRAD_RECIPES for o in MAIN_GRADS}
     assert cells - {"fingerprint"} == expected

@@ -10,6 +10,7 @@ import pytest
 
 from fusegen.emit.explain import explain, size_in_bytes
 from fusegen.load import SpecSet, load
+from fusegen.model.dtypes import DType
 from fusegen.model.plan import CheckKind, ModulePlan, Program, Status
 from fusegen.model.primitives import (
     DECODING,
@@ -313,6 +314,41 @@ def test_a_bias_gradient_rides_along_with_quantisation(arch: str) -> None:
     assert [step.primitive for step in plain.backward.steps].count(Primitive.GROUP_SUM) == 2
 
 
+@pytest.mark.parametrize("recipe", [RECIPE, "fp8_block", "nvfp4"])
+@pytest.mark.parametrize("option", ["add_to_main_grad", "write_main_grad"])
+def test_gradients_of_weights_go_to_the_callers_buffers(recipe: str, option: str) -> None:
+    plan = resolve_module(builtin(), Cell("grouped_mlp", recipe, (option,)), "sm_90a")
+    own = {"fc1_weight": "fc1_weight_main_grad", "fc2_weight": "fc2_weight_main_grad"}
+    assert dict(plan.main_grads) == own
+    assert plan.gradients >= {"dfc1_weight", "dfc2_weight", "dx"}
+    assert not {result.buffer for result in plan.backward.results} & set(own.values())
+    arguments = {a.buffer: a for a in plan.backward.arguments}
+    for leaf, name in own.items():
+        assert arguments[name].mutated and arguments[name].optional
+        assert plan.buffer(name).dtype is DType.FLOAT32
+        assert name not in {result.buffer for result in plan.saved}
+        (step,) = [each for each in plan.backward.steps if name in each.writes]
+        assert (step.kind, step.when) == ("wgrad", (need(leaf),))
+        assert (step.input("accumulate") == name) == (option == "add_to_main_grad")
+        assert step.kernels and step.kernels.endswith("add" if "add" in option else "fp32")
+    plain = resolve_module(builtin(), Cell("grouped_mlp", recipe), "sm_90a")
+    assert plain.main_grads == ()
+    assert {k.name for k in plain.kernel_sets if "wgrad" not in k.name} == {
+        k.name for k in plan.kernel_sets if "wgrad" not in k.name
+    }
+
+
+def test_choices_that_lead_nowhere_say_why(tmp_path: Path) -> None:
+    text = "edition: 1\nmodule: toy\nclass: Toy\nop: silu\n"
+    text += "options: {main_grad: [returned_grad, add_to_main_grad]}\n"
+    specs = layer(tmp_path, modules__toy=text)
+    cells = [Cell("toy", RECIPE, ("add_to_main_grad",)), Cell("linear", RECIPE, ("reduced_amax",))]
+    assert {cell.reason for cell in resolve(specs, "cpu", cells).unsupported} == {
+        "no product gives the gradient of a weight",
+        "recipe 'bf16' keeps no amaxes that ranks could share",
+    }
+
+
 def test_two_codes_of_four_bits_are_one_byte() -> None:
     plan = resolve_module(builtin(), Cell("linear", "nvfp4"), "sm_90a")
     assert to_python(size_in_bytes(plan.buffer("x_rowwise"))) == "T * (align(K, 32) // 2)"
@@ -410,12 +446,12 @@ def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
 
 def test_options(tmp_path: Path) -> None:
     text = "edition: 1\nmodule: toy\nclass: Toy\nop: silu\n"
-    text += "options: {main_grad: [none, accumulate]}\n"
+    text += "options: {save: [all, recompute]}\n"
     specs = layer(tmp_path, modules__toy=text)
-    cells = [Cell("toy", RECIPE, ("accumulate",)), Cell("toy", RECIPE, ("fast",))]
+    cells = [Cell("toy", RECIPE, ("recompute",)), Cell("toy", RECIPE, ("fast",))]
     assert [cell.reason for cell in resolve(specs, "cpu", cells).unsupported] == [
-        "no pass implements option main_grad: accumulate",
         "module 'toy' offers no option 'fast'",
+        "no pass implements option save: recompute",
     ]
 
 

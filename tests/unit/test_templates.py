@@ -174,9 +174,13 @@ def test_every_template_and_static_file_is_used() -> None:
 
     class Recorder(Renderer):
         def render(self, name: str, context: Any) -> str:
-            used.add(name)
-            used.update(INCLUDE.findall(self.files[name].read_text(encoding="utf-8")))
+            self.read(name)
             return super().render(name, context)
+
+        def read(self, name: str) -> None:
+            used.add(name)
+            for included in INCLUDE.findall(self.files[name].read_text(encoding="utf-8")):
+                self.read(included)
 
         def static(self, folder: str) -> Any:
             found = super().static(folder)

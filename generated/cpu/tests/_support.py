@@ -28,6 +28,13 @@ def form_group() -> None:
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
+def give_main_grads(layer: torch.nn.Module, paths: Sequence[str]) -> None:
+    """Buffers of zeros for gradients that a module keeps in fp32."""
+    for path in paths:
+        weight = layer.get_parameter(path)
+        weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
+
+
 def op(name: str) -> Callable[..., Any]:
     """An op of this bundle."""
     return getattr(getattr(torch.ops, _library.NAMESPACE), name).default

@@ -14,7 +14,7 @@ from ..model.plan import (
 )
 from ..model.shapes import Const, Expr, Sym, substitute, to_python
 from ..model.specs import Init
-from ..naming import gradient
+from ..naming import gradient, need
 from .python import (
     AttributeText,
     ProgramText,
@@ -109,6 +109,27 @@ class ReductionText:
 
 
 @dataclass(frozen=True, slots=True)
+class MainGradText:
+    """A parameter whose gradient goes to a buffer of the caller's.
+
+    Attributes:
+        argument: of the function.
+        path: source of the parameter in the class.
+        name: of the buffer's argument.
+        dummy: of the argument that asks for zeros as the parameter's gradient.
+        flag: that asks for the gradient.
+        about: of the buffer, for a docstring.
+    """
+
+    argument: str
+    path: str
+    name: str
+    dummy: str
+    flag: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
 class CellContext:
     """Everything ``<cell>.py`` states.
 
@@ -119,6 +140,7 @@ class CellContext:
         keyword_only: whether the function has keywords besides its tensors.
         carried: state of the backward; it is neither saved nor returned.
         forward_reductions, backward_reductions: state that moves on after an op.
+        main_grads: gradients that go to buffers of the caller's.
         take_forward: ``y, *_, x_amax =``: what the function takes of a call with gradients.
         programs: both directions.
         differentiable: arguments that can have a gradient.
@@ -158,6 +180,7 @@ class CellContext:
     forward_reductions: tuple[ReductionText, ...]
     backward_reductions: tuple[ReductionText, ...]
     take_forward: str
+    main_grads: tuple[MainGradText, ...]
     parameters_of_apply: tuple[str, ...]
     differentiable: tuple[TensorText, ...]
     programs: tuple[ProgramText, ...]
@@ -236,7 +259,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         plan: of the cell.
         description: what ``describe()`` returns, line by line.
     """
-    gradients = {result.buffer for result in plan.backward.results}
+    gradients = plan.gradients
     arguments = tuple(tensor_text(plan, a, gradients) for a in plan.forward.arguments)
     by_name = {argument.name: argument for argument in arguments}
     given = tuple(by_name[name] for name in plan.arguments)
@@ -248,8 +271,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     backward_states = (*histories, *read)
     carried = tuple(name for name in backward_states if name not in by_name)
     groups = ("amax_group",) if reductions[1] else ()
+    main_grads = tuple(_main_grad_text(plan, leaf, name) for leaf, name in plan.main_grads)
+    dummies = tuple(each.dummy for each in main_grads)
     op_arguments = (*by_name, *plan.forward.flags, *scalars)
-    apply_arguments = (*op_arguments, *carried, *groups)
+    buffers = tuple(each.name for each in main_grads)
+    apply_arguments = (*op_arguments, *carried, *groups, *buffers, *dummies)
     needs = tuple((a.flag, index) for index, a in enumerate(arguments) if a.flag)
     conditional = {f for r in plan.saved if r.buffer in by_name for f in r.when}
     programs = program_text(plan, plan.forward), program_text(plan, plan.backward)
@@ -268,6 +294,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         *scalars,
         *backward_states,
         *groups,
+        *buffers,
+        *dummies,
     }
     return CellContext(
         cell=plan.cell,
@@ -283,8 +311,9 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         arguments=given,
         attributes=tuple(attribute_text(a) for a in plan.attributes),
         states=states,
-        keyword_only=bool(states or plan.attributes),
-        carried=(*backward_states, *groups),
+        keyword_only=bool(states or plan.attributes or main_grads),
+        carried=(*backward_states, *groups, *buffers, *dummies),
+        main_grads=main_grads,
         forward_reductions=tuple(_reduction_text(plan, each, "") for each in reductions[0]),
         backward_reductions=tuple(_reduction_text(plan, each, "ctx.") for each in reductions[1]),
         take_forward=", ".join(
@@ -297,6 +326,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
             *(f"{a.name}: {attribute_text(a).annotation}" for a in plan.attributes),
             *(f"{name}: Tensor" for name in carried),
             *(f"{name}: ProcessGroup | None" for name in groups),
+            *(f"{name}: Tensor | None" for name in buffers),
+            *(f"{name}: bool" for name in dummies),
         ),
         differentiable=tuple(a for a in arguments if a.flag),
         programs=programs,
@@ -314,7 +345,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         forward_flags=plan.forward.flags,
         saving_needs=tuple(p for p in needs if p[0] in conditional and p[0] not in flags),
         backward_rest=(
-            *(f"ctx.{name}" for name in read),
+            *(f"ctx.{name}" for name in (*read, *buffers)),
             *(f"needs[{dict(needs)[flag]}]" for flag in plan.backward.flags),
             *(f"ctx.{name}" for name in scalars),
         ),
@@ -339,6 +370,16 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     )
 
 
+def _dummy(parameter: str) -> str:
+    return f"{parameter}_dummy_grad"
+
+
+def _main_grad_text(plan: ModulePlan, leaf: str, name: str) -> MainGradText:
+    paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
+    shape = plan.buffer(name).shape
+    return MainGradText(leaf, paths[leaf], name, _dummy(leaf), need(leaf), f"{shape} float32")
+
+
 def _reduction_text(plan: ModulePlan, reduction: Reduction, prefix: str) -> ReductionText:
     single = plan.buffer(reduction.scale).shape.dims == (Const(1),)
     return ReductionText(
@@ -354,6 +395,10 @@ def _gradient_source(plan: ModulePlan, argument: TensorText, needs: dict[str, in
     """A gradient as ``backward`` returns it; an empty stand-in becomes None again."""
     if not argument.flag:
         return "None"
+    if argument.name in dict(plan.main_grads):
+        buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
+        wanted = f"ctx.{_dummy(argument.name)} and needs[{needs[argument.flag]}]"
+        return f"_library.dummy_grad(dy, {buffer}) if {wanted} else None"
     name = gradient(argument.name)
     conditional = plan.backward.flags and not plan.backward.returns_none
     return f"{name} if needs[{needs[argument.flag]}] else None" if conditional else name
@@ -391,6 +436,11 @@ def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:
     states = (f"{state.buffer}=self.{state.path}" for state in plan.states)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
     scalars += ["amax_group=self.amax_group"] if plan.reductions else []
+    for leaf, name in plan.main_grads:
+        path = paths[leaf].removeprefix("self.")
+        source = f'_library.main_grad("{plan.cell}", "{path}", {paths[leaf]})'
+        scalars.append(f"{name}={source}")
+        scalars.append(f"{_dummy(leaf)}=_library.wants_dummy_grad({paths[leaf]})")
     return (*(paths.get(name, name) for name in plan.arguments), *states, *scalars)
 
 

@@ -14,6 +14,7 @@ from ..model.plan import (
     SelectionRule,
     Variant,
 )
+from ..model.specs import Store
 
 _ACCESS = {
     Access.FULL: "full",
@@ -94,6 +95,7 @@ class KernelContext:
     tile: str
     cluster: int
     schedule: str
+    store: str
     formula: str
     operands: tuple[KernelOperand, ...]
     results: tuple[KernelOperand, ...]
@@ -153,6 +155,7 @@ def kernel_context(kernel: Kernel, namespace: str) -> KernelContext:
         tile=", ".join(str(extent) for extent in point.tile) if point else "",
         cluster=point.cluster[0] * point.cluster[1] if point else 1,
         schedule=point.schedule.value if point else "",
+        store=kernel.variant.store.value if kernel.variant else Store.IO.value,
         formula=math.formula if math else "",
         operands=_operands(math.operands) if math else (),
         results=_operands(math.results) if math else (),
@@ -164,16 +167,17 @@ def kernel_context(kernel: Kernel, namespace: str) -> KernelContext:
 
 def _quantized_text(variant: Variant | None) -> QuantizedText:
     """Every field; those that a kernel's template does not use are empty."""
-    if variant is None:
+    formats = [f for f in variant.formats if f is not DType.IO] if variant else []
+    if variant is None or not formats:
         return QuantizedText(*[""] * len(fields(QuantizedText)))
-    cuda = [dtypes.info(format).cuda for format in variant.formats]
+    cuda = [dtypes.info(format).cuda for format in formats]
     scaling = variant.scalings[0] if variant.scalings else ""
 
     def has(trait: str) -> str:
         return "true" if trait in variant.traits else "false"
 
     return QuantizedText(
-        format=variant.formats[0].value.upper(),
+        format=formats[0].value.upper(),
         scaling=scaling,
         stochastic=has("stochastic"),
         hadamard=has("hadamard"),

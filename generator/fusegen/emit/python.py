@@ -136,7 +136,7 @@ def _about(buffer: Buffer, plan: ModulePlan) -> str:
     return words
 
 
-def tensor_text(plan: ModulePlan, argument: Argument, gradients: set[str]) -> TensorText:
+def tensor_text(plan: ModulePlan, argument: Argument, gradients: frozenset[str]) -> TensorText:
     """A tensor argument as a signature shows it."""
     buffer = plan.buffer(argument.buffer)
     return TensorText(
@@ -218,7 +218,7 @@ def schema(plan: ModulePlan, program: Program) -> str:
     """Schema of an op: tensors, then flags, then scalars."""
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     parts = [
-        f"Tensor{'?' if a.optional else ''}{f'({next(letters)}!)' if a.mutated else ''} {a.buffer}"
+        f"Tensor{f'({next(letters)}!)' if a.mutated else ''}{'?' if a.optional else ''} {a.buffer}"
         for a in program.arguments
     ]
     parts += [f"bool {flag}" for flag in program.flags]
@@ -246,7 +246,7 @@ def op_name(plan: ModulePlan, program: Program) -> str:
 
 def program_text(plan: ModulePlan, program: Program) -> ProgramText:
     """One direction, printed."""
-    gradients = {result.buffer for result in plan.backward.results}
+    gradients = plan.gradients
     first = plan.buffer(program.arguments[0].buffer)
     results = tuple(_result_text(plan, program, result, first) for result in program.results)
     shapes = [plan.buffer(result.buffer).shape for result in program.results]

@@ -313,8 +313,16 @@ def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> St
         call = f"{_function_name(step)}({', '.join(values)})"
     else:
         kind = f"_{step.kind}" if step.kind else ""
-        call = f"steps.{step.primitive.value}{kind}({', '.join(_slots(step.inputs))})"
+        words = _slots(tuple(o for o in step.inputs if o.slot != "accumulate"))
+        words += ["dtype=torch.float32"] if step.out in program.mutated else []
+        call = _accumulated(step, f"steps.{step.primitive.value}{kind}({', '.join(words)})")
     return StepText(comment, when, step.writes, call)
+
+
+def _accumulated(step: Step, call: str) -> str:
+    """A product, added to the caller's buffer where the step does so."""
+    buffer = step.input("accumulate")
+    return f"{buffer} + {call}" if buffer else call
 
 
 def _copy_name(copy: Copy) -> str:
@@ -373,7 +381,7 @@ def _rows(plan: ModulePlan, step: Step) -> str:
 
 def _update_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
     """The state after a step that keeps some; a forward without grad leaves it alone."""
-    if not step.mutates:
+    if step.primitive is not Primitive.QUANTIZE or not step.mutates:
         return None
     updated = condition(program.updated_when(step))
     comment = f"{index}. state after it: {', '.join(step.mutates)}"
@@ -405,9 +413,10 @@ def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
     first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [step.copies[0].groups] if step.copies[0].groups else []
-    words.append(f"dtype={first.name}.dtype")
+    own = step.out in program.mutated
+    words.append("dtype=torch.float32" if own else f"dtype={first.name}.dtype")
     words += [f"add={o.buffer}" for o in step.inputs if o.slot == "add"]
-    call = f"quantized.{step.primitive.value}_{step.kind}({', '.join(words)})"
+    call = _accumulated(step, f"quantized.{step.primitive.value}_{step.kind}({', '.join(words)})")
     leading = plan.buffer(step.out).shape.leading
     return f"steps.with_leading({call}, {first.name})" if leading else call
 

@@ -70,6 +70,11 @@ class TestContext:
     forward_states: str
     backward_states: str
     reduces: bool
+    main_grads: str
+    main_grad_paths: str
+    keeps_main_grads: bool
+    adds: bool
+    two_batches: float
 
 
 def sizes_of(plan: ModulePlan) -> dict[str, int]:
@@ -115,7 +120,16 @@ def test_context(plan: ModulePlan) -> TestContext:
         cpu_constructor=_constructor(plan, sizes, '"cpu"'),
         input_names=_tuple(list(plan.inputs)),
         refusals=tuple(_refusals(plan, sizes)),
-        states=_tuple([state.buffer for state in plan.states]),
+        states=_tuple(
+            [*(state.buffer for state in plan.states), *(name for _, name in plan.main_grads)]
+        ),
+        main_grads=repr(dict(plan.main_grads)),
+        main_grad_paths=_tuple(
+            [p.path for p in plan.parameters if p.buffer in dict(plan.main_grads)]
+        ),
+        keeps_main_grads=bool(plan.main_grads),
+        two_batches=1e-6 if not plan.states else plan.tolerance.end_to_end,
+        adds=any(step.input("accumulate") for step in plan.backward.steps),
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
         forward_states=_tuple(_changed(plan, plan.forward)) if plan.states else "",
         backward_states=_tuple(_changed(plan, plan.backward)),
@@ -126,7 +140,9 @@ def test_context(plan: ModulePlan) -> TestContext:
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
     """State that a call of a program's direction moves on, inside of the op or after it."""
     reductions = plan.reductions_of(program)
-    return [*program.mutated, *(name for r in reductions for name in (r.history, r.scale))]
+    own = {name for _, name in plan.main_grads}
+    changed = [name for name in program.mutated if name not in own]
+    return [*changed, *(name for r in reductions for name in (r.history, r.scale))]
 
 
 def _tuple(names: list[str]) -> str:
@@ -134,8 +150,7 @@ def _tuple(names: list[str]) -> str:
 
 
 def _wanted(plan: ModulePlan) -> list[str]:
-    results = {result.buffer for result in plan.backward.results}
-    return [name for name in plan.arguments if f"d{name}" in results]
+    return [name for name in plan.arguments if f"d{name}" in plan.gradients]
 
 
 def _outer(plan: ModulePlan, name: str) -> str:
@@ -146,7 +161,8 @@ def _tolerance(plan: ModulePlan, name: str) -> float:
     """A chain rounds between its ops; a single op rounds once, and an fp32 result not at all."""
     if len(plan.forward.steps) > 1:
         return plan.tolerance.end_to_end
-    buffer = plan.buffer(name if name == "y" else f"d{name}")
+    gradient = dict(plan.main_grads).get(name, f"d{name}")
+    buffer = plan.buffer(name if name == "y" else gradient)
     return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
 
 
@@ -165,6 +181,9 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
     for state in plan.states:
         dims = ", ".join(to_python(dim) for dim in plan.buffer(state.buffer).shape.dims)
         yield f'"{state.buffer}": {fills[state.fill].format(shape=dims)},'
+    for _, name in plan.main_grads:
+        dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
+        yield f'"{name}": torch.zeros({dims}, device=device),'
     for seed, name in enumerate(plan.arguments, 1):
         buffer = plan.buffer(name)
         if buffer.dtype is DType.INT64:

@@ -21,6 +21,7 @@ from .specs import (
     PointSpec,
     QuantizationSpec,
     Role,
+    Store,
 )
 
 
@@ -396,15 +397,18 @@ class Variant:
         formats: of its quantised operands or results, in slot order.
         scalings: how their elements share scales.
         traits: accumulation of a product; rounding and transforms of a quantisation.
+        store: what becomes of a product.
     """
 
     formats: tuple[DType, ...]
     scalings: tuple[str, ...]
     traits: tuple[str, ...]
+    store: Store = Store.IO
 
     def __str__(self) -> str:
-        words = (*(format.value for format in self.formats), *dict.fromkeys(self.scalings))
-        return "_".join((*words, *self.traits))
+        words = (format.value for format in self.formats if format is not DType.IO)
+        stored = () if self.store is Store.IO else (self.store.value,)
+        return "_".join((*words, *dict.fromkeys(self.scalings), *self.traits, *stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,6 +529,7 @@ class ModulePlan:
         arguments: of the function: first input, required parameters, inputs, optional parameters.
         outputs: names of the module's outputs.
         states: tensors kept between calls, function keywords.
+        main_grads: (parameter, fp32 buffer of the caller's that its gradient goes to).
         reductions: state that moves on between ops, by an amax of all ranks.
         attributes: scalar keywords.
         buffers: every buffer by name, in order of first use.
@@ -554,6 +559,7 @@ class ModulePlan:
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     states: tuple[State, ...]
+    main_grads: tuple[tuple[str, str], ...]
     reductions: tuple[Reduction, ...]
     attributes: tuple[Attribute, ...]
     buffers: tuple[Buffer, ...]
@@ -568,6 +574,12 @@ class ModulePlan:
     conversions: tuple[Conversion, ...]
     tolerance: Tolerance
     sources: tuple[str, ...]
+
+    @property
+    def gradients(self) -> frozenset[str]:
+        """Names of all gradients, those that go to the caller's buffers included."""
+        returned = {result.buffer for result in self.backward.results}
+        return frozenset(returned | {f"d{leaf}" for leaf, _ in self.main_grads})
 
     def reductions_of(self, program: Program) -> tuple[Reduction, ...]:
         """Those whose amaxes the program returns, in the order of its results."""

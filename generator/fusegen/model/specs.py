@@ -534,6 +534,14 @@ class RecipeSpec:
         return self.recipe
 
 
+class Store(str, Enum):
+    """What becomes of a product: written in the module's own type or in fp32, or added in fp32."""
+
+    IO = "io"
+    FP32 = "fp32"
+    ADD = "add"
+
+
 class Schedule(str, Enum):
     """How the math warpgroups of a kernel share the work."""
 
@@ -588,6 +596,7 @@ class FamilySpec:
         formats: element formats of its quantised operands; ``io`` for none.
         scalings: how their elements share scales, as ``QuantizationSpec.scaling`` says it.
         accumulations: of its products of quantised operands; empty for any.
+        stores: what may become of its products.
         template: name of its templates, where it is not the family's own.
         row_alignment: innermost dimensions are multiples of this many elements.
         kinds: configurations per kind; empty where one instantiation serves.
@@ -597,6 +606,7 @@ class FamilySpec:
     formats: tuple[DType, ...] = (DType.IO,)
     scalings: tuple[Name, ...] = ()
     accumulations: tuple[Accumulation, ...] = ()
+    stores: tuple[Store, ...] = (Store.IO,)
     template: Name | None = None
     row_alignment: Positive = 1
     kinds: Mapping[GemmKind, KindSpec] = field(default_factory=dict)

@@ -52,6 +52,7 @@ class Draft:
         attributes: scalar keywords.
         forward, backward: steps.
         states: tensors that steps change in place.
+        main_grads: parameters and the buffers of the caller's that their gradients go to.
         reductions: amaxes that leave the ops, to change state between them.
         gradients: (leaf, gradient) buffers that the backward can be asked for.
     """
@@ -65,6 +66,7 @@ class Draft:
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
     states: tuple[State, ...] = ()
+    main_grads: tuple[tuple[str, str], ...] = ()
     reductions: tuple[Reduction, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
     constants: frozenset[str] = frozenset()

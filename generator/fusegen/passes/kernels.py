@@ -17,7 +17,15 @@ from ..model.primitives import (
     Primitive,
 )
 from ..model.shapes import Const, Expr, Shape, mul, product
-from ..model.specs import ArchSpec, FamilySpec, KindSpec, Orientation, RecipeSpec, Rounding
+from ..model.specs import (
+    ArchSpec,
+    FamilySpec,
+    KindSpec,
+    Orientation,
+    RecipeSpec,
+    Rounding,
+    Store,
+)
 from ..naming import ElementKernel, GemmKernel
 from .draft import Draft, NotPossible
 
@@ -67,7 +75,8 @@ def _check_known(step: Step) -> None:
     if step.pointwise:
         raise NotPossible(f"the reference has no {name} with an expression{made_by}")
     for operand in step.inputs:
-        if operand.slot not in REFERENCE_SLOTS[step.primitive]:
+        known = operand.slot in REFERENCE_SLOTS[step.primitive] or operand.buffer in step.mutates
+        if not known:
             raise NotPossible(f"the reference has no {name} with {operand.slot!r}{made_by}")
 
 
@@ -103,11 +112,12 @@ def with_sizes(draft: Draft, step: Step) -> Step:
 
 
 def variant_of(step: Step, recipe: RecipeSpec) -> Variant | None:
-    """Formats, scales and traits of a step that reads or writes quantised copies."""
+    """What a step's kernels are for besides the module's own type; None where that is all."""
+    store = _store_of(step)
     if not step.copies:
-        return None
+        return Variant((DType.IO,), (), (), store) if store is not Store.IO else None
     if step.decoded:
-        return DECODED
+        return replace(DECODED, store=store)
     specs = [recipe.roles[copy.role] for copy in step.copies]
     if step.primitive in DECODING:
         turned = step.copies[0].orientation is Orientation.COLUMNWISE
@@ -120,7 +130,14 @@ def variant_of(step: Step, recipe: RecipeSpec) -> Variant | None:
         return Variant((spec.format,), (spec.scaling,), tuple(traits))
     accumulation = recipe.gemm[GemmKind(step.kind)]
     formats = tuple(spec.format for spec in specs)
-    return Variant(formats, tuple(spec.scaling for spec in specs), (accumulation.value,))
+    return Variant(formats, tuple(spec.scaling for spec in specs), (accumulation.value,), store)
+
+
+def _store_of(step: Step) -> Store:
+    """A product that changes a buffer of the caller's leaves its result there, in fp32."""
+    if step.primitive not in PRODUCTS or not step.mutates:
+        return Store.IO
+    return Store.ADD if step.input("accumulate") else Store.FP32
 
 
 def family_of(
@@ -138,10 +155,11 @@ def family_of(
             primitive in family.implements
             and formats <= set(family.formats)
             and scalings <= set(family.scalings)
+            and (variant.store if variant else Store.IO) in family.stores
             and _accumulates(family, variant)
         ):
             return name, family
-    of = f" of {variant}" if variant else ""
+    of = f" of {variant}" if variant and str(variant) else ""
     raise NotPossible(f"{arch.name} has no kernels for {primitive.value}{of}")
 
 
@@ -158,9 +176,8 @@ def _kernel_set(step: Step, arch: ArchSpec, recipe: RecipeSpec) -> KernelSet:
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
         template = family.template or name
-        chosen = _gemm_set(
-            name, template, kind, family.kinds[kind], None if step.decoded else variant
-        )
+        words = replace(variant, formats=()) if variant and step.decoded else variant
+        chosen = _gemm_set(name, template, kind, family.kinds[kind], words)
         return replace(chosen, row_alignment=family.row_alignment)
     if step.primitive is Primitive.DEQUANTIZE and step.input("groups"):
         raise NotPossible(f"{arch.name} has no kernels that decode a copy of rows in groups")

@@ -46,9 +46,18 @@ def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Pro
         for result in saved
     )
     flags = flags_of(draft) if len(draft.gradients) > 1 else ()
-    results = tuple(Result(name, (need(leaf),) if flags else ()) for leaf, name in draft.gradients)
+    own = {name for _, name in draft.main_grads}
+    results = tuple(
+        Result(name, (need(leaf),) if flags else ())
+        for leaf, name in draft.gradients
+        if name not in own
+    )
     results += tuple(Result(name, when) for name, when in _amaxes(draft, draft.backward))
-    arguments = (*incoming, *kept, *_states(draft, draft.backward))
+    main_grads = tuple(
+        Argument(name, optional=True, when=(need(leaf),), mutated=True)
+        for leaf, name in draft.main_grads
+    )
+    arguments = (*incoming, *kept, *_states(draft, draft.backward), *main_grads)
     return program("backward", draft, draft.backward, arguments, flags, results, dims)
 
 

@@ -67,9 +67,9 @@ def gemm_dgrad(a: Tensor, b: Tensor) -> Tensor:
     return (wide(a) @ wide(b)).to(a.dtype)
 
 
-def gemm_wgrad(a: Tensor, b: Tensor) -> Tensor:
+def gemm_wgrad(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """a [..., N] and b [..., K] -> a.T @ b [N, K], summed over all leading dimensions."""
-    return (wide(a).flatten(0, -2).T @ wide(b).flatten(0, -2)).to(a.dtype)
+    return (wide(a).flatten(0, -2).T @ wide(b).flatten(0, -2)).to(dtype or a.dtype)
 
 
 def column_sum(a: Tensor) -> Tensor:
@@ -96,12 +96,14 @@ def grouped_gemm_dgrad(a: Tensor, b: Tensor, groups: Tensor) -> Tensor:
     return dx
 
 
-def grouped_gemm_wgrad(a: Tensor, b: Tensor, groups: Tensor) -> Tensor:
+def grouped_gemm_wgrad(
+    a: Tensor, b: Tensor, groups: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
     """a [T, N], b [T, K] -> [E, N, K]; an empty group gives zeros."""
-    dw = a.new_zeros(groups.shape[0], a.shape[1], b.shape[1])
+    dw = a.new_zeros(groups.shape[0], a.shape[1], b.shape[1], dtype=dtype)
     for group, (start, end) in enumerate(bounds(groups, a.shape[0])):
         if end > start:
-            dw[group] = gemm_wgrad(a[start:end], b[start:end])
+            dw[group] = gemm_wgrad(a[start:end], b[start:end], dtype)
     return dw
 
 

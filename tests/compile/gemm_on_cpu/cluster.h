@@ -165,6 +165,11 @@ Value load_shared(uint32_t address) {
   return value;
 }
 
+template <class Value>
+void store_shared(uint32_t address, const Value& value) {
+  std::memcpy(shared_pointer(address, sizeof value), &value, sizeof value);
+}
+
 // The 128-byte swizzle: 16-byte units of a row are permuted by the row's number modulo 8.
 constexpr uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 

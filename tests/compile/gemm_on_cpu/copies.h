@@ -228,16 +228,22 @@ inline void load_box(const void* handle, const uint64_t* barrier, uint16_t ctas,
   }
 }
 
-inline void store_box(const void* handle, uint32_t from, const Coordinates& at) {
+// `add`: fp32 is added to what lies there.
+inline void store_box(const void* handle, uint32_t from, const Coordinates& at, bool add = false) {
   const TensorMap& map = map_of(handle);
   const uint32_t begin = offset_of(shared_pointer(from, 16));
   check_box(map, begin);
-  stores[cluster.current].add([&map, begin, at, rank = cta()] {
+  if (add && map.element_bytes != 4) fail("an addition of something that is not fp32");
+  stores[cluster.current].add([&map, begin, at, add, rank = cta()] {
     for_each_element(map, at, [&](uint32_t offset, uint64_t address) {
       if (address == 0) return;
       check_global(address, map.element_bytes);
       const uint8_t* const place = place_in_box(map, rank, begin, offset);
-      std::memcpy(reinterpret_cast<void*>(address), place, map.element_bytes);
+      if (add) {
+        *reinterpret_cast<float*>(address) += *reinterpret_cast<const float*>(place);
+      } else {
+        std::memcpy(reinterpret_cast<void*>(address), place, map.element_bytes);
+      }
     });
   });
 }

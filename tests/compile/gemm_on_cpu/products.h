@@ -22,8 +22,10 @@ using fusegen::Fp8Scaling;
 using fusegen::Gemm;
 using fusegen::GemmArguments;
 using fusegen::Status;
+using fusegen::Store;
 using Result = __nv_bfloat16;
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline std::mt19937 random_numbers;
 
 inline float random_value() { return std::normal_distribution<float>()(random_numbers); }
@@ -225,15 +227,22 @@ struct Sum {
   }
 };
 
-// One rounding to 16 bits, and those of fp32 sums: far less than any single wrong product.
-inline bool is_close(double found, const Sum& wanted) {
-  constexpr double kResult = 1.0 / 256, kSums = 2e-6;
+// One rounding to 16 bits where results are stored so, and those of fp32 sums: far less than any
+// single wrong product.
+template <class Stored>
+bool is_close(double found, const Sum& wanted) {
+  constexpr double kResult = sizeof(Stored) == 2 ? 1.0 / 256 : 0, kSums = 2e-6;
   const double bound = kResult * std::fabs(wanted.value) + kSums * wanted.magnitude;
   return std::fabs(found - wanted.value) <= bound;  // NaN is not
 }
 
-inline void check_results(const Problem& problem, const Operands& operands, Buffer<Result>& results,
-                          Buffer<Result>& bias, bool has_bias) {
+inline double widened(Result value) { return __bfloat162float(value); }
+inline double widened(float value) { return value; }
+
+// `before`: what results are added to.
+template <class Stored>
+void check_results(const Problem& problem, const Operands& operands, Buffer<Stored>& results,
+                   Buffer<Result>& bias, bool has_bias, const std::vector<float>& before) {
   for (int64_t g = 0; g < problem.in.groups(); ++g) {
     const Matrix &a = operands.a[size_t(g)], &b = operands.b[size_t(g)];
     for (int64_t row = 0; row < problem.rows(g); ++row) {
@@ -241,8 +250,10 @@ inline void check_results(const Problem& problem, const Operands& operands, Buff
         Sum sum;
         for (int64_t k = 0; k < a.depth; ++k) sum.add(a.row(row)[k] * b.row(column)[k]);
         if (has_bias) sum.add(__bfloat162float(bias[g * problem.in.n + column]));
-        const double found = __bfloat162float(results[problem.result_at(g, row, column)]);
-        if (is_close(found, sum)) continue;
+        const int64_t at = problem.result_at(g, row, column);
+        if (!before.empty()) sum.add(before[size_t(at)]);
+        const double found = widened(results[at]);
+        if (is_close<Stored>(found, sum)) continue;
         fail("group %ld, row %ld, column %ld is %g, not %g", long(g), long(row), long(column),
              found, sum.value);
       }
@@ -250,7 +261,7 @@ inline void check_results(const Problem& problem, const Operands& operands, Buff
   }
   if (problem.wgrad()) return;
   for (int64_t i = problem.ends.back() * problem.columns(); i < results.count(); ++i) {
-    if (__bfloat162float(results[i]) != 0) fail("a row that no group has is not zero");
+    if (widened(results[i]) != 0) fail("a row that no group has is not zero");
   }
 }
 
@@ -259,34 +270,46 @@ inline void check_status(const Status& status) {
 }
 
 // Arguments and results that all products have.
+template <Store store = Store::io>
 struct Common {
-  Buffer<Result> results, bias;
+  Buffer<fusegen::Stored<Result, store>> results;
+  Buffer<Result> bias;
   Buffer<int64_t> splits;
+  std::vector<float> before;
   bool has_bias;
   GemmArguments arguments;
 
   Common(const Problem& problem, const void* a, const void* b)
-      : results(problem.results(), nan()),
-        bias(problem.in.groups() * problem.in.n, nan()),
+      : results(problem.results(), fusegen::Stored<Result, store>(kNan)),
+        bias(problem.in.groups() * problem.in.n, Result(kNan)),
         splits(problem.in.groups(), 0),
         has_bias(problem.fprop() && problem.in.bias) {
     const Case& in = problem.in;
     for (int64_t i = 0; i < bias.count(); ++i) bias[i] = __float2bfloat16(10 * random_value());
     std::copy(in.splits.begin(), in.splits.end(), splits.data());
+    if constexpr (store == Store::add) {
+      for (int64_t i = 0; i < results.count(); ++i) {
+        results[i] = 10 * random_value();
+        before.push_back(results[i]);
+      }
+    }
     arguments = {a, b, has_bias ? bias.data() : nullptr, results.data(),
                  in.dense() ? nullptr : splits.data(), in.tokens, in.groups(), in.n, in.k,
                  in.sm_count};
   }
-  static Result nan() { return __float2bfloat16(std::numeric_limits<float>::quiet_NaN()); }
+
+  void check(const Problem& problem, const Operands& operands) {
+    check_results(problem, operands, results, bias, has_bias, before);
+  }
 };
 
 // `launch` takes the arguments; the product of group g comes out times factor(g).
-template <Gemm kind, class Factor, class Launch>
+template <Gemm kind, Store store, class Factor, class Launch>
 void run_16_bits(const Case& in, Factor factor, Launch launch) {
   using Element = __nv_bfloat16;
   const Problem problem(kind, in);
-  Buffer<Element> a(in.tokens * (problem.fprop() ? in.k : in.n), Common::nan());
-  Buffer<Element> b(problem.wgrad() ? in.tokens * in.k : problem.weights(), Common::nan());
+  Buffer<Element> a(in.tokens * (problem.fprop() ? in.k : in.n), Element(kNan));
+  Buffer<Element> b(problem.wgrad() ? in.tokens * in.k : problem.weights(), Element(kNan));
   const auto draw = [](Element& value) {
     value = __float2bfloat16(random_value());
     return double(__bfloat162float(value));
@@ -300,15 +323,15 @@ void run_16_bits(const Case& in, Factor factor, Launch launch) {
       return draw(b[problem.plain_b(g, column, k)]);
     });
   }
-  Common common(problem, a.data(), b.data());
+  Common<store> common(problem, a.data(), b.data());
   check_status(launch(common.arguments));
-  check_results(problem, operands, common.results, common.bias, common.has_bias);
+  common.check(problem, operands);
 }
 
-template <Gemm kind, class Config>
+template <Gemm kind, Store store, class Config>
 void run_plain(const Case& in) {
-  run_16_bits<kind>(in, [](int64_t) { return 1.0; }, [](const GemmArguments& arguments) {
-    return fusegen::launch_gemm<kind, Result, Config>(arguments, nullptr);
+  run_16_bits<kind, store>(in, [](int64_t) { return 1.0; }, [](const GemmArguments& arguments) {
+    return fusegen::launch_gemm<kind, Result, Config, store>(arguments, nullptr);
   });
 }
 
@@ -326,7 +349,7 @@ void run_decoded(const Case& in) {
   const auto factor = [&](int64_t g) {
     return amaxes && problem.tokens(g) > 0 ? double(a[g]) / 2688 * double(b[g]) / 2688 : 1.0;
   };
-  run_16_bits<kind>(in, factor, [&](const GemmArguments& arguments) {
+  run_16_bits<kind, Store::io>(in, factor, [&](const GemmArguments& arguments) {
     const fusegen::DecodedGemmArguments decoded{arguments, amaxes ? a.data() : nullptr,
                                                 amaxes ? b.data() : nullptr};
     return fusegen::launch_decoded_gemm<kind, Result, Config>(decoded, nullptr);
@@ -363,7 +386,8 @@ struct Quantized {
   }
 };
 
-template <Gemm kind, class A, class B, Fp8Scaling scaling, Accumulation accumulation, class Config>
+template <Gemm kind, Store store, class A, class B, Fp8Scaling scaling, Accumulation accumulation,
+          class Config>
 void run_fp8(const Case& in) {
   const ScalePlaces<scaling> problem{Problem(kind, in)};
   Quantized<A> a(problem.codes_a(), problem.count_a());
@@ -381,13 +405,13 @@ void run_fp8(const Case& in) {
     a.pad_tokens(problem, in.n);
     b.pad_tokens(problem, in.k);
   }
-  Common common(problem, a.codes.data(), b.codes.data());
+  Common<store> common(problem, a.codes.data(), b.codes.data());
   const Fp8GemmArguments arguments{common.arguments, problem.pitch(),  problem.pitch(),
                                    a.scales.data(),  b.scales.data(),  in.scale_per_group,
                                    in.scale_per_group};
-  check_status(fusegen::launch_fp8_gemm<kind, A, B, Result, scaling, accumulation, Config>(
+  check_status(fusegen::launch_fp8_gemm<kind, A, B, Result, scaling, accumulation, Config, store>(
       arguments, nullptr));
-  check_results(problem, operands, common.results, common.bias, common.has_bias);
+  common.check(problem, operands);
 }
 
 struct Product {

@@ -28,7 +28,12 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
     "epilogue.cuh": (
         Replacement("stmatrix.sync", f"sim::store_matrices(address, {{{_PAIRS}}});"),
         Replacement("tensor.4d.global", "sim::store_box(map, buffer, {at.x, at.y, at.z, at.w});"),
-        Replacement("tensor.3d.global", "sim::store_box(map, buffer, {at.x, at.y, at.z});"),
+        Replacement("cp.async.bulk.tensor.3d", "sim::store_box(map, buffer, {at.x, at.y, at.z});"),
+        Replacement(
+            "cp.reduce.async.bulk.tensor.3d",
+            "sim::store_box(map, buffer, {at.x, at.y, at.z}, true);",
+        ),
+        Replacement("st.shared.v2.f32", "sim::store_shared(address, float2{first, second});"),
     ),
     "scales_sm90.cuh": (
         Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),

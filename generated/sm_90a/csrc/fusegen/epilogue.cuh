@@ -1,7 +1,7 @@
 // Accumulators -> shared memory -> global memory.
 //
-// Each warp stores its own 16 rows, 64 columns a chunk: convert, stmatrix into a 2 KiB buffer with
-// the 128-byte swizzle, TMA store. Warps need no barrier among each other, so one warp's stores
+// Each warp stores its own 16 rows, 128 bytes of columns a chunk: convert, stmatrix into a 2 KiB
+// buffer with the 128-byte swizzle, TMA store, or TMA add where results accumulate. Warps need no barrier among each other, so one warp's stores
 // overlap its neighbours' conversions and the next tile's loads.
 #pragma once
 
@@ -12,7 +12,9 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
+#include "gemm.h"
 #include "mma_sm90.cuh"
 #include "ragged.cuh"
 #include "schedule.cuh"
@@ -22,6 +24,12 @@ namespace fusegen {
 inline constexpr int kChunkRows = 16;
 inline constexpr int kChunkColumns = 64;
 inline constexpr int kChunkBytes = kChunkRows * kChunkColumns * 2;
+
+// What is stored, and how much of a row fills the swizzle's 128 bytes.
+template <class Element, Store store>
+using Stored = std::conditional_t<store == Store::io, Element, float>;
+template <class Result>
+inline constexpr int kStoreColumns = 128 / sizeof(Result);
 
 __device__ inline uint32_t round_pair(float low, float high, __nv_bfloat16) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -96,9 +104,35 @@ __device__ void stage_chunk(const float (&in)[kChunkColumns / 2], uint32_t buffe
   }
 }
 
-template <bool Ragged>
+// fp32: 16 rows by 32 columns, pairs of neighbours as accumulators are held.
+__device__ inline void stage_chunk(const float (&in)[kStoreColumns<float> / 2], uint32_t buffer,
+                                   uint32_t lane) {
+#pragma unroll
+  for (int i = 0; i < kStoreColumns<float> / 8; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t row = lane / 4 + half * 8;
+      const uint32_t unit = (i * 2 + lane % 4 / 2) ^ (row % 8);
+      const uint32_t address = buffer + row * 128 + unit * 16 + lane % 2 * 8;
+      const float first = in[i * 4 + half * 2], second = in[i * 4 + half * 2 + 1];
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(first), "f"(second)
+                   : "memory");
+    }
+  }
+}
+
+template <bool Ragged, bool add>
 __device__ void store_box(const CUtensorMap* map, uint32_t buffer, BoxCoordinates at) {
-  if constexpr (Ragged) {
+  static_assert(!Ragged || !add, "results that accumulate are whole matrices");
+  if constexpr (add) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group"
+        " [%0, {%2, %3, %4}], [%1];"
+        :
+        : "l"(map),
+        "r"(buffer), "r"(at.x), "r"(at.y), "r"(at.z)
+        : "memory");
+  } else if constexpr (Ragged) {
     asm volatile(
         "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
         :
@@ -123,27 +157,35 @@ __device__ BoxCoordinates store_coordinates(const Tile& tile, int32_t row, int32
 }
 
 // Stores one wave of a warp: 16 rows from `row` (in the tile) by all N columns.
-template <class Element, bool Ragged, int N, int Buffers>
+template <class Element, Store store, bool Ragged, int N, int Buffers>
 __device__ void store_wave(const float (&values)[N / 2], StoreRing<Buffers>& ring,
                            const CUtensorMap* map, const Tile& tile, int32_t row,
                            int32_t columns, const Element* bias, uint32_t lane) {
-  static_assert(N % kChunkColumns == 0);
+  using Result = Stored<Element, store>;
+  constexpr int kColumns = kStoreColumns<Result>;
+  static_assert(N % kColumns == 0);
   if (row >= tile.rows) return;
 #pragma unroll
-  for (int chunk = 0; chunk < N / kChunkColumns; ++chunk) {
-    const int32_t column = tile.column + chunk * kChunkColumns;
+  for (int chunk = 0; chunk < N / kColumns; ++chunk) {
+    const int32_t column = tile.column + chunk * kColumns;
     if (column >= columns) return;
-    float out[kChunkColumns / 2];
+    float out[kColumns / 2];
 #pragma unroll
-    for (int i = 0; i < kChunkColumns / 2; ++i) out[i] = values[chunk * (kChunkColumns / 2) + i];
-    if (bias != nullptr) add_bias(out, bias + column, columns - column, lane);
+    for (int i = 0; i < kColumns / 2; ++i) out[i] = values[chunk * (kColumns / 2) + i];
+    if constexpr (store == Store::io) {
+      if (bias != nullptr) add_bias(out, bias + column, columns - column, lane);
+    }
     ring.wait_free(lane);
-    stage_chunk<Element>(out, ring.buffer(), lane);
+    if constexpr (store == Store::io) {
+      stage_chunk<Element>(out, ring.buffer(), lane);
+    } else {
+      stage_chunk(out, ring.buffer(), lane);
+    }
     cute::tma_store_fence();
     __syncwarp();
     if (lane == 0) {
-      store_box<Ragged>(map, ring.buffer(),
-                        store_coordinates<Ragged>(tile, tile.row + row, column));
+      store_box<Ragged, store == Store::add>(
+          map, ring.buffer(), store_coordinates<Ragged>(tile, tile.row + row, column));
       cute::tma_store_arrive();
     }
     ring.advance();

@@ -15,11 +15,19 @@ enum class Gemm {
   wgrad,  // dweight = dy^T x:       rows are N, columns K, depth the group's tokens
 };
 
+// What becomes of a result.
+enum class Store {
+  io,    // written in the module's own type
+  fp32,  // written in fp32; wgrad alone
+  add,   // added in fp32 to what is there; wgrad alone
+};
+
 // Row-major operands. n = out_features and k = in_features in all three kinds.
 //   fprop: a = x [T, K], b = weight [E, N, K], d = y [T, N], bias [E, N] or nullptr
 //   dgrad: a = dy [T, N], b = weight [E, N, K], d = dx [T, K]
 //   wgrad: a = dy [T, N], b = x [T, K], d = dweight [E, N, K]
-// Rows of y and dx past sum(split_sizes) come out zero; empty groups give zero dweight.
+// Rows of y and dx past sum(split_sizes) come out zero; empty groups give zero dweight, and where it
+// is added to something, leave that alone.
 struct GemmArguments {
   const void* a;
   const void* b;

@@ -34,19 +34,19 @@ struct DecodedOperands : PlainOperands<kind, T, Config> {
 };
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
-template <Gemm kind, class Element, class Config>
+template <Gemm kind, class Element, class Config, Store store>
 static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config>::kThreads, 1)
     ragged_decoded_gemm(const __grid_constant__ CUtensorMap map_a,
                         const __grid_constant__ CUtensorMap map_b,
                         const __grid_constant__ CUtensorMap map_d, const GroupAmaxes amaxes,
                         const Element* bias, const __grid_constant__ Shape shape) {
   using T = Traits<kind, __nv_bfloat16, Config>;
-  run_cta<kind, Element, T, Config>(
+  run_cta<kind, Element, store, T, Config>(
       DecodedOperands<kind, T, Config>{{&map_a, &map_b}, amaxes}, &map_d, bias, shape);
 }
 
 // Internal linkage: see launch_gemm.
-template <Gemm kind, class Element, class Config>
+template <Gemm kind, class Element, class Config, Store store = Store::io>
 static Status launch_decoded_gemm(const DecodedGemmArguments& in, cudaStream_t stream) {
   using T = Traits<kind, __nv_bfloat16, Config>;
   const GemmArguments& gemm = in.gemm;
@@ -54,13 +54,14 @@ static Status launch_decoded_gemm(const DecodedGemmArguments& in, cudaStream_t s
   if ((in.amax_a == nullptr) != (in.amax_b == nullptr)) {
     return {static_cast<int>(cudaErrorInvalidValue), "amax_a and amax_b, or neither"};
   }
-  if (gemm.tokens == 0) return multiply_nothing<kind, Element>(gemm, stream);
+  using Result = Stored<Element, store>;
+  if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
   CUtensorMap a, b, d;
-  Status status = encode_operands<kind, __nv_bfloat16, Element, T, Config>(gemm, &a, &b, &d);
+  Status status = encode_operands<kind, __nv_bfloat16, Result, T, Config>(gemm, &a, &b, &d);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, GroupAmaxes,
-                    const Element*>(&ragged_decoded_gemm<kind, Element, Config>,
+                    const Element*>(&ragged_decoded_gemm<kind, Element, Config, store>,
                                     shared_memory_allowed, gemm, stream, a, b, d,
                                     GroupAmaxes{in.amax_a, in.amax_b},
                                     static_cast<const Element*>(gemm.bias));

@@ -1,4 +1,5 @@
-// Grouped and dense GEMM for sm_90a: bf16 or fp16 in and out, fp32 accumulation.
+// Grouped and dense GEMM for sm_90a: bf16 or fp16 in and out, fp32 accumulation; weight gradients in
+// fp32 where a module keeps them so.
 //
 // One persistent kernel serves y = x w^T + bias, dx = dy w and dw = dy^T x (see `Gemm`), over
 // groups of tokens whose sizes only the device knows, or over one dense matrix. Warps by role:
@@ -42,7 +43,7 @@ __device__ void write_tiles(Walk walk, TileRing& ring, uint32_t lane) {
 }
 
 // Multiplies and stores. One warpgroup; `half` is 0 or 1.
-template <Gemm kind, class Element, class T, class Config, class Operands>
+template <Gemm kind, class Element, Store store, class T, class Config, class Operands>
 __device__ void multiply(const Operands operands, const CUtensorMap* map_d, const Element* bias,
                          uint8_t* stages, uint32_t buffers, Control<T, Config>& control,
                          const Shape& shape, uint32_t half, uint32_t warp, uint32_t lane) {
@@ -53,7 +54,7 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d, cons
       {operand_descriptor<T::kMajorA, Config::tile_k>(stages) + (first_row / kMmaRows) * kRowStep,
        operand_descriptor<T::kMajorB, Config::tile_k>(stages + T::kBytesA), control, lane, {}}};
   operands.prepare(contraction, stages, uint32_t(first_row) + warp * kChunkRows + lane / 4);
-  StoreRing<T::kBuffers> store{buffers + (half * 4 + warp) * T::kBuffers * kChunkBytes};
+  StoreRing<T::kBuffers> ring{buffers + (half * 4 + warp) * T::kBuffers * kChunkBytes};
   Cursor<TileRing::kDepth> record;
   uint32_t turn_phase = half == 0;  // the first turn is the first warpgroup's, without waiting
   bool mine = !T::kPingpong || half == 0;
@@ -85,14 +86,15 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d, cons
       contraction.template run_width<T::kWaves>(d, tile, columns - tile.column, pass_turn);
     }
     scales.apply(d);
+    if (store == Store::add && tile.depth == 0) continue;
     const Element* group_bias =
         kind == Gemm::fprop && bias != nullptr && tile.group < shape.groups
             ? bias + int64_t(tile.group) * shape.n
             : nullptr;
 #pragma unroll
     for (int wave = 0; wave < T::kWaves; ++wave) {
-      store_wave<Element, T::kRaggedRows, Config::tile_n>(
-          d.values[wave], store, map_d, tile,
+      store_wave<Element, store, T::kRaggedRows, Config::tile_n>(
+          d.values[wave], ring, map_d, tile,
           int32_t(first_row + wave * kMmaRows + warp * kChunkRows), columns, group_bias, lane);
     }
   }
@@ -100,7 +102,7 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d, cons
 }
 
 // One CTA of a kernel. `Operands` fills the stages, multiplies them and scales the result.
-template <Gemm kind, class Element, class T, class Config, class Operands>
+template <Gemm kind, class Element, Store store, class T, class Config, class Operands>
 __device__ void run_cta(const Operands operands, const CUtensorMap* map_d, const Element* bias,
                         const Shape& shape) {
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -153,7 +155,7 @@ __device__ void run_cta(const Operands operands, const CUtensorMap* map_d, const
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
-    multiply<kind, Element, T, Config>(operands, map_d, bias, stages,
+    multiply<kind, Element, store, T, Config>(operands, map_d, bias, stages,
                                        cute::cast_smem_ptr_to_uint(buffers), control, shape,
                                        warp / 4 - 1, warp % 4, lane);
   }
@@ -166,15 +168,15 @@ __device__ void run_cta(const Operands operands, const CUtensorMap* map_d, const
 }
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
-template <Gemm kind, class Element, class Config>
+template <Gemm kind, class Element, class Config, Store store>
 static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads, 1)
     ragged_gemm(const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b,
                 const __grid_constant__ CUtensorMap map_d, const Element* bias,
                 const __grid_constant__ Shape shape) {
   using T = Traits<kind, Element, Config>;
-  run_cta<kind, Element, T, Config>(PlainOperands<kind, T, Config>{&map_a, &map_b}, &map_d, bias,
-                                    shape);
+  run_cta<kind, Element, store, T, Config>(PlainOperands<kind, T, Config>{&map_a, &map_b}, &map_d,
+                                           bias, shape);
 }
 
 }  // namespace fusegen

@@ -37,7 +37,7 @@ inline Status encode_scales(CUtensorMap* map, const float* base, int64_t block_c
                                  CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
-template <Gemm kind, class Element, class T>
+template <Gemm kind, class Result, class T>
 Status encode_fp8_operands(const Fp8GemmArguments& in, CUtensorMap* a, CUtensorMap* b,
                            CUtensorMap* d) {
   const GemmArguments& g = in.gemm;
@@ -46,7 +46,8 @@ Status encode_fp8_operands(const Fp8GemmArguments& in, CUtensorMap* a, CUtensorM
     Status status = encode_codes(a, g.a, g.n, depth, in.pitch_a, 64);
     if (status.ok()) status = encode_codes(b, g.b, g.k, depth, in.pitch_b, T::kBoxWidthB);
     if (!status.ok()) return status;
-    return encode_matrices<Element>(d, g.d, g.groups, g.n, g.k, kChunkRows, kChunkColumns);
+    return encode_matrices<Result>(d, g.d, g.groups, g.n, g.k, kChunkRows,
+                                   kStoreColumns<Result>);
   } else {
     const int64_t columns = kind == Gemm::fprop ? g.n : g.k;
     const int64_t depth = kind == Gemm::fprop ? g.k : g.n;
@@ -56,7 +57,7 @@ Status encode_fp8_operands(const Fp8GemmArguments& in, CUtensorMap* a, CUtensorM
           encode_code_matrices(b, g.b, g.groups, columns, depth, in.pitch_b, T::kBoxWidthB);
     }
     if (!status.ok()) return status;
-    return encode_ragged<Element>(d, g.d, columns, kChunkRows, kChunkColumns);
+    return encode_ragged<Result>(d, g.d, columns, kChunkRows, kChunkColumns);
   }
 }
 
@@ -104,21 +105,22 @@ Status check_fp8_arguments(const Fp8GemmArguments& in) {
 
 // Internal linkage: see launch_gemm.
 template <Gemm kind, class A, class B, class Element, Fp8Scaling scaling, Accumulation accumulation,
-          class Config>
+          class Config, Store store = Store::io>
 static Status launch_fp8_gemm(const Fp8GemmArguments& in, cudaStream_t stream) {
   using T = Fp8Traits<kind, A, B, scaling, accumulation, Config>;
   if (Status status = check_fp8_arguments<kind>(in); !status.ok()) return status;
-  if (in.gemm.tokens == 0) return multiply_nothing<kind, Element>(in.gemm, stream);
+  using Result = Stored<Element, store>;
+  if (in.gemm.tokens == 0) return multiply_nothing<kind, Result, store>(in.gemm, stream);
   CUtensorMap a, b, d;
   Scales<kind, scaling> scales;
-  if (Status status = encode_fp8_operands<kind, Element, T>(in, &a, &b, &d); !status.ok()) {
+  if (Status status = encode_fp8_operands<kind, Result, T>(in, &a, &b, &d); !status.ok()) {
     return status;
   }
   if (Status status = make_scales<kind, scaling, Config>(in, &scales); !status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales<kind, scaling>,
                     const Element*>(
-      &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config>, shared_memory_allowed,
+      &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config, store>, shared_memory_allowed,
       in.gemm, stream, a, b, d, scales, static_cast<const Element*>(in.gemm.bias));
 }
 

@@ -25,7 +25,8 @@ Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, 
     Status status = encode_ragged<Element>(a, dy, in.n, kDepth, 64);
     if (status.ok()) status = encode_ragged<Element>(b, x, in.k, kDepth, 64);
     if (!status.ok()) return status;
-    return encode_matrices<Result>(d, in.d, in.groups, in.n, in.k, kChunkRows, kChunkColumns);
+    return encode_matrices<Result>(d, in.d, in.groups, in.n, in.k, kChunkRows,
+                                   kStoreColumns<Result>);
   } else {
     constexpr bool kForward = kind == Gemm::fprop;
     constexpr int kBoxRowsB = kForward ? T::kBoxWidthB : kDepth;
@@ -116,27 +117,29 @@ Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
 
 // A product of no tokens: its operands have no memory that a descriptor could describe, and only
 // wgrad has results.
-template <Gemm kind, class Element>
+template <Gemm kind, class Result, Store store>
 Status multiply_nothing(const GemmArguments& in, cudaStream_t stream) {
-  if (kind != Gemm::wgrad) return {};
-  const size_t bytes = size_t(in.groups) * size_t(in.n) * size_t(in.k) * sizeof(Element);
+  static_assert(store == Store::io || kind == Gemm::wgrad, "weights alone have gradients in fp32");
+  if (kind != Gemm::wgrad || store == Store::add) return {};
+  const size_t bytes = size_t(in.groups) * size_t(in.n) * size_t(in.k) * sizeof(Result);
   return {static_cast<int>(cudaMemsetAsync(in.d, 0, bytes, stream)), "cudaMemsetAsync"};
 }
 
 // Internal linkage, as of the kernel: the static below would otherwise be one object for every
 // shared library of the process that was built from this header (STB_GNU_UNIQUE), while each
 // library has kernels of its own to configure.
-template <Gemm kind, class Element, class Config>
+template <Gemm kind, class Element, class Config, Store store = Store::io>
 static Status launch_gemm(const GemmArguments& in, cudaStream_t stream) {
   using T = Traits<kind, Element, Config>;
   if (Status status = check_arguments(in); !status.ok()) return status;
-  if (in.tokens == 0) return multiply_nothing<kind, Element>(in, stream);
+  using Result = Stored<Element, store>;
+  if (in.tokens == 0) return multiply_nothing<kind, Result, store>(in, stream);
   CUtensorMap a, b, d;
-  Status status = encode_operands<kind, Element, Element, T, Config>(in, &a, &b, &d);
+  Status status = encode_operands<kind, Element, Result, T, Config>(in, &a, &b, &d);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, const Element*>(
-      &ragged_gemm<kind, Element, Config>, shared_memory_allowed, in, stream, a, b, d,
+      &ragged_gemm<kind, Element, Config, store>, shared_memory_allowed, in, stream, a, b, d,
       static_cast<const Element*>(in.bias));
 }
 

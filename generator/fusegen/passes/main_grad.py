@@ -1,0 +1,51 @@
+"""Gradients of weights go to fp32 buffers of the caller's, as Megatron's ``main_grad``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model.dtypes import DType
+from ..model.plan import Buffer, Operand, Step
+from ..model.primitives import PRODUCTS, GemmKind
+from ..naming import main_grad
+from .draft import Draft, NotPossible
+
+
+def keep_in_main_grad(draft: Draft, *, add: bool) -> Draft:
+    """Let every product that gives a weight's gradient write into, or add to, the caller's buffer.
+
+    Raises:
+        NotPossible: no product gives one.
+    """
+    written = {
+        step.out
+        for step in draft.backward
+        if step.primitive in PRODUCTS and GemmKind(step.kind) is GemmKind.WGRAD
+    }
+    kept = {name: leaf for leaf, name in draft.gradients if name in written}
+    if not kept:
+        raise NotPossible("no product gives the gradient of a weight")
+    buffers = [
+        Buffer(main_grad(leaf), DType.FLOAT32, draft.buffers[leaf].shape) for leaf in kept.values()
+    ]
+
+    def redirected(step: Step) -> Step:
+        if step.out not in kept:
+            return step
+        buffer = main_grad(kept[step.out])
+        operand = (Operand("accumulate", buffer),) if add else ()
+        return replace(
+            step,
+            inputs=(*step.inputs, *operand),
+            outputs=(Operand("out", buffer),),
+            mutates=(buffer,),
+        )
+
+    return replace(
+        draft.with_buffers({buffer.name: buffer for buffer in buffers}),
+        backward=tuple(redirected(step) for step in draft.backward),
+        gradients=tuple(
+            (leaf, main_grad(leaf) if name in kept else name) for leaf, name in draft.gradients
+        ),
+        main_grads=tuple((leaf, main_grad(leaf)) for leaf in kept.values()),
+    )

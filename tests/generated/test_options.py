@@ -1,0 +1,41 @@
+"""Choices at generation time: the tests that are generated with such modules pass."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusegen import api
+
+CASES = {
+    "add": ("grouped_linear", "bf16", "add_to_main_grad"),
+    "write": ("linear", "fp8_block", "write_main_grad"),
+    "chain": ("grouped_mlp", "nvfp4", "add_to_main_grad"),
+    "both": ("linear", "fp8_delayed", "add_to_main_grad", "reduced_amax"),
+    "shared": ("grouped_mlp", "fp8_delayed", "reduced_amax"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_generated_tests_pass(case: str, tmp_path: Path) -> None:
+    module, recipe, *options = CASES[case]
+    request = api.Request(
+        out=tmp_path,
+        archs=("cpu",),
+        modules=(module,),
+        recipes=(recipe,),
+        options=tuple(options),
+        namespace=f"options_{case}",
+    )
+    done = api.generate(request)
+    (cell,) = done.bundles[0].selection.cells
+    assert cell.options == tuple(options)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*words, str(tmp_path / "cpu" / "tests")], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert " passed" in run.stdout and " skipped" not in run.stdout
