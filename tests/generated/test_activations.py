@@ -1,0 +1,43 @@
+"""Every activation there is a spec for, alone and inside an expert MLP: generated tests pass."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusegen import api
+
+GLUS = ("glu", "geglu", "qgeglu", "reglu", "sreglu", "clamped_swiglu", "situglu")
+UNARY = ("gelu", "relu", "srelu", "qgelu")
+SCALED = ("scaled_clamped_qgeglu", "scaled_situglu", "scaled_srelu", "scaled_tanh_srelu")
+EXPERTS = tuple(f"grouped_mlp_{name.removeprefix('scaled_')}" for name in SCALED)
+
+
+def test_every_activation_is_here() -> None:
+    """Those of the committed targets have committed tests."""
+    specs = api.load_specs(api.Sources())
+    committed = {"silu", "swiglu", "scaled_swiglu"}
+    pointwise = {name for name, op in specs.ops.items() if op.pointwise}
+    assert pointwise == committed | {*GLUS, *UNARY, *SCALED}
+
+
+@pytest.mark.parametrize(
+    ("modules", "recipe"),
+    [(GLUS, "bf16"), (UNARY + SCALED, "bf16"), (EXPERTS, "bf16"), (EXPERTS, "mxfp8")],
+    ids=["glus", "others", "experts", "quantised experts"],
+)
+def test_generated_tests_pass(modules: tuple[str, ...], recipe: str, tmp_path: Path) -> None:
+    request = api.Request(
+        out=tmp_path, archs=("cpu",), modules=modules, recipes=(recipe,), namespace="activations"
+    )
+    done = api.generate(request)
+    assert len(done.bundles[0].selection.cells) == len(modules)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*words, str(tmp_path / "cpu" / "tests")], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert " passed" in run.stdout and " skipped" not in run.stdout
