@@ -9,7 +9,13 @@ from .load import SpecSet
 from .model.plan import Dimension, ModulePlan, Status, Tolerance, Unsupported
 from .model.primitives import Primitive
 from .model.shapes import symbols
-from .model.specs import ArchSpec, ModuleSpec, OptionName, RecipeSpec, SpecKind
+from .model.specs import (
+    ArchSpec,
+    ModuleSpec,
+    OptionName,
+    RecipeSpec,
+    SpecKind,
+)
 from .naming import Cell
 from .passes.backward import write_backward
 from .passes.conversions import conversions
@@ -59,11 +65,17 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     draft = derive_math(draft)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
     if OptionName.MAIN_GRAD in options:
-        draft = keep_in_main_grad(draft, add=options[OptionName.MAIN_GRAD].startswith("add"))
+        draft = keep_in_main_grad(draft, add=options[OptionName.MAIN_GRAD] == "add_to_main_grad")
     quantizes = all(step.primitive is Primitive.QUANTIZE for step in draft.forward)
     exact, exact_output = unquantized(draft)
-    reduced = OptionName.AMAX_REDUCTION in options
-    draft = fold_sums(quantize(draft, recipe, arch, reduced=reduced), arch)
+    draft = quantize(
+        draft,
+        recipe,
+        arch,
+        reduced=OptionName.AMAX_REDUCTION in options,
+        forward_only=OptionName.BACKWARD_PRECISION in options,
+    )
+    draft = fold_sums(draft, arch)
     draft = add_conditions(draft)
     kept = saved(draft)
     draft, kernel_sets = choose_kernels(draft, arch, recipe)
@@ -101,7 +113,12 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     )
 
 
-_IMPLEMENTED = frozenset((OptionName.AMAX_REDUCTION, OptionName.MAIN_GRAD))
+_IMPLEMENTED = {
+    OptionName.AMAX_REDUCTION: ("reduced_amax",),
+    OptionName.BACKWARD_PRECISION: ("high_precision_backward",),
+    OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
+}
+"""Choices that a pass knows, by their words; the first choice of an option needs none."""
 
 
 def chosen_options(module: ModuleSpec, cell: Cell) -> dict[OptionName, str]:
@@ -115,7 +132,7 @@ def chosen_options(module: ModuleSpec, cell: Cell) -> dict[OptionName, str]:
         option = next((name for name, words in module.options.items() if word in words), None)
         if option is None:
             raise NotPossible(f"module {module.name!r} offers no option {word!r}")
-        if option not in _IMPLEMENTED:
+        if word not in _IMPLEMENTED.get(option, ()):
             raise NotPossible(f"no pass implements option {option.value}: {word}")
         chosen[option] = word
     return chosen

@@ -15,6 +15,7 @@ CASES = {
     "write": ("linear", "fp8_block", "write_main_grad"),
     "chain": ("grouped_mlp", "nvfp4", "add_to_main_grad"),
     "both": ("linear", "fp8_delayed", "add_to_main_grad", "reduced_amax"),
+    "forward only": ("grouped_mlp", "nvfp4", "high_precision_backward"),
     "shared": ("grouped_mlp", "fp8_delayed", "reduced_amax"),
 }
 
@@ -28,7 +29,7 @@ def test_generated_tests_pass(case: str, tmp_path: Path) -> None:
         modules=(module,),
         recipes=(recipe,),
         options=tuple(options),
-        namespace=f"options_{case}",
+        namespace="options",
     )
     done = api.generate(request)
     (cell,) = done.bundles[0].selection.cells

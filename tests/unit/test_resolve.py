@@ -347,6 +347,19 @@ def test_choices_that_lead_nowhere_say_why(tmp_path: Path) -> None:
         "no product gives the gradient of a weight",
         "recipe 'bf16' keeps no amaxes that ranks could share",
     }
+    plain = Cell("linear", RECIPE, ("high_precision_backward",))
+    (found,) = resolve(specs, "cpu", [plain]).unsupported
+    assert found.reason == "recipe 'bf16' quantises nothing, forward or backward"
+
+
+def test_a_backward_of_high_precision_saves_what_it_reads() -> None:
+    cell = Cell("grouped_linear", "nvfp4", ("high_precision_backward",))
+    plan = resolve_module(builtin(), cell, "sm_90a")
+    assert [result.buffer for result in plan.saved] == ["x", "split_sizes", "weight"]
+    assert not [s for s in plan.backward.steps if s.copies] and plan.states == ()
+    assert [s.kernels for s in plan.backward.steps] == [
+        "gemm_sm90_dgrad", "gemm_sm90_wgrad", "group_sum"
+    ]  # fmt: skip
 
 
 def test_two_codes_of_four_bits_are_one_byte() -> None:

@@ -15,7 +15,14 @@ from ..model.dtypes import DType
 from ..model.plan import Buffer, Copy, Operand, Step, Variant
 from ..model.primitives import PADDED_SIZES, PRODUCTS, Primitive
 from ..model.shapes import Const, Expr, Shape, align
-from ..model.specs import ArchSpec, LayoutSpec, Orientation, RecipeSpec, Role, ScaleRule
+from ..model.specs import (
+    ArchSpec,
+    LayoutSpec,
+    Orientation,
+    RecipeSpec,
+    Role,
+    ScaleRule,
+)
 from .copies import Source, copy_slots, padded_tokens
 from .draft import NotPossible
 from .kernels import DECODED, family_of, variant_of

@@ -18,7 +18,14 @@ from ..model.dtypes import DType
 from ..model.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
 from ..model.primitives import PRODUCTS, GemmKind, Primitive
 from ..model.shapes import Const, Shape
-from ..model.specs import AmaxSource, ArchSpec, Orientation, RecipeSpec, Role, Rounding
+from ..model.specs import (
+    AmaxSource,
+    ArchSpec,
+    Orientation,
+    RecipeSpec,
+    Role,
+    Rounding,
+)
 from ..naming import gradient
 from .copies import Source, copy_slots, make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
@@ -36,7 +43,14 @@ OPERANDS: Mapping[tuple[GemmKind, str], tuple[Role, Orientation]] = {
 """What each operand of each product is, and along which dimension its blocks run."""
 
 
-def quantize(draft: Draft, recipe: RecipeSpec, arch: ArchSpec, *, reduced: bool = False) -> Draft:
+def quantize(
+    draft: Draft,
+    recipe: RecipeSpec,
+    arch: ArchSpec,
+    *,
+    reduced: bool = False,
+    forward_only: bool = False,
+) -> Draft:
     """Insert quantisation where the recipe asks for it.
 
     Args:
@@ -44,15 +58,19 @@ def quantize(draft: Draft, recipe: RecipeSpec, arch: ArchSpec, *, reduced: bool 
         recipe: formats of its operands.
         arch: how copies are laid out, and whether kernels make them.
         reduced: amaxes leave the ops to be reduced over ranks, and state moves on between ops.
+        forward_only: products of the backward read operands of the module's own type.
 
     Raises:
-        NotPossible: a product would have one quantised operand only, or there is nothing to reduce.
+        NotPossible: a product would have one quantised operand only, or an option has nothing to
+            choose.
     """
+    if forward_only and not recipe.roles:
+        raise NotPossible(f"recipe {recipe.name!r} quantises nothing, forward or backward")
     kept = any(spec.scale.source is AmaxSource.HISTORY for spec in recipe.roles.values())
     if reduced and not kept:
         raise NotPossible(f"recipe {recipe.name!r} keeps no amaxes that ranks could share")
     draft = _drop_identities(_round_trips(draft, recipe))
-    return _Copies(recipe, arch, reduced).insert(draft) if recipe.roles else draft
+    return _Copies(recipe, arch, reduced, forward_only).insert(draft) if recipe.roles else draft
 
 
 def unquantized(draft: Draft) -> tuple[tuple[Step, ...], str]:
@@ -84,6 +102,7 @@ class _Copies:
     recipe: RecipeSpec
     arch: ArchSpec
     reduced: bool
+    forward_only: bool
     made: dict[tuple[str, Role], dict[Orientation, Copy]] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
@@ -109,14 +128,17 @@ class _Copies:
 
     def _with_copies(self, draft: Draft, step: Step) -> Step:
         if step.primitive is Primitive.DEQUANTIZE:
-            role = draft.buffers[step.reads[0]].role
-            if role not in self.recipe.roles or role is None:
-                raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {step.reads[0]}")
-            copy = self._copy(draft, step.reads[0], role, Orientation.ROWWISE, step.input("groups"))
-            return replace(whole_copy(draft.buffers[copy.source], copy, step.out), item=step.item)
+            source = draft.buffers[step.reads[0]]
+            if source.role not in self.recipe.roles or source.role is None:
+                raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {source.name}")
+            groups = step.input("groups")
+            copy = self._copy(draft, source.name, source.role, Orientation.ROWWISE, groups)
+            return replace(whole_copy(source, copy, step.out), item=step.item)
         if step.primitive not in PRODUCTS:
             return step
         step = with_sizes(draft, step)
+        if self.forward_only and GemmKind(step.kind) is not GemmKind.FPROP:
+            return step
         copies = []
         inputs = []
         for operand in step.inputs:
