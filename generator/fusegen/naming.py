@@ -61,7 +61,7 @@ class GemmKernel:
         """Inverse of ``str``.  Raises ValueError for text that no kernel prints."""
         kinds = "|".join(kind.value for kind in GemmKind)
         dtypes = "|".join(dtype.value for dtype in IO_DTYPES)
-        pattern = rf"(\w+?)_({kinds})_(?:(\w+)_)?({dtypes})_(\w+)"
+        pattern = rf"(\w+)_({kinds})_(?:(\w+)_)?({dtypes})_(\w+)"
         match = re.fullmatch(pattern, text)
         if not match:
             raise ValueError(f"{text!r} is not <family>_<kind>[_<variant>]_<dtype>_<point>")
