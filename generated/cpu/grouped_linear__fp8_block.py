@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dbd3672efe18965b
+# checksum sha256:94e1218e421a34eb
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -184,6 +184,11 @@ def grouped_linear(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    autocast = _library.autocast_dtype(x)
+    if autocast is not None:
+        x = x.to(autocast)
+        weight = weight.to(autocast)
+        bias = bias if bias is None else bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c89c4ff8c07cfa93
+# checksum sha256:b29f1e854991f977
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -178,6 +178,11 @@ def grouped_linear(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    autocast = _library.autocast_dtype(x)
+    if autocast is not None:
+        x = x.to(autocast)
+        weight = weight.to(autocast)
+        bias = bias if bias is None else bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cada275c6ce6fa7c
+# checksum sha256:6c67615b8667d9b8
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -277,6 +277,11 @@ def grouped_linear(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    autocast = _library.autocast_dtype(x)
+    if autocast is not None:
+        x = x.to(autocast)
+        weight = weight.to(autocast)
+        bias = bias if bias is None else bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6c2c237193e6fa99
+# checksum sha256:97db4b51d9e3c29f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -182,6 +182,11 @@ def grouped_linear(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    autocast = _library.autocast_dtype(x)
+    if autocast is not None:
+        x = x.to(autocast)
+        weight = weight.to(autocast)
+        bias = bias if bias is None else bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:aca79fbefbefb9bf
+# checksum sha256:5cf3338428aefb4d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -335,6 +335,13 @@ def grouped_mlp(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    autocast = _library.autocast_dtype(x)
+    if autocast is not None:
+        x = x.to(autocast)
+        fc1_weight = fc1_weight.to(autocast)
+        fc2_weight = fc2_weight.to(autocast)
+        fc1_bias = fc1_bias if fc1_bias is None else fc1_bias.to(autocast)
+        fc2_bias = fc2_bias if fc2_bias is None else fc2_bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..model import dtypes
+from ..model.dtypes import DType
 from ..model.plan import (
     Argument,
     ModulePlan,
@@ -142,6 +143,8 @@ class CellContext:
         forward_reductions, backward_reductions: state that moves on after an op.
         main_grads: gradients that go to buffers of the caller's.
         take_forward: ``y, *_, x_amax =``: what the function takes of a call with gradients.
+        first: the argument that gives device and dtype.
+        own_type: arguments of the module's own type, which autocast decides where it is on.
         programs: both directions.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
@@ -183,6 +186,8 @@ class CellContext:
     main_grads: tuple[MainGradText, ...]
     parameters_of_apply: tuple[str, ...]
     differentiable: tuple[TensorText, ...]
+    first: str
+    own_type: tuple[TensorText, ...]
     programs: tuple[ProgramText, ...]
     forward: ProgramText
     backward: ProgramText
@@ -330,6 +335,10 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
             *(f"{name}: bool" for name in dummies),
         ),
         differentiable=tuple(a for a in arguments if a.flag),
+        first=plan.inputs[0],
+        own_type=tuple(
+            by_name[name] for name in plan.arguments if plan.buffer(name).dtype is DType.IO
+        ),
         programs=programs,
         forward=programs[0],
         backward=programs[1],

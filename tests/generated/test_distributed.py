@@ -1,0 +1,102 @@
+"""Experts in DDP and FSDP2 on two CPU ranks: training equals one process, checkpoints load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BUNDLE = Path(__file__).parents[2] / "generated" / "cpu"
+RANKS = 2
+COMMON = """
+import importlib, importlib.util, sys, torch
+from torch import nn
+folder, bundle, recipe = sys.argv[1:4]
+rank, ranks = map(int, sys.argv[4:6])
+spec = importlib.util.spec_from_file_location(
+    "bundle", f"{bundle}/__init__.py", submodule_search_locations=[bundle])
+sys.modules["bundle"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["bundle"])
+module = importlib.import_module(f"bundle.grouped_mlp__{recipe}")
+
+def make():
+    torch.manual_seed(0)
+    return module.GroupedMLP(2, 32, 48)
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(16, 32, generator=generator).bfloat16()
+    return x, torch.tensor([9, 7]), torch.rand(16, generator=generator)
+
+def train(call, parameters, steps):
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+    losses = []
+    for step in range(steps):
+        loss = call(*batch(step)).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+"""
+SINGLE = (
+    COMMON
+    + """
+layer = make()
+losses = train(layer, layer.parameters(), 4)
+torch.save({"losses": losses, "state": layer.state_dict()}, f"{folder}/single.pt")
+"""
+)
+# Every rank sees the same rows, so the mean of their gradients is that of one process.
+WRAPPED = (
+    COMMON
+    + """
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group(
+    "gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
+layer = make()
+ddp = DistributedDataParallel(layer)
+found = {"ddp": train(ddp, ddp.parameters(), 4), "state": layer.state_dict()}
+mesh = dist.init_device_mesh("cpu", (ranks,))
+sharded = fully_shard(make(), mesh=mesh)
+found["fsdp"] = train(sharded, sharded.parameters(), 4)
+dcp.save({"model": get_model_state_dict(sharded)}, checkpoint_id=f"{folder}/checkpoint")
+other = fully_shard(make(), mesh=mesh)
+state = {"model": get_model_state_dict(other)}
+dcp.load(state, checkpoint_id=f"{folder}/checkpoint")
+set_model_state_dict(other, state["model"])
+with torch.no_grad():
+    found["loaded"] = other(*batch(9)), sharded(*batch(9))
+torch.save(found, f"{folder}/{rank}.pt")
+dist.barrier()
+dist.destroy_process_group()
+"""
+)
+
+
+def run(script: str, folder: Path, recipe: str, ranks: int) -> None:
+    words = [sys.executable, "-c", script, str(folder), str(BUNDLE), recipe]
+    running = [subprocess.Popen([*words, str(rank), str(ranks)], cwd="/") for rank in range(ranks)]
+    assert [process.wait(timeout=300) for process in running] == [0] * ranks
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8_delayed", "fp8_block", "nvfp4"])
+def test_training_equals_one_process(recipe: str, tmp_path: Path) -> None:
+    run(SINGLE, tmp_path, recipe, 1)
+    run(WRAPPED, tmp_path, recipe, RANKS)
+    single = torch.load(tmp_path / "single.pt")
+    for rank in range(RANKS):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert found["ddp"] == single["losses"]
+        assert found["fsdp"] == pytest.approx(single["losses"], rel=1e-3)
+        assert found["state"].keys() == single["state"].keys()
+        for name, tensor in single["state"].items():
+            assert torch.equal(found["state"][name], tensor), name
+        assert torch.equal(*found["loaded"])
