@@ -417,8 +417,8 @@ def _compile_all(
     progress.start(len(plan))
     done: dict[str, CachedObject] = {}
     pool = ThreadPoolExecutor(jobs)
-    futures = {pool.submit(obtain, i, command): command.name for i, command in enumerate(plan)}
-    try:
+    try:  # Around the submissions, too: the first compiler may run before the last is submitted.
+        futures = {pool.submit(obtain, i, command): command.name for i, command in enumerate(plan)}
         for future in as_completed(futures):
             result = done[futures[future]] = future.result()
             progress.unit_done(futures[future], cached=result.cached, seconds=result.report.seconds)

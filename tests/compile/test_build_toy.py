@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -447,6 +448,32 @@ def test_failing_unit_stops_the_others(tmp_path: Path, toolchain: Toolchain) -> 
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid_file.read_text()), 0)
     assert not (bundle / "lib").exists()
+
+
+def test_interrupt_between_submissions_stops_what_runs(
+    tmp_path: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first compiler may be running before the last unit is handed to the pool."""
+    bundle = write_bundle(tmp_path / "bundle")
+    compiler, pid_file = write_stuck_compiler(tmp_path)
+    submit = ThreadPoolExecutor.submit
+
+    def interrupted(pool: ThreadPoolExecutor, call: Any, index: int, command: Any) -> Any:
+        future = submit(pool, call, index, command)
+        if command.name != "toy.cpp":
+            return future
+        deadline = time.monotonic() + 60
+        while not (pid_file.exists() and pid_file.read_text().strip()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    stuck = dataclasses.replace(toolchain, host_compiler=compiler)
+    with pytest.raises(KeyboardInterrupt):
+        build(bundle, jobs=2, toolchain=stuck, cache=ObjectCache(tmp_path / "cache"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
 
 
 def test_interrupt_stops_the_compilers(tmp_path: Path) -> None:
