@@ -60,7 +60,7 @@ def _scales(*shape: int) -> Tensor:
 
 
 def _no_values(group: int) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError(f"group {group}: timed operands are too large for float64")
+    raise AssertionError(f"group {group}: timed operands are too large for float64")
 
 
 def _stored_scales(problem: Problem) -> tuple[Tensor, Tensor]:

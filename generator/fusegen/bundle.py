@@ -137,10 +137,7 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
 
 
 def _row(plan: ModulePlan) -> CellRow:
-    returned = [result.buffer[1:] for result in plan.backward.results]
-    gradients = ", ".join([*returned, *(leaf for leaf, _ in plan.main_grads)])
-    if plan.is_identity:
-        gradients = plan.inputs[0]
+    gradients = ", ".join(plan.differentiated)
     return CellRow(plan.cell, plan.class_name, plan.recipe, plan.status.value, gradients)
 
 

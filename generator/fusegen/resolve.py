@@ -92,6 +92,7 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
         dims=_dimensions(module, draft, specs),
         inputs=draft.inputs,
         parameters=draft.parameters,
+        differentiated=tuple(leaf for leaf, _ in draft.gradients),
         arguments=draft.arguments,
         outputs=draft.outputs,
         states=draft.states,

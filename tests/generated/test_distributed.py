@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from .loading import LOAD
+
 BUNDLE = Path(__file__).parents[2] / "generated" / "cpu"
 RANKS = 2
-COMMON = """
-import importlib, importlib.util, sys, torch
-from torch import nn
+COMMON = (
+    LOAD
+    + """
+import torch
 folder, bundle, recipe = sys.argv[1:4]
 rank, ranks = map(int, sys.argv[4:6])
-spec = importlib.util.spec_from_file_location(
-    "bundle", f"{bundle}/__init__.py", submodule_search_locations=[bundle])
-sys.modules["bundle"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["bundle"])
-module = importlib.import_module(f"bundle.grouped_mlp__{recipe}")
+module = getattr(load("bundle", bundle), f"grouped_mlp__{recipe}")
 
 def make():
     torch.manual_seed(0)
@@ -42,6 +41,7 @@ def train(call, parameters, steps):
         losses.append(loss.item())
     return losses
 """
+)
 SINGLE = (
     COMMON
     + """

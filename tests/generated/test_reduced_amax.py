@@ -11,17 +11,17 @@ import torch
 
 from fusegen import api
 
+from .loading import LOAD
+
 CELL = "linear__fp8_delayed__reduced_amax"
 RANKS = 2
 # One rank: trains on its own rows, and leaves its state and gradients in a file.
-RANK = """
-import importlib, importlib.util, sys, torch
+RANK = (
+    LOAD
+    + """
+import torch
 folder, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-spec = importlib.util.spec_from_file_location(
-    "bundle", f"{folder}/out/cpu/__init__.py", submodule_search_locations=[f"{folder}/out/cpu"])
-sys.modules["bundle"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["bundle"])
-module = importlib.import_module("bundle.CELL")
+module = load("bundle", f"{folder}/out/cpu").CELL
 torch.distributed.init_process_group(
     "gloo", store=torch.distributed.FileStore(f"{folder}/store", ranks), rank=rank,
     world_size=ranks)
@@ -37,6 +37,7 @@ state = {name: tensor for name, tensor in layer.state_dict().items() if name != 
 torch.save({"state": state, "gradient": layer.weight.grad}, f"{folder}/{rank}.pt")
 torch.distributed.barrier()
 """.replace("CELL", CELL)
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +83,9 @@ def test_ranks_share_their_scales(folder: Path, mode: str) -> None:
 
 
 def test_without_ranks_the_first_step_says_what_is_missing(folder: Path) -> None:
-    bundle = folder / "out" / "cpu"
-    code = (
-        "import importlib.util, sys, torch\n"
-        f"spec = importlib.util.spec_from_file_location('b', {str(bundle / '__init__.py')!r},"
-        f" submodule_search_locations=[{str(bundle)!r}])\n"
-        "sys.modules['b'] = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(sys.modules['b'])\n"
-        f"layer = importlib.import_module('b.{CELL}').Linear(16, 8)\n"
+    code = LOAD + (
+        "import torch\n"
+        f"layer = load('b', {str(folder / 'out' / 'cpu')!r}).{CELL}.Linear(16, 8)\n"
         "x = torch.ones(2, 16, dtype=torch.bfloat16)\n"
         "with torch.no_grad():\n"
         "    print(layer(x).shape)\n"

@@ -10,17 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from .loading import LOAD
 
-LOAD = """
-import importlib.util, sys
-def load(name, folder):
-    spec = importlib.util.spec_from_file_location(
-        name, f"{folder}/__init__.py", submodule_search_locations=[folder])
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-"""
+ROOT = Path(__file__).parents[2]
 
 USE = """
 import torch

@@ -62,8 +62,13 @@ def quantized_bundles() -> list[Path]:
     folders = compiled_bundles()
     if os.environ.get(BUNDLE_VARIABLE):
         folders = [Path(os.environ[BUNDLE_VARIABLE]).resolve()]
-    cells = {f: [path.stem for path in f.glob("grouped_linear__*.py")] for f in folders}
-    return [folder for folder, names in cells.items() if set(names) - {"grouped_linear__bf16"}]
+    return [folder for folder in folders if quantized_cells(folder, "grouped_linear")]
+
+
+def quantized_cells(folder: Path, module: str) -> list[str]:
+    """Cells of a module under recipes other than bf16, without further choices, by name."""
+    cells = sorted(path.stem for path in folder.glob(f"{module}__*.py"))
+    return [cell for cell in cells if cell.count("__") == 1 and not cell.endswith("__bf16")]
 
 
 def load_bundle(folder: Path, name: str | None = None) -> ModuleType:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,12 +19,6 @@ from torch import Tensor
 
 Tensors = Mapping[str, Tensor | None]
 NEED = "need_d"
-
-
-def quantized_cells(folder: Path, module: str) -> list[str]:
-    """Cells of a module under recipes other than bf16, by name."""
-    cells = sorted(path.stem for path in folder.glob(f"{module}__*.py"))
-    return [cell for cell in cells if cell != f"{module}__bf16"]
 
 
 @dataclass(frozen=True)

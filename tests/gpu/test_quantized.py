@@ -15,12 +15,12 @@ import selection
 import torch
 import yaml
 from gpu_support import Case
-from programs import Outcome, Programs, quantized_cells
+from programs import Outcome, Programs
 from torch import Tensor
 
 FOLDERS = bundles.quantized_bundles()
-CELLS = [cell for folder in FOLDERS for cell in quantized_cells(folder, "grouped_linear")]
-DENSE_CELLS = [cell for folder in FOLDERS for cell in quantized_cells(folder, "linear")]
+CELLS = [cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, "grouped_linear")]
+DENSE_CELLS = [cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, "linear")]
 CASES = [case for case in support.grouped_cases() if case.work < 1e10]
 SUMMED = 4e-3  # of a bias gradient: fp32 sums, rounded once
 
@@ -116,4 +116,6 @@ def test_each_gradient_alone(bundle: ModuleType, cell: str) -> None:
 
 
 def test_there_are_quantised_cells(folder: Path) -> None:
-    assert quantized_cells(folder, "grouped_linear") and quantized_cells(folder, "linear")
+    assert bundles.quantized_cells(folder, "grouped_linear") and bundles.quantized_cells(
+        folder, "linear"
+    )

@@ -12,7 +12,7 @@ import pytest
 import selection
 import torch
 from gpu_support import Case
-from programs import Programs, quantized_cells
+from programs import Programs
 from test_graphs import capture, random_splits
 from test_kernels import kernels_of
 from test_quantized import same_bits
@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 FOLDERS = bundles.quantized_bundles()
-CELLS = [cell for folder in FOLDERS for cell in quantized_cells(folder, "grouped_linear")]
+CELLS = [cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, "grouped_linear")]
 CASE = Case("graphs", 777, 136, 200, tuple(support.dirichlet(16, 700)))
 SIZES = {"T": CASE.tokens, "E": CASE.groups, "K": CASE.k, "N": CASE.n}
 REPLAYS = 100

@@ -13,7 +13,7 @@ from ..model.plan import (
     Result,
     StateFill,
 )
-from ..model.shapes import Const, Expr, Sym, substitute, to_python
+from ..model.shapes import Expr, Sym, substitute, to_python
 from ..model.specs import Init
 from ..naming import gradient, need
 from .python import (
@@ -390,13 +390,12 @@ def _main_grad_text(plan: ModulePlan, leaf: str, name: str) -> MainGradText:
 
 
 def _reduction_text(plan: ModulePlan, reduction: Reduction, prefix: str) -> ReductionText:
-    single = plan.buffer(reduction.scale).shape.dims == (Const(1),)
     return ReductionText(
         reduction.amax,
         f"{prefix}{reduction.history}",
         f"{prefix}{reduction.scale}",
         reduction.role.value.upper(),
-        str(not single),
+        str(plan.per_group(reduction.scale)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ..model import dtypes
 from ..model.dtypes import DType
@@ -72,15 +72,15 @@ class QuantizedText:
         accumulation: of a product.
     """
 
-    format: str
-    scaling: str
-    stochastic: str
-    hadamard: str
-    turned: str
-    a: str
-    b: str
-    product_scaling: str
-    accumulation: str
+    format: str = ""
+    scaling: str = ""
+    stochastic: str = ""
+    hadamard: str = ""
+    turned: str = ""
+    a: str = ""
+    b: str = ""
+    product_scaling: str = ""
+    accumulation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _quantized_text(variant: Variant | None) -> QuantizedText:
     """Every field; those that a kernel's template does not use are empty."""
     formats = [f for f in variant.formats if f is not DType.IO] if variant else []
     if variant is None or not formats:
-        return QuantizedText(*[""] * len(fields(QuantizedText)))
+        return QuantizedText()
     cuda = [dtypes.info(format).cuda for format in formats]
     scaling = variant.scalings[0] if variant.scalings else ""
 

@@ -21,7 +21,7 @@ from ..model.plan import (
     Step,
 )
 from ..model.primitives import PADDED_SIZES, SUMMED, Primitive
-from ..model.shapes import Const, product, to_cpp
+from ..model.shapes import product, to_cpp
 from ..model.specs import (
     ArchSpec,
     AttributeType,
@@ -488,14 +488,13 @@ def _state_fields(
     if history is None:
         return fields | {"quantize.scale": f"floats({reading(scale)})"}
     spec = dict(plan.quantizations)[step.copies[0].role]
-    single = plan.buffer(scale).shape.dims == (Const(1),)
     return fields | {
         "history": f"floats(writable({history}))",
         "scale": f"floats(writable({scale}))",
         "slots": str(spec.scale.history),
         "max": f"{dtypes.largest(spec.format)}f",
         "margin": str(spec.scale.margin) if spec.scale.margin else "",
-        "grouped": "" if single else "true",
+        "grouped": "true" if plan.per_group(scale) else "",
         "update": update,
     }
 

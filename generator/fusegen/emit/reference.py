@@ -21,7 +21,7 @@ from ..model.plan import (
     Step,
 )
 from ..model.primitives import DECODING, SUMMED, Primitive
-from ..model.shapes import Const, Shape, product, symbols, to_code
+from ..model.shapes import Shape, product, symbols, to_code
 from ..model.specs import Extent, Orientation, Role
 from .python import (
     ProgramText,
@@ -388,9 +388,8 @@ def _update_text(plan: ModulePlan, program: Program, step: Step, index: int) -> 
     rng = step.input("rng_state")
     if rng:
         return StepText(comment, updated, (rng,), f"quantized.advance({rng})")
-    single = plan.buffer(step.mutates[-1]).shape.dims == (Const(1),)
-    role = step.copies[0].role.value.upper()
-    words = f"{', '.join(step.mutates)}, {_group_amax(plan, step)}, {role}, grouped={not single}"
+    role, grouped = step.copies[0].role.value.upper(), plan.per_group(step.mutates[-1])
+    words = f"{', '.join(step.mutates)}, {_group_amax(plan, step)}, {role}, grouped={grouped}"
     return StepText(comment, updated, step.mutates, f"quantized.delayed_update({words})")
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 from .dtypes import DType
 from .predicate import Predicate
 from .primitives import PRODUCTS, GemmKind, Primitive
-from .shapes import Expr, Shape
+from .shapes import Const, Expr, Shape
 from .specs import (
     AttributeType,
     Init,
@@ -526,6 +526,7 @@ class ModulePlan:
         dims: symbols and keywords.
         inputs: names of the module's inputs in call order.
         parameters: in state-dict order.
+        differentiated: arguments that have a gradient, in their order.
         arguments: of the function: first input, required parameters, inputs, optional parameters.
         outputs: names of the module's outputs.
         states: tensors kept between calls, function keywords.
@@ -556,6 +557,7 @@ class ModulePlan:
     dims: tuple[Dimension, ...]
     inputs: tuple[str, ...]
     parameters: tuple[Parameter, ...]
+    differentiated: tuple[str, ...]
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     states: tuple[State, ...]
@@ -578,8 +580,11 @@ class ModulePlan:
     @property
     def gradients(self) -> frozenset[str]:
         """Names of all gradients, those that go to the caller's buffers included."""
-        returned = {result.buffer for result in self.backward.results}
-        return frozenset(returned | {f"d{leaf}" for leaf, _ in self.main_grads})
+        return frozenset(f"d{leaf}" for leaf in self.differentiated)
+
+    def per_group(self, scale: str) -> bool:
+        """Whether the scale of a history is one of several, so that a group without rows waits."""
+        return self.buffer(scale).shape.dims != (Const(1),)
 
     def reductions_of(self, program: Program) -> tuple[Reduction, ...]:
         """Those whose amaxes the program returns, in the order of its results."""

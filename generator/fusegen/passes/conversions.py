@@ -43,10 +43,9 @@ _SHAPES = {
     Form.GROUPED: Shape(None, (_T, _K)),
     Form.STACK: Shape(None, (_E, _N, _K)),
 }
-SPLIT_SIZES = "split_sizes"
 
 
-def forms_of(role: Role) -> tuple[Form, Form]:
+def _forms_of(role: Role) -> tuple[Form, Form]:
     """Tokens may be in groups, weights in a stack."""
     return (Form.DENSE, Form.STACK if role is Role.WEIGHT else Form.GROUPED)
 
@@ -60,7 +59,7 @@ def conversions(
         NotPossible: the arch has no kernels for a role.
     """
     made = [
-        _Maker(recipe, arch, role, form).make() for role in recipe.roles for form in forms_of(role)
+        _Maker(recipe, arch, role, form).make() for role in recipe.roles for form in _forms_of(role)
     ]
     sets = {kernels.name: kernels for _, each in made for kernels in each}
     return tuple(conversion for conversion, _ in made), tuple(sets.values())
@@ -79,7 +78,7 @@ class _Maker:
 
     def make(self) -> tuple[Conversion, tuple[KernelSet, ...]]:
         x = Buffer("x", DType.IO, _SHAPES[self.form], self.role)
-        groups = Buffer(SPLIT_SIZES, DType.INT64, Shape(None, (_E,)))
+        groups = Buffer("split_sizes", DType.INT64, Shape(None, (_E,)))
         grouped = self.form is Form.GROUPED
         layout = replace(self.arch.layout, token_major=False)
         arch = replace(self.arch, layout=layout)

@@ -28,9 +28,8 @@ from .draft import NotPossible
 from .kernels import DECODED, family_of, variant_of
 
 _EXACT = (ScaleRule.MX, ScaleRule.NVFP4)
-_ROWS = (
-    16  # that dense tokens are rounded up to: what every columnwise copy has codes and scales of
-)
+_ROWS = 16
+"""Dense tokens are rounded up to them: every columnwise copy has codes and scales of so many."""
 
 
 def whole_copy(source: Buffer, copy: Copy, out: str) -> Step:

@@ -59,16 +59,12 @@ struct QuantizeArguments {
   bool round_down = false;         // E8M0 by the OCP rule instead of rounding up
   const float* scale = nullptr;    // tensor: [groups] that encode, in place of an amax
   float* folded_amax = nullptr;    // [groups], raised to the amax of the input
-  float* row_sums = nullptr;       // workspace of `row_sum_floats`: see launch_row_sums
+  // Workspace [tiles of 128 rows that there can be, columns]: see launch_row_sums. Ragged there are
+  // rows / 128 + groups + 1 of them, otherwise at least one for each matrix.
+  float* row_sums = nullptr;
   const int64_t* rng_state = nullptr;  // [seed, offset] on the device, for stochastic rounding
   bool programmatic_launch = false;
 };
-
-// Floats of a workspace for partial row sums: one row for each tile of 128 rows that there can be.
-constexpr int64_t row_sum_floats(int64_t rows, int64_t columns, int64_t groups, bool ragged) {
-  const int64_t of_matrix = rows == 0 ? 1 : (rows + 127) / 128;
-  return (ragged ? rows / 128 + groups + 1 : groups * of_matrix) * columns;
-}
 
 // Adds the partial sums that a quantise launch left in `row_sums`: output [groups, columns].
 struct RowSumArguments {
