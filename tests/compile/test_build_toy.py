@@ -480,8 +480,10 @@ def test_interrupt_stops_the_compilers(tmp_path: Path) -> None:
     """Ctrl-C during a compilation that would never end: no child, no library, no object."""
     bundle = write_bundle(tmp_path / "bundle")
     compiler, pid_file = write_stuck_compiler(tmp_path)
+    # A shell starts its background jobs with SIGINT ignored, and the build would inherit that.
     program = (
-        "import sys; from pathlib import Path; from fusegen.build import build; "
+        "import signal, sys; from pathlib import Path; from fusegen.build import build; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
         "build(Path(sys.argv[1]), jobs=2)"
     )
     env = os.environ | {
