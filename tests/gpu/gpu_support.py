@@ -234,9 +234,26 @@ def exact_grouped_mlp(
     fc2_bias: Tensor | None = None,
 ) -> Tensor:
     """fc2(silu(gate) * up * probs), gate and up the halves of fc1(x)."""
-    gate, up = exact_grouped_linear(x, fc1_weight, split_sizes, fc1_bias).chunk(2, dim=-1)
-    a = gate * torch.sigmoid(gate) * up * probs[:, None]
+    a = _swiglu(exact_grouped_linear(x, fc1_weight, split_sizes, fc1_bias)) * probs[:, None]
     return exact_grouped_linear(a, fc2_weight, split_sizes, fc2_bias)
+
+
+def _swiglu(h: Tensor) -> Tensor:
+    gate, up = h.chunk(2, dim=-1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def summands_of_probs(operands: Operands, dy: Tensor) -> Tensor:
+    """What the gradient of grouped_mlp's probs adds up per token, [T, F] in float64.
+
+    Its terms are rounded one by one, so their norm is what an error stays in proportion to. The sum
+    is as large only where little cancels; that of one token may be 70 times smaller.
+    """
+    wide = {key: value.double() for key, value in operands.items() if key != "split_sizes"}
+    splits = operands["split_sizes"]
+    h = exact_grouped_linear(wide["x"], wide["fc1_weight"], splits, wide.get("fc1_bias"))
+    da = exact_grouped_linear(dy.double(), wide["fc2_weight"].transpose(1, 2), splits)
+    return _swiglu(h) * da
 
 
 EXACT: dict[str, Callable[..., Tensor]] = {
@@ -264,11 +281,13 @@ def exact(name: str, operands: Operands, dy: Tensor) -> dict[str, Tensor]:
 # ---- comparisons
 
 
-def relative_error(got: Tensor, expected: Tensor) -> float:
-    """Relative Frobenius error; infinite where anything is not finite or the shapes differ."""
+def relative_error(got: Tensor, expected: Tensor, scale: float | None = None) -> float:
+    """Frobenius error relative to `scale`, or to the expected values; infinite where anything is
+    not finite or the shapes differ.
+    """
     if got.shape != expected.shape or not bool(torch.isfinite(got).all()):
         return float("inf")
-    scale = float(expected.norm())
+    scale = float(expected.norm()) if scale is None else scale
     error = float((got.double() - expected).norm())
     return error / scale if scale > 0 else error
 

@@ -14,6 +14,10 @@ from torch import Tensor
 
 MANY_TOKENS = 2**22 + 5
 SLICE = 2**18
+TOLERANCE = support.TOLERANCE[torch.bfloat16]
+# The tensor cores cut sums off instead of rounding them, so that a long sum shrinks: over 2^22
+# tokens, 2^18 instructions of 16, by 4.3e-3 (`torch._grouped_mm` too), less than this for each.
+SHRINKS = 2.0**-25
 
 
 class Error:
@@ -57,8 +61,10 @@ def check(case: Case, got: dict[str, Tensor], operands: dict[str, Tensor], dy: T
             dbias += grads.sum(0)
         errors["weight"].add(got["weight"][group], dweight)
         errors["bias"].add(got["bias"][group], dbias)
+    longest = max(last - first for first, last in support.bounds(case.splits, case.tokens))
     for key, error in errors.items():
-        assert error.value() <= 4e-3, f"{key}: {error.value()}"
+        allowed = TOLERANCE + (longest / 16 * SHRINKS if key == "weight" else 0)
+        assert error.value() <= allowed, f"{key}: {error.value()}"
     used = support.bounds(case.splits, case.tokens)[-1][1]
     assert not got["y"][used:].any() and not got["x"][used:].any()
 
@@ -115,5 +121,5 @@ def test_pointwise(
         wide = x[first:last].detach().double().requires_grad_()
         expected = formula(wide)
         (gradient,) = torch.autograd.grad(expected, wide, dy[first:last].double())
-        assert support.relative_error(y[first:last].detach(), expected.detach()) <= 4e-3
-        assert support.relative_error(dx[first:last], gradient) <= 4e-3
+        assert support.relative_error(y[first:last].detach(), expected.detach()) <= TOLERANCE
+        assert support.relative_error(dx[first:last], gradient) <= TOLERANCE

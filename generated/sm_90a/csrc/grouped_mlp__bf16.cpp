@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:ef0cacb8966d50ec
+// checksum sha256:01216c07f3f289e6
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_sm90_dgrad.h"
@@ -221,8 +221,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
   const int64_t dh_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : 0;
   const Tensor workspace = empty({da_bytes + dh_bytes}, ScalarType::Byte, dy);
-  void* const da = place(workspace, 0);
-  void* const dh = place(workspace, da_bytes);
+  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, 0) : nullptr;
+  void* const dh = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, da_bytes) : nullptr;
 
   // 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
   if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {

@@ -270,7 +270,11 @@ def _nothing(plan: ModulePlan, name: str, first: Buffer) -> str:
 
 
 def _workspace(plan: ModulePlan, program: Program) -> list[str]:
-    """One allocation for everything that lives inside the call."""
+    """One allocation for everything that lives inside the call; null is what this call wants not.
+
+    A kernel with several results writes those that have an address, so one without bytes must
+    have none.
+    """
     if not program.workspace:
         return []
     writers = {name: step for step in program.steps for name in step.writes}
@@ -286,7 +290,9 @@ def _workspace(plan: ModulePlan, program: Program) -> list[str]:
     first = program.arguments[0].buffer
     lines.append(f"const Tensor workspace = empty({{{offset}}}, ScalarType::Byte, {first});")
     for name in program.workspace:
-        lines.append(f"void* const {name} = place(workspace, {offsets[name]});")
+        address = f"place(workspace, {offsets[name]})"
+        value = f"{tests[name]} ? {address} : nullptr" if tests[name] else address
+        lines.append(f"void* const {name} = {value};")
     return lines
 
 

@@ -1,0 +1,53 @@
+"""C++ launchers: a result that nobody asked for has no address that a kernel could write to."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fusegen.emit.launcher import any_of, launcher_context
+from fusegen.load import load
+from fusegen.model.plan import ModulePlan
+from fusegen.naming import Cell
+from fusegen.paths import builtin_specs
+from fusegen.resolve import resolve
+
+SPECS = load([builtin_specs()])
+CELLS = [Cell(module, recipe) for module in SPECS.modules for recipe in SPECS.recipes]
+PLANS = [
+    plan
+    for arch, spec in SPECS.archs.items()
+    if spec.capability is not None
+    for plan in resolve(SPECS, arch, CELLS).modules
+    if plan.kernel_sets
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.arch}-{plan.cell}")
+def test_what_nobody_asked_for_has_no_address(plan: ModulePlan) -> None:
+    """In the workspace it has no bytes either: a write there would hit another tensor."""
+    context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
+    printed = {program.op: "\n".join(program.workspace) for program in context.programs}
+    assert printed
+    for (_, program), launched in zip(plan.ops, context.programs, strict=True):
+        text = printed[launched.op]
+        for step in program.steps:
+            for name in set(step.writes) & set(program.workspace):
+                address = re.search(rf"void\* const {name} = (.*);", text)
+                size = re.search(rf"const int64_t {name}_bytes = (.*);", text)
+                assert address is not None and size is not None
+                when = any_of(step.wanted(name) or step.when)
+                if when:
+                    assert address[1].startswith(f"{when} ? place("), name
+                    assert address[1].endswith(" : nullptr"), name
+                    assert size[1].startswith(f"{when} ? "), name
+                else:
+                    assert "?" not in address[1] and "?" not in size[1], name
+
+
+def test_a_chain_has_such_buffers() -> None:
+    plan = next(plan for plan in PLANS if plan.cell == "grouped_mlp__bf16")
+    context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
+    backward = next(program for program in context.programs if program.name == "backward")
+    assert any("nullptr" in line for line in backward.workspace)
