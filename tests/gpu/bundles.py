@@ -67,8 +67,13 @@ def quantized_bundles() -> list[Path]:
 
 def quantized_cells(folder: Path, module: str) -> list[str]:
     """Cells of a module under recipes other than bf16, without further choices, by name."""
+    return [cell for cell in cells_of(folder, module) if not cell.endswith("__bf16")]
+
+
+def cells_of(folder: Path, module: str) -> list[str]:
+    """Cells of a module under every recipe, without further choices, by name."""
     cells = sorted(path.stem for path in folder.glob(f"{module}__*.py"))
-    return [cell for cell in cells if cell.count("__") == 1 and not cell.endswith("__bf16")]
+    return [cell for cell in cells if cell.count("__") == 1]
 
 
 def load_bundle(folder: Path, name: str | None = None) -> ModuleType:

@@ -71,6 +71,8 @@ def test_compiled_whole_equals_eager(bundle: ModuleType, cell: str, mode: str) -
     function = programs.module.grouped_linear
     tensors, dy = make(programs)
     other = {**tensors, **programs.states(tensors)}
+    for name in programs.tests.STATES:  # as buffers of modules are
+        torch._dynamo.mark_static_address(tensors[name])
     with inductor.patch({"triton.cudagraph_or_error": mode == "reduce-overhead"}):
         compiled = torch.compile(function, fullgraph=True, mode=mode, dynamic=False)
         for _ in range(4):

@@ -448,11 +448,12 @@ def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
     dims = plan.buffer(copy.scale).shape.dims
     stack = len(plan.buffer(copy.data).shape.dims) == 3
     inner = dims[1:] if stack else dims
+    token_major = plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
     if spec.scaling == "tensor":
         line, block = "", ""
     elif len(inner) == 1:
         line, block = "1", ""
-    elif copy.orientation is Orientation.ROWWISE:
+    elif copy.orientation is Orientation.ROWWISE and not token_major:
         line, block = to_cpp(inner[1]), "1"
     else:
         line, block = "1", to_cpp(inner[1])

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 
 class Operator(Enum):
@@ -250,6 +251,7 @@ def to_cpp(expr: Expr) -> str:
     return _print(expr, {op: "/" if op is Operator.FLOORDIV else op.value for op in _INFIX})
 
 
+@cache
 def to_markdown(expr: Expr) -> str:
     """A formula for people: products without stars or needless brackets (``2 T N K``)."""
     match expr:

@@ -445,9 +445,18 @@ def _mx_exponent(amax: Tensor, q: Quantization) -> Tensor:
     return torch.where(v.isnan(), 0xFF, exponent)
 
 
+def _quotient(numerator: float, denominator: Tensor) -> Tensor:
+    """fp32 numerator / denominator, rounded to nearest; compiled too, where fp32 divisions are not.
+
+    A quotient of fp32 numbers in fp64 has more than twice their digits and two more, so that
+    rounding it once again changes nothing.
+    """
+    return (numerator / denominator.double()).float()
+
+
 def _tensor_encode(amax: Tensor) -> Tensor:
     """NVFP4's fp32 encoding scale of a tensor or group."""
-    scale = (torch.full_like(amax, _NVFP4_RANGE) / amax).clamp(max=_FP32_MAX)
+    scale = _quotient(_NVFP4_RANGE, amax).clamp(max=_FP32_MAX)
     return torch.where((amax == 0) | amax.isinf(), 1.0, scale)
 
 
@@ -657,17 +666,18 @@ def _read(operand: Operand, split_sizes: Tensor | None) -> tuple[Tensor, _Rows]:
 def dequantize(operand: Operand, *, split_sizes: Tensor | None = None) -> Tensor:
     """What a copy stands for: fp32, in the shape of the unquantised tensor; zero past the groups.
 
-    A tensor scale is decoded by the reciprocal of the factor it was encoded with, and a transform
-    is undone in fp32.
+    A transform is undone in fp32. A tensor scale is decoded by the reciprocal of the factor it was
+    encoded with, at the end: all before it are exact products and sums, so that a compiler that
+    contracts them changes nothing.
     """
     values, rows = _read(operand, split_sizes)
     q = operand.quantization
-    if q.tensor_scale and operand.amax is not None:
-        decode = torch.ones(()) / _tensor_encode(operand.amax)
-        values = values * decode[rows.group].unsqueeze(1)
     if operand.columnwise and q.hadamard == "columnwise":
-        plain = _rows(operand.shape, split_sizes, values.device)
-        values = torch.where(plain.valid.unsqueeze(1), _transform_back(values, plain), 0.0)
+        rows = _rows(operand.shape, split_sizes, values.device)
+        values = torch.where(rows.valid.unsqueeze(1), _transform_back(values, rows), 0.0)
+    if q.tensor_scale and operand.amax is not None:
+        decode = _quotient(1.0, _tensor_encode(operand.amax))
+        values = values * decode[rows.group].unsqueeze(1)
     return values.view(operand.shape)
 
 

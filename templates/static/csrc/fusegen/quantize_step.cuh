@@ -157,10 +157,19 @@ Status quantize_by_scaling(const QuantizeStepArguments& in, cudaStream_t stream)
   }
 }
 
+// A copy without elements has no address, which would read as not wanted; its scales may have one.
+inline void want_empty(QuantizedCopy& copy) {
+  if (copy.data == nullptr) copy.data = copy.scale;
+}
+
 }  // namespace quantizing
 
 template <class Config>
 static Status launch_quantize_step(QuantizeStepArguments in, cudaStream_t stream) {
+  if (in.quantize.rows == 0) {
+    quantizing::want_empty(in.quantize.rowwise);
+    quantizing::want_empty(in.quantize.columnwise);
+  }
   if (in.sums == nullptr) in.quantize.row_sums = nullptr;
   const Status status = quantizing::quantize_by_scaling<Config>(in, stream);
   return status.ok() && in.sums != nullptr ? quantizing::sum_rows<Config>(in, stream) : status;

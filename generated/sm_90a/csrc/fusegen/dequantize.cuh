@@ -1,0 +1,216 @@
+// Codes back to 16 bits: for recipes that an architecture has no matrix instruction for, and for
+// what a copy stands for.
+//
+// Every element is code * scale in fp32, rounded once; with a scale that is a power of two, or E4M3
+// times an E2M1 code, the product is exact in bf16. Output as stored, or turned: columnwise copies
+// [columns, rows] become the row-major operand [rows, columns] of a 16-bit product. Tiles of
+// 64 x 64 turn over in shared memory.
+#pragma once
+
+#include "quantize.h"
+#include "quantize_config.cuh"
+#include "quantize_tile.cuh"
+
+namespace fusegen {
+
+template <class Format_, Scaling scaling, bool turned, class Output_ = __nv_bfloat16>
+struct DequantizeConfig {
+  using Format = Format_;
+  using Output = Output_;
+  static constexpr quantizing::Rule kRule = quantizing::rule_of(scaling);
+  static constexpr bool kBlocks = quantizing::block_size(scaling) > 0;
+  // Elements of a line that share a scale; any number where all of them do, with a stride of 0.
+  static constexpr int kBlock = kBlocks ? quantizing::block_size(scaling) : 8;
+  static constexpr bool kTurned = turned;
+};
+
+namespace quantizing {
+
+inline constexpr int kTurnTile = 64;
+inline constexpr int kOctet = 8;  // elements that a thread decodes at once: 16 bytes of output
+
+struct TurnShared {
+  float values[kTurnTile][kTurnTile + 1];
+};
+
+template <Rule rule>
+__device__ __forceinline__ float scale_at(const void* scales, int64_t index) {
+  if constexpr (rule == Rule::ratio) return static_cast<const float*>(scales)[index];
+  const uint32_t code = static_cast<const uint8_t*>(scales)[index];
+  return rule == Rule::mx ? e8m0_value(code) : decode<E4M3>(code);
+}
+
+// Eight codes, the first at element `at` of a line.
+template <class Format>
+__device__ __forceinline__ void decode_octet(float (&values)[kOctet], const uint8_t* line,
+                                             int64_t at, float scale) {
+  const auto* from = reinterpret_cast<const uint32_t*>(line + at * Format::kBits / 8);
+  uint32_t words[2] = {0, 0};
+#pragma unroll
+  for (int w = 0; w < Format::kBits / 4; ++w) words[w] = from[w];
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    constexpr int kPerWord = 32 / Format::kBits;
+    const uint32_t code = words[i / kPerWord] >> (i % kPerWord * Format::kBits);
+    values[i] = decode<Format>(code & ((1u << Format::kBits) - 1)) * scale;
+  }
+}
+
+template <class Output>
+__device__ __forceinline__ void store_octet(Output* to, const float (&values)[kOctet]) {
+  struct alignas(16) Octet {
+    Output elements[kOctet];
+  } octet;
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) narrow(values[i], &octet.elements[i]);
+  *reinterpret_cast<Octet*>(to) = octet;
+}
+
+// An octet of a line as a column of the turned tile.
+__device__ __forceinline__ void turn_octet(TurnShared& shared, int line, int octet,
+                                           const float (&values)[kOctet]) {
+#pragma unroll
+  for (int e = 0; e < kOctet; ++e) shared.values[octet + e][line] = values[e];
+}
+
+// The turned tile to `rows` rows and `columns` columns of a row-major matrix.
+template <class Output>
+__device__ __forceinline__ void store_turned(const TurnShared& shared, Output* to, int64_t pitch,
+                                             int64_t rows, int64_t columns) {
+#pragma unroll
+  for (int i = threadIdx.x; i < kTurnTile * kTurnTile / kOctet; i += kThreads) {
+    const int row = i / (kTurnTile / kOctet), octet = i % (kTurnTile / kOctet) * kOctet;
+    if (row >= rows || octet >= columns) continue;
+    float values[kOctet];
+#pragma unroll
+    for (int e = 0; e < kOctet; ++e) values[e] = shared.values[row][octet + e];
+    store_octet(to + row * pitch + octet, values);
+  }
+}
+
+// Grid: x tiles along a line, y tiles of lines, z matrices.
+template <class Config>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_kernel(const __grid_constant__ DequantizeArguments in) {
+  using Format = typename Config::Format;
+  using Output = typename Config::Output;
+  __shared__ TurnShared shared;
+  const int64_t matrix = blockIdx.z;
+  const int64_t first_line = int64_t(blockIdx.y) * kTurnTile;
+  const int64_t first = int64_t(blockIdx.x) * kTurnTile;
+  auto* output = static_cast<Output*>(in.output) + matrix * in.lines * in.length;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const float whole = in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix]);
+#pragma unroll
+  for (int i = threadIdx.x; i < kTurnTile * kTurnTile / kOctet; i += kThreads) {
+    const int tile_line = i / (kTurnTile / kOctet), octet = i % (kTurnTile / kOctet) * kOctet;
+    const int64_t line = first_line + tile_line, at = first + octet;
+    if (line >= in.lines || at >= in.length) continue;
+    const auto* codes = static_cast<const uint8_t*>(in.data) + (matrix * in.lines + line) * in.pitch;
+    const float scale = scale_at<Config::kRule>(
+        in.scale, matrix * in.scale_matrix + line / in.lines_per_scale * in.scale_line +
+                      at / Config::kBlock * in.scale_block);
+    float values[kOctet];
+    decode_octet<Format>(values, codes, at, scale);
+#pragma unroll
+    for (int e = 0; e < kOctet; ++e) values[e] *= whole;
+    if constexpr (Config::kTurned) {
+      turn_octet(shared, tile_line, octet, values);
+    } else {
+      store_octet(output + line * in.length + at, values);
+    }
+  }
+  if constexpr (Config::kTurned) {
+    __syncthreads();
+    store_turned(shared, output + first * in.lines + first_line, in.lines, in.length - first,
+                 in.lines - first_line);
+  }
+}
+
+// A block of threads owns a tile of 128 rows of one group, the padding after a group's last row
+// included, and 64 columns. Places past all groups are left alone: no product reads them.
+template <class Config>
+__global__ void __launch_bounds__(kThreads)
+    dequantize_groups_kernel(const __grid_constant__ DequantizeGroupsArguments in) {
+  using Format = typename Config::Format;
+  using Output = typename Config::Output;
+  __shared__ TurnShared shared;
+  __shared__ RowTile found;
+  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  wait_for_previous_kernel();
+  const RowTile tile = block_tile(groups, &found);
+  let_next_kernel_start();
+  if (tile.group < 0 || tile.group == groups.groups) return;
+  const Space space{int32_t(in.row_align), 0};
+  const int32_t place = place_of(groups, tile, space);
+  const int32_t owned = owned_places(groups, tile, space);
+  if (in.padded_sizes != nullptr && blockIdx.y == 0 && tile.last() && threadIdx.x == 0) {
+    in.padded_sizes[tile.group] = tile.row + owned;
+  }
+  // Whole blocks: a transform leaves no zeros in the rest of a group's last one.
+  const int32_t rows = (tile.rows() + Config::kBlock - 1) / Config::kBlock * Config::kBlock;
+  const int64_t first_column = int64_t(blockIdx.y) * kTurnTile;
+  const auto* codes = static_cast<const uint8_t*>(in.data) + first_column * in.pitch;
+  const int64_t first_scale =
+      block_of<Config::kBlock>(groups, tile) * in.columns + first_column;
+  auto* output = static_cast<Output*>(in.output) + place * in.columns + first_column;
+#pragma unroll 1
+  for (int32_t first = 0; first < owned; first += kTurnTile) {
+#pragma unroll
+    for (int i = threadIdx.x; i < kTurnTile * kTurnTile / kOctet; i += kThreads) {
+      const int column = i / (kTurnTile / kOctet), octet = i % (kTurnTile / kOctet) * kOctet;
+      const int32_t row = first + octet;
+      if (first_column + column >= in.columns) continue;
+      float values[kOctet] = {};
+      if (row < rows) {
+        const float scale = scale_at<Config::kRule>(
+            in.scale, first_scale + row / Config::kBlock * in.columns + column);
+        decode_octet<Format>(values, codes + column * in.pitch, place + row, scale);
+      }
+      turn_octet(shared, column, octet, values);
+    }
+    __syncthreads();
+    store_turned(shared, output + first * in.columns, in.columns, owned - first,
+                 in.columns - first_column);
+    __syncthreads();
+  }
+}
+
+}  // namespace quantizing
+
+// Lines are a multiple of 8 elements; where turned there are a multiple of 8 of them, too.
+template <class Config>
+static Status launch_dequantize(const DequantizeArguments& in, cudaStream_t stream) {
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  if (in.length % 8 != 0) return {kInvalid, "length: a multiple of 8"};
+  if (Config::kTurned && in.lines % 8 != 0) return {kInvalid, "lines: a multiple of 8"};
+  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.lines_per_scale < 1) return {kInvalid, "lines_per_scale >= 1"};
+  if (in.matrices == 0 || in.lines == 0 || in.length == 0) return {};
+  constexpr int64_t kTile = quantizing::kTurnTile;
+  const int64_t line_tiles = (in.lines + kTile - 1) / kTile;
+  if (line_tiles > 65535 || in.matrices > 65535) return {kInvalid, "lines <= 65535 * 64"};
+  const dim3 grid(unsigned((in.length + kTile - 1) / kTile), unsigned(line_tiles),
+                  unsigned(in.matrices));
+  return quantizing::launch_grid("cudaLaunchKernelEx(dequantize)",
+                                 &quantizing::dequantize_kernel<Config>, grid, quantizing::kThreads,
+                                 in, stream);
+}
+
+template <class Config>
+static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, cudaStream_t stream) {
+  static_assert(Config::kTurned && Config::kBlocks, "blocks of rows of a columnwise copy");
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  if (Status status = quantizing::check_rows(in); !status.ok()) return status;
+  if (in.row_align < Config::kBlock || in.row_align > kTileRows ||
+      (in.row_align & (in.row_align - 1)) != 0) {
+    return {kInvalid, "row_align: a power of two from one block to 128 rows"};
+  }
+  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  return quantizing::launch_tiles("cudaLaunchKernelEx(dequantize_groups)",
+                                  &quantizing::dequantize_groups_kernel<Config>, in, stream,
+                                  quantizing::kTurnTile);
+}
+
+}  // namespace fusegen

@@ -1,0 +1,149 @@
+// What the quantise kernels are launched with; host side, no device code.
+//
+// Rows come in groups: those of `split_sizes` (ragged: input [rows, columns], rows past the last
+// group count as zeros), or, where it is null, `groups` matrices of `rows` rows each (weights;
+// groups = 1: one dense matrix). Scales decode: value = code * scale. With b rows to a block,
+// group g has its first block at begin[g] / b + g of rows / b + groups where ragged, and at
+// g * ceil(rows / b) otherwise. Every element of a copy and of its scales is written; what belongs
+// to no row is code 0 and scale 1 (E8M0 0, E4M3 0).
+#pragma once
+
+#include <cstdint>
+
+#include "status.cuh"
+
+namespace fusegen {
+
+// Which elements share a scale in the rowwise copy, rows x columns; the columnwise copy swaps the
+// two. Stored scales, row-major, with R all rows, B row blocks as above, K columns:
+enum class Scaling {
+  tensor,         // a group: fp32 [groups]
+  row,            // fp32, rowwise [R], columnwise [groups, K]
+  block_1x128,    // fp32, rowwise [R, ceil(K / 128)], columnwise [B, K]
+  block_128x128,  // fp32, one array [B, ceil(K / 128)]
+  mx_1x32,        // E8M0, rowwise [R, ceil(K / 32)], columnwise [B, K]
+  mx_32x32,       // E8M0, one array [B, ceil(K / 32)]
+  nv_1x16,        // E4M3, rowwise [R, ceil(K / 16)], columnwise [B, K]
+  nv_16x16,       // E4M3, one array [B, ceil(K / 16)]
+};
+
+// Rows of the rowwise copy are `pitch` bytes apart. The columnwise copy is transposed: ragged
+// [columns, pitch] with group g at row_align * (begin[g] / row_align + g), otherwise
+// [groups, columns, pitch]. Pitches are multiples of 16 bytes; padding is written up to 15 bytes
+// after a rowwise row, and up to the pitch after a columnwise one.
+struct QuantizedCopy {
+  void* data = nullptr;  // nullptr: this copy is not wanted
+  void* scale = nullptr;
+  int64_t pitch = 0;
+  const float* amax = nullptr;  // tensor, nv: [groups]; row: [R], columnwise [groups, columns]
+};
+
+struct QuantizeArguments {
+  const void* input;
+  const int64_t* split_sizes;  // [groups] on the device
+  int64_t rows;
+  int64_t columns;  // a multiple of 8
+  int64_t groups;
+  QuantizedCopy rowwise;
+  QuantizedCopy columnwise;
+
+  // Rows that groups start at a multiple of in columnwise data: a power of two, at most 128, at
+  // least 16 (32 where codes have 4 bits).
+  int64_t row_align = 32;
+  // Not zero: rowwise scales of blocks of 128 are [ceil(columns / 128), token_pitch] instead, and
+  // rows lie there as in columnwise data.
+  int64_t token_pitch = 0;
+
+  float epsilon = 0;               // an amax below it is raised to it
+  bool power_of_two = false;       // fp32 scales encode with a power of two, rounded down
+  bool round_down = false;         // E8M0 by the OCP rule instead of rounding up
+  const float* scale = nullptr;    // tensor: [groups] that encode, in place of an amax
+  float* folded_amax = nullptr;    // [groups], raised to the amax of the input
+  // Workspace [tiles of 128 rows that there can be, columns]: see launch_row_sums. Ragged there are
+  // rows / 128 + groups + 1 of them, otherwise at least one for each matrix.
+  float* row_sums = nullptr;
+  const int64_t* rng_state = nullptr;  // [seed, offset] on the device, for stochastic rounding
+  bool programmatic_launch = false;
+};
+
+// Adds the partial sums that a quantise launch left in `row_sums`: output [groups, columns].
+struct RowSumArguments {
+  const float* row_sums;
+  void* output;
+  const int64_t* split_sizes;
+  int64_t rows;
+  int64_t columns;
+  int64_t groups;
+  bool programmatic_launch = false;
+};
+
+// Largest magnitudes; NaN counts for nothing. Results must be zero before; nullptr: not wanted.
+struct AmaxArguments {
+  const void* input;
+  const int64_t* split_sizes;
+  int64_t rows;
+  int64_t columns;
+  int64_t groups;
+  float* of_group = nullptr;              // [groups]
+  float* of_row = nullptr;                // [R]
+  float* of_column = nullptr;             // [groups, columns]
+  float* of_transformed_group = nullptr;  // [groups], after the Hadamard transform along rows
+  bool programmatic_launch = false;
+};
+
+// Buffers of floats that are set to zero.
+struct ClearArguments {
+  static constexpr int kMost = 8;
+  float* buffers[kMost] = {};
+  int64_t counts[kMost] = {};
+  int64_t* rng_state = nullptr;  // its offset is raised by rng_steps
+  int64_t rng_steps = 0;
+  bool programmatic_launch = false;
+};
+
+// One step of delayed scaling, after everything that quantised with the old scale.
+struct DelayedArguments {
+  static constexpr int kMostSlots = 1024;
+  float* history;     // [slots, groups]
+  float* scale;       // [groups]
+  const float* amax;  // [groups] of this step
+  int64_t slots;
+  int64_t groups;
+  float max;          // largest value of the format
+  int margin = 0;
+  bool grouped = false;  // a group whose newest amax is 0 does not roll
+  bool programmatic_launch = false;
+};
+
+// Codes back to 16 bits: matrices of lines.
+struct DequantizeArguments {
+  const void* data;   // [matrices, lines, pitch bytes]
+  const void* scale;  // block b of line l of matrix m: [m * matrix + l * line + b * block]
+  void* output;       // [matrices, lines, length], or turned [matrices, length, lines]
+  int64_t matrices;
+  int64_t lines;
+  int64_t length;     // elements of a line, a multiple of 8
+  int64_t pitch;
+  int64_t scale_matrix, scale_line, scale_block;  // strides of scales
+  int64_t lines_per_scale;                        // 1, or the block where blocks are square
+  const float* amax = nullptr;  // [matrices]: a scale of the tensor is undone, too
+  bool programmatic_launch = false;
+};
+
+// The columnwise copy of rows in groups back to 16 bits, rows first again, for a product that runs
+// over padded groups: those start where transposed data has them, and end with zeros.
+struct DequantizeGroupsArguments {
+  const void* data;            // [columns, pitch bytes]
+  const void* scale;           // [blocks of rows, columns]
+  void* output;                // [row_align * (rows / row_align + groups), columns]
+  const int64_t* split_sizes;  // [groups] on the device
+  int64_t* padded_sizes;       // [groups] of the output, or nullptr: not wanted
+  int64_t rows;
+  int64_t columns;             // a multiple of 8
+  int64_t groups;
+  int64_t pitch;
+  int64_t row_align;
+  bool programmatic_launch = false;
+};
+
+}  // namespace fusegen

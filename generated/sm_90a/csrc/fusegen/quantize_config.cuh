@@ -1,0 +1,182 @@
+// What a quantise kernel is instantiated with, and how it makes scales from amaxes and codes from
+// values.
+#pragma once
+
+#include "quantize.h"
+#include "quantize_tile.cuh"
+
+namespace fusegen {
+
+namespace quantizing {
+
+enum class Rule { ratio, mx, nvfp4 };
+
+constexpr int block_size(Scaling scaling) {
+  switch (scaling) {
+    case Scaling::tensor:
+    case Scaling::row: return 0;
+    case Scaling::block_1x128:
+    case Scaling::block_128x128: return 128;
+    case Scaling::mx_1x32:
+    case Scaling::mx_32x32: return 32;
+    case Scaling::nv_1x16:
+    case Scaling::nv_16x16: return 16;
+  }
+  return 0;
+}
+
+constexpr bool is_square(Scaling scaling) {
+  return scaling == Scaling::block_128x128 || scaling == Scaling::mx_32x32 ||
+         scaling == Scaling::nv_16x16;
+}
+
+constexpr Rule rule_of(Scaling scaling) {
+  if (scaling == Scaling::mx_1x32 || scaling == Scaling::mx_32x32) return Rule::mx;
+  if (scaling == Scaling::nv_1x16 || scaling == Scaling::nv_16x16) return Rule::nvfp4;
+  return Rule::ratio;
+}
+
+template <Rule rule>
+struct StoredScale {
+  using Type = uint8_t;
+};
+template <>
+struct StoredScale<Rule::ratio> {
+  using Type = float;
+};
+
+template <class Element>
+inline constexpr float kElementMax = 65504.0f;
+template <>
+inline constexpr float kElementMax<__nv_bfloat16> = 3.38953138925153547590e+38f;
+
+}  // namespace quantizing
+
+template <class Element_, class Format_, Scaling scaling_, bool stochastic = false,
+          bool transformed = false>
+struct QuantizeConfig {
+  using Element = Element_;
+  using Format = Format_;
+  static constexpr Scaling kScaling = scaling_;
+  static constexpr bool kStochastic = stochastic;  // round to E2M1 with random bits
+  static constexpr bool kHadamard = transformed;   // transform the columnwise copy first
+  static constexpr int kBlock = quantizing::block_size(scaling_);  // 0: not in blocks
+  static constexpr bool kSquare = quantizing::is_square(scaling_);
+  static constexpr quantizing::Rule kRule = quantizing::rule_of(scaling_);
+  using Stored = typename quantizing::StoredScale<kRule>::Type;
+
+  static constexpr int kLineBytes = kTileRows * Format::kBits / 8;  // a column of the tile
+  static constexpr int kPieces = kLineBytes / 16;
+  static constexpr int kRunWords = 16 * Format::kBits / 32;  // 16 codes
+  // Registers of what follows a block's loads decide; more blocks on an SM overlap more of them.
+  static constexpr int kBlocksPerSm = stochastic || transformed ? 2 : Format::kBits == 4 ? 3 : 4;
+
+  static_assert(!stochastic || Format::kBits == 4, "stochastic rounding is defined for E2M1");
+  static_assert(!transformed || scaling_ == Scaling::nv_1x16, "transforms span 16 rows, a block");
+  static_assert(kRule != quantizing::Rule::nvfp4 || Format::kBits == 4);
+};
+
+namespace quantizing {
+
+// Amax -> the factor that encodes and the scale that is stored.
+template <class Config>
+struct Scaler {
+  using Stored = typename Config::Stored;
+  struct Scale {
+    float factor;
+    Stored stored;
+  };
+
+  float epsilon;
+  float tensor_scale;  // nvfp4
+  bool power_of_two, round_down;
+
+  __device__ Scaler(const QuantizeArguments& in, const float* amax, int32_t group)
+      : epsilon(in.epsilon), power_of_two(in.power_of_two), round_down(in.round_down) {
+    tensor_scale = 1.0f;
+    if constexpr (Config::kRule == Rule::nvfp4) {
+      if (amax != nullptr && group < in.groups) tensor_scale = nvfp4_tensor_scale(amax[group]);
+    }
+  }
+
+  __device__ __forceinline__ Scale operator()(float amax) const {
+    if constexpr (Config::kRule == Rule::mx) {
+      using Format = typename Config::Format;
+      const uint32_t code = round_down ? e8m0_round_down<Format>(amax)
+                                       : e8m0_round_up(amax * (1.0f / Format::kMax));
+      return {e8m0_inverse(code), Stored(code)};
+    } else if constexpr (Config::kRule == Rule::nvfp4) {
+      const uint32_t code = nvfp4_block_code(amax, tensor_scale);
+      return {nvfp4_block_scale(code, tensor_scale), Stored(code)};
+    } else {
+      constexpr float kLargest =
+          Config::kBlock == 0 ? kFloatMax : kElementMax<typename Config::Element>;
+      const float factor =
+          scale_from_amax(amax, Config::Format::kMax, epsilon, kLargest, power_of_two);
+      return {factor, 1.0f / factor};
+    }
+  }
+};
+
+// Random bytes of one run of 16 elements; stream 0 rowwise, 1 columnwise.
+__device__ inline PhiloxWords draw(const int64_t* rng_state, int64_t run, uint32_t stream) {
+  const int64_t seed = rng_state[0], offset = rng_state[1];
+  return philox({{uint32_t(run), uint32_t(run >> 32), stream, uint32_t(offset)}}, uint32_t(seed),
+                uint32_t(seed >> 32));
+}
+
+// Codes of scaled values, the first in the lowest bits. `random` where rounding is stochastic:
+// bytes for the values, in order.
+template <class Config, int Count>
+__device__ __forceinline__ void encode_values(uint32_t* words, const float (&scaled)[Count],
+                                              [[maybe_unused]] const uint32_t* random) {
+  using Format = typename Config::Format;
+  constexpr int kPerWord = 32 / Format::kBits;
+#pragma unroll
+  for (int i = 0; i < Count; i += 2) {
+    uint32_t pair;
+    if constexpr (Config::kStochastic) {
+      const uint32_t bytes = random[i / 4] >> (i % 4 * 8);
+      pair = encode_stochastic(scaled[i], bytes & 0xFF) |
+             encode_stochastic(scaled[i + 1], bytes >> 8 & 0xFF) << 4;
+    } else {
+      pair = encode_pair<Format>(scaled[i], scaled[i + 1]);
+    }
+    const uint32_t shifted = pair << (i % kPerWord * Format::kBits);
+    words[i / kPerWord] = i % kPerWord == 0 ? shifted : words[i / kPerWord] | shifted;
+  }
+}
+
+// The requirement that a copy breaks, or nullptr.
+template <class Config>
+const char* broken_requirement(const QuantizeArguments& in) {
+  const bool ragged = in.split_sizes != nullptr;
+  const bool rowwise = in.rowwise.data != nullptr, columnwise = in.columnwise.data != nullptr;
+  const bool row = Config::kScaling == Scaling::row;
+  if (in.row_align < kTileRows / Config::kPieces || in.row_align > kTileRows ||
+      (in.row_align & (in.row_align - 1)) != 0) {
+    return "row_align: a power of two from one piece of 16 bytes to 128 rows";
+  }
+  if (in.rows + in.row_align * in.groups > 0x7FFFFFFF) return "padded rows < 2^31";
+  if (in.token_pitch < 0 || in.token_pitch > 0x7FFFFFFF) return "token_pitch < 2^31";
+  for (const int64_t pitch : {in.rowwise.pitch, in.columnwise.pitch}) {
+    if (pitch % 16 != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";
+  }
+  const bool one_scale = Config::kSquare || Config::kScaling == Scaling::tensor;
+  if (!one_scale && rowwise && in.rowwise.scale == nullptr) return "rowwise.scale";
+  if (!one_scale && columnwise && in.columnwise.scale == nullptr) return "columnwise.scale";
+  if (row && rowwise && in.rowwise.amax == nullptr) return "row: rowwise.amax";
+  if (row && columnwise && in.columnwise.amax == nullptr) return "row: columnwise.amax";
+  if (Config::kScaling == Scaling::tensor && in.scale == nullptr && in.rowwise.amax == nullptr &&
+      in.columnwise.amax == nullptr) {
+    return "tensor: a scale or an amax";
+  }
+  if (Config::kStochastic && in.rng_state == nullptr) return "stochastic: rng_state";
+  if (in.token_pitch != 0 && Config::kScaling != Scaling::block_1x128) return "token_pitch = 0";
+  if (in.token_pitch != 0 && !ragged && in.groups != 1) return "token_pitch = 0 for matrices";
+  return nullptr;
+}
+
+}  // namespace quantizing
+
+}  // namespace fusegen

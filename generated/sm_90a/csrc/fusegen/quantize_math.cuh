@@ -1,0 +1,295 @@
+// Arithmetic of the recipes on one element or one block: encoders, scales, random bits, Hadamard.
+//
+// Everything here compiles for the host too, so that the numbers a kernel stores can be checked
+// without a GPU. It must be compiled without contraction and without flushing subnormals: scales
+// reach down to 2^-127.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define FUSEGEN_INLINE __host__ __device__ __forceinline__
+#else
+#define FUSEGEN_INLINE inline
+#endif
+#ifdef __CUDA_ARCH__
+#define FUSEGEN_UNROLL _Pragma("unroll")
+#else
+#define FUSEGEN_UNROLL
+#endif
+
+namespace fusegen {
+
+// ---- formats
+
+// Sign, exponent, mantissa. `kLargest` is the code of the largest finite value; codes that follow
+// it are not finite, and kNan is what NaN becomes, without its sign.
+struct E4M3 {
+  static constexpr int kBits = 8, kMantissa = 3, kBias = 7;
+  static constexpr float kMax = 448.0f;
+  static constexpr uint32_t kLargest = 0x7E, kNan = 0x7F;
+};
+struct E5M2 {
+  static constexpr int kBits = 8, kMantissa = 2, kBias = 15;
+  static constexpr float kMax = 57344.0f;
+  static constexpr uint32_t kLargest = 0x7B, kNan = 0x7F;
+};
+struct E2M1 {
+  static constexpr int kBits = 4, kMantissa = 1, kBias = 1;
+  static constexpr float kMax = 6.0f;
+  static constexpr uint32_t kLargest = 0x7, kNan = 0x7;
+};
+
+inline constexpr float kFloatMax = 3.40282346638528859812e+38f;
+inline constexpr uint32_t kInfinityBits = 0x7F800000u;
+
+FUSEGEN_INLINE uint32_t bits_of(float value) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(value);
+#else
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+#endif
+}
+
+FUSEGEN_INLINE float float_of(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+#endif
+}
+
+FUSEGEN_INLINE bool is_finite(float value) {
+  return (bits_of(value) & kInfinityBits) != kInfinityBits;
+}
+
+// 2^exponent for -149 <= exponent <= 127.
+FUSEGEN_INLINE float power_of_two(int exponent) {
+  return float_of(exponent >= -126 ? uint32_t(exponent + 127) << 23 : 1u << (exponent + 149));
+}
+
+// Round to nearest even, saturated. Below the smallest normal value codes are equidistant: adding
+// a power of two whose unit in the last place is that distance makes the fp32 adder round.
+template <class Format>
+FUSEGEN_INLINE uint32_t encode_in_software(float value) {
+  constexpr int kDropped = 23 - Format::kMantissa;
+  constexpr uint32_t kRebias = uint32_t(127 - Format::kBias) << Format::kMantissa;
+  constexpr uint32_t kSmallestNormal = uint32_t(128 - Format::kBias) << 23;
+  constexpr uint32_t kAdder = uint32_t(127 + 24 - Format::kBias - Format::kMantissa) << 23;
+  const uint32_t bits = bits_of(value);
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > kInfinityBits) return Format::kNan;
+  const uint32_t sign = (bits >> 31) << (Format::kBits - 1);
+  if (float_of(magnitude) >= Format::kMax) return sign | Format::kLargest;
+  if (magnitude < kSmallestNormal) {
+    return sign | (bits_of(float_of(magnitude) + float_of(kAdder)) - kAdder);
+  }
+  const uint32_t half = (1u << (kDropped - 1)) - 1 + ((magnitude >> kDropped) & 1);
+  return sign | (((magnitude + half) >> kDropped) - kRebias);
+}
+
+// Two codes, `low` in the low bits. The hardware converts pairs, to the same codes.
+template <class Format>
+FUSEGEN_INLINE uint32_t encode_pair(float low, float high) {
+  return encode_in_software<Format>(low) | encode_in_software<Format>(high) << Format::kBits;
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+template <>
+__device__ __forceinline__ uint32_t encode_pair<E4M3>(float low, float high) {
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+template <>
+__device__ __forceinline__ uint32_t encode_pair<E5M2>(float low, float high) {
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+#endif
+
+template <class Format>
+FUSEGEN_INLINE uint32_t encode(float value) {
+  return encode_pair<Format>(value, 0.0f) & ((1u << Format::kBits) - 1);
+}
+
+template <class Format>
+FUSEGEN_INLINE float decode(uint32_t code) {
+  constexpr uint32_t kSign = 1u << (Format::kBits - 1);
+  const uint32_t magnitude = code & (kSign - 1);
+  const uint32_t sign = (code & kSign) << (32 - Format::kBits);
+  if (magnitude > Format::kLargest) {
+    const bool infinite = Format::kMantissa == 2 && magnitude == Format::kLargest + 1;
+    return float_of(sign | kInfinityBits | (infinite ? 0u : 1u << 22));
+  }
+  // Read as fp32 bits the code has the wrong bias; a product with a power of two is exact.
+  const float unbiased = float_of(magnitude << (23 - Format::kMantissa));
+  return float_of(bits_of(unbiased * power_of_two(127 - Format::kBias)) | sign);
+}
+
+// fp32 -> bfloat16 -> fp32, nearest even; NaN stays NaN.
+FUSEGEN_INLINE float round_to_bfloat16(float value) {
+  const uint32_t bits = bits_of(value);
+  if ((bits & 0x7FFFFFFFu) > kInfinityBits) return float_of(bits | 1u << 22);
+  return float_of((bits + 0x7FFFu + ((bits >> 16) & 1)) & 0xFFFF0000u);
+}
+
+// ---- fp32 scales
+
+// max / amax, where amax is raised to epsilon; 1 where amax is 0 or infinite. `largest` stands in
+// for a quotient that overflows.
+FUSEGEN_INLINE float scale_from_amax(float amax, float max, float epsilon, float largest,
+                                     bool clear_mantissa) {
+  const float raised = amax < epsilon ? epsilon : amax;
+  if (raised == 0.0f || !is_finite(raised)) return 1.0f;
+  const float quotient = max / raised;
+  const float scale = is_finite(quotient) ? quotient : largest;
+  return clear_mantissa ? float_of(bits_of(scale) & kInfinityBits) : scale;
+}
+
+// The scale after a step of delayed scaling; `margin` counts powers of two.
+FUSEGEN_INLINE float delayed_scale(float amax, float old_scale, float max, int margin) {
+  if (amax == 0.0f || !is_finite(amax)) return old_scale;
+  const float scale = (max / amax) / power_of_two(margin);
+  return is_finite(scale) ? scale : kFloatMax;
+}
+
+// ---- E8M0 scales: the code e stands for 2^(e - 127)
+
+// Biased exponent of v, plus one where a mantissa bit is set. 0xFE is the last finite code; a
+// subnormal of mantissa up to 2^-127 takes code 0, the scale 2^-127.
+FUSEGEN_INLINE uint32_t e8m0_round_up(float v) {
+  const uint32_t bits = bits_of(v) & 0x7FFFFFFFu;
+  if (bits > kInfinityBits) return 0xFF;
+  const uint32_t exponent = bits >> 23;
+  const uint32_t mantissa = bits & 0x7FFFFFu;
+  if (exponent >= 0xFE) return 0xFE;
+  const bool raise = mantissa != 0 && !(exponent == 0 && mantissa <= 0x400000u);
+  return exponent + raise;
+}
+
+// The OCP rule: the exponent of amax less that of the format's largest value; an infinite amax
+// counts as 2^128.
+template <class Format>
+FUSEGEN_INLINE uint32_t e8m0_round_down(float amax) {
+  constexpr int kLargestExponent = int(Format::kLargest >> Format::kMantissa) - Format::kBias;
+  const int exponent = int((bits_of(amax) & 0x7FFFFFFFu) >> 23) - kLargestExponent;
+  return uint32_t(exponent < 0 ? 0 : exponent);
+}
+
+// The multiplier of the block is e8m0_inverse(e) = 2^(127 - e), subnormal at 254 and 255.
+FUSEGEN_INLINE float e8m0_inverse(uint32_t e) {
+  return float_of(e < 254 ? (254u - e) << 23 : 0x800000u >> (e - 253));
+}
+
+FUSEGEN_INLINE float e8m0_value(uint32_t e) {
+  if (e == 0xFF) return float_of(kInfinityBits | 1u << 22);
+  return float_of(e == 0 ? 0x400000u : e << 23);
+}
+
+// ---- NVFP4 scales: one fp32 per tensor or group, one E4M3 per block
+
+FUSEGEN_INLINE float nvfp4_tensor_scale(float amax) {
+  if (amax == 0.0f || !is_finite(amax)) return 1.0f;
+  const float scale = (E4M3::kMax * E2M1::kMax) / amax;
+  return scale < kFloatMax ? scale : kFloatMax;
+}
+
+// The E4M3 code of a block's decoding scale.
+FUSEGEN_INLINE uint32_t nvfp4_block_code(float block_amax, float tensor_scale) {
+  return encode<E4M3>(block_amax * (tensor_scale * (1.0f / 6.0f)));
+}
+
+// What elements are multiplied with before they are encoded.
+FUSEGEN_INLINE float nvfp4_block_scale(uint32_t block_code, float tensor_scale) {
+  const float scale = 1.0f / (decode<E4M3>(block_code) * (1.0f / tensor_scale));
+  return scale < kFloatMax ? scale : kFloatMax;
+}
+
+// ---- random bits and stochastic rounding
+
+struct PhiloxWords {
+  uint32_t words[4];
+};
+
+FUSEGEN_INLINE uint32_t high_product(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  return __umulhi(a, b);
+#else
+  return uint32_t((uint64_t(a) * b) >> 32);
+#endif
+}
+
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+FUSEGEN_INLINE PhiloxWords philox(PhiloxWords counter, uint32_t key_low, uint32_t key_high) {
+  uint32_t* c = counter.words;
+FUSEGEN_UNROLL
+  for (int round = 0; round < 10; ++round) {
+    const uint32_t low0 = c[0] * 0xD2511F53u, high0 = high_product(c[0], 0xD2511F53u);
+    const uint32_t low1 = c[2] * 0xCD9E8D57u, high1 = high_product(c[2], 0xCD9E8D57u);
+    c[0] = high1 ^ c[1] ^ key_low;
+    c[2] = high0 ^ c[3] ^ key_high;
+    c[1] = low1;
+    c[3] = low0;
+    key_low += 0x9E3779B9u;
+    key_high += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+// Byte `index` of 16.
+FUSEGEN_INLINE uint32_t random_byte(const PhiloxWords& random, int index) {
+  return (random.words[index / 4] >> (index % 4 * 8)) & 0xFF;
+}
+
+// E2M1 with the probability of rounding up equal to the position between two codes, to 1 / 256:
+// a uniform part of a step is added, then the sum is cut off onto its own grid.
+FUSEGEN_INLINE uint32_t encode_stochastic(float value, uint32_t byte) {
+  const uint32_t bits = bits_of(value);
+  const float magnitude = float_of(bits & 0x7FFFFFFFu);
+  if (magnitude != magnitude) return E2M1::kNan;
+  const uint32_t sign = (bits >> 31) << 3;
+  const float bounded = magnitude < E2M1::kMax ? magnitude : E2M1::kMax;
+  const float step = bounded < 2.0f ? 0.5f : bounded < 4.0f ? 1.0f : 2.0f;
+  const float sum = bounded + float(byte) * (1.0f / 256.0f) * step;
+  if (sum >= E2M1::kMax) return sign | E2M1::kLargest;
+  if (sum < 1.0f) return sign | uint32_t(sum >= 0.5f);
+  return sign | ((bits_of(sum) >> 22) - (uint32_t(127 - E2M1::kBias) << E2M1::kMantissa));
+}
+
+// ---- Hadamard
+
+inline constexpr int kHadamard = 16;
+
+// values <- round_bf16((values * signs) H / 4), H of order 16 in Sylvester order. The order of the
+// butterflies is part of the result.
+FUSEGEN_INLINE void hadamard(float (&values)[kHadamard]) {
+  constexpr uint32_t kNegative = 0xD7E8;  // + + + - + - - - - - - + - + - -, bit i set: minus
+FUSEGEN_UNROLL
+  for (int i = 0; i < kHadamard; ++i) {
+    if (kNegative >> i & 1) values[i] = -values[i];
+  }
+FUSEGEN_UNROLL
+  for (int stride = 1; stride < kHadamard; stride *= 2) {
+FUSEGEN_UNROLL
+    for (int i = 0; i < kHadamard; ++i) {
+      if (i & stride) continue;
+      const float a = values[i], b = values[i + stride];
+      values[i] = a + b;
+      values[i + stride] = a - b;
+    }
+  }
+FUSEGEN_UNROLL
+  for (int i = 0; i < kHadamard; ++i) values[i] = round_to_bfloat16(values[i] * 0.25f);
+}
+
+}  // namespace fusegen
+
+#undef FUSEGEN_INLINE
+#undef FUSEGEN_UNROLL

@@ -1,0 +1,81 @@
+// Small kernels around quantisation: cleared buffers, the state of delayed scaling and of random
+// numbers.
+#pragma once
+
+#include "quantize.h"
+#include "quantize_tile.cuh"
+
+namespace fusegen {
+
+namespace quantizing {
+
+static __global__ void __launch_bounds__(kThreads)
+    clear_kernel(const __grid_constant__ ClearArguments in) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+#pragma unroll
+  for (int b = 0; b < ClearArguments::kMost; ++b) {
+    for (int64_t i = first; i < in.counts[b]; i += step) in.buffers[b][i] = 0.0f;
+  }
+  if (first == 0 && in.rng_state != nullptr) in.rng_state[1] += in.rng_steps;
+}
+
+// One block per group, the whole history of a group in registers while it rolls.
+static __global__ void __launch_bounds__(kThreads)
+    delayed_kernel(const __grid_constant__ DelayedArguments in) {
+  constexpr int kEach = DelayedArguments::kMostSlots / kThreads;
+  __shared__ float scratch[kWarps];
+  const int64_t group = blockIdx.x;
+  wait_for_previous_kernel();
+  const float newest = fmaxf(in.history[group], in.amax[group]);  // slot 0 is empty between steps
+  float kept[kEach];
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int64_t slot = i * kThreads + threadIdx.x;
+    kept[i] = slot == 0 ? newest : slot < in.slots ? in.history[slot * in.groups + group] : 0.0f;
+    largest = fmaxf(largest, kept[i]);
+  }
+  largest = warp_amax(largest);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = largest;
+  __syncthreads();  // every slot has been read, too
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, scratch[w]);
+  if (threadIdx.x == 0) {
+    in.scale[group] = delayed_scale(largest, in.scale[group], in.max, in.margin);
+  }
+  if (in.grouped && newest == 0.0f) return;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int64_t slot = i * kThreads + threadIdx.x;
+    if (slot >= in.slots) continue;
+    if (slot != 1) in.history[(slot == 0 ? in.slots - 1 : slot - 1) * in.groups + group] = kept[i];
+    if (slot == 0) in.history[group] = 0.0f;
+  }
+}
+
+}  // namespace quantizing
+
+[[maybe_unused]] static Status launch_clear(const ClearArguments& in, cudaStream_t stream) {
+  constexpr int64_t kMostBlocks = 132;
+  int64_t most = 1;
+  for (const int64_t count : in.counts) most = count > most ? count : most;
+  const int64_t blocks = (most + quantizing::kThreads - 1) / quantizing::kThreads;
+  const dim3 grid(unsigned(blocks < kMostBlocks ? blocks : kMostBlocks));
+  return quantizing::launch_grid("cudaLaunchKernelEx(clear)", &quantizing::clear_kernel, grid,
+                                 quantizing::kThreads, in, stream);
+}
+
+[[maybe_unused]] static Status launch_delayed(const DelayedArguments& in, cudaStream_t stream) {
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  if (in.slots < 1 || in.slots > DelayedArguments::kMostSlots) {
+    return {kInvalid, "1 <= slots <= 1024"};
+  }
+  if (in.groups < 1) return {kInvalid, "groups >= 1"};
+  return quantizing::launch_grid("cudaLaunchKernelEx(delayed)", &quantizing::delayed_kernel,
+                                 dim3(unsigned(in.groups)), quantizing::kThreads, in, stream);
+}
+
+}  // namespace fusegen

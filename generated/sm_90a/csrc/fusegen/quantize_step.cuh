@@ -1,0 +1,178 @@
+// A quantise step: amaxes where scales span more than a tile, the quantise kernel, and after it the
+// state of delayed scaling and sums over rows. Each is a kernel of its own, in the order of the stream.
+#pragma once
+
+#include "amax_sm90.cuh"
+#include "quantize_sm90.cuh"
+#include "quantize_state.cuh"
+#include "quantize_step.h"
+#include "row_sums.cuh"
+
+namespace fusegen {
+
+namespace quantizing {
+
+inline AmaxArguments amax_arguments(const QuantizeArguments& in) {
+  AmaxArguments out{};
+  out.input = in.input;
+  out.split_sizes = in.split_sizes;
+  out.rows = in.rows;
+  out.columns = in.columns;
+  out.groups = in.groups;
+  return out;
+}
+
+// Rows of the whole input: those of all matrices where there are several.
+inline int64_t all_rows(const QuantizeArguments& in) {
+  return in.split_sizes != nullptr ? in.rows : in.rows * in.groups;
+}
+
+// One scale per group, from the group's own amax.
+template <class Config>
+Status quantize_current(QuantizeStepArguments in, cudaStream_t stream) {
+  ClearArguments clear{};
+  clear.buffers[0] = in.amax;
+  clear.counts[0] = in.quantize.groups;
+  if (Status status = launch_clear(clear, stream); !status.ok()) return status;
+  AmaxArguments amax = amax_arguments(in.quantize);
+  amax.of_group = in.amax;
+  Status status = launch_amax<typename Config::Element>(amax, stream);
+  if (!status.ok()) return status;
+  in.quantize.rowwise.amax = in.amax;
+  in.quantize.columnwise.amax = in.amax;
+  return launch_quantize<Config>(in.quantize, stream);
+}
+
+// One scale per group that is given, or from a history that this step's amax joins; without a
+// history the amax itself may not be wanted.
+template <class Config>
+Status quantize_delayed(QuantizeStepArguments in, cudaStream_t stream) {
+  if (in.amax != nullptr) {
+    ClearArguments clear{};
+    clear.buffers[0] = in.amax;
+    clear.counts[0] = in.quantize.groups;
+    if (Status status = launch_clear(clear, stream); !status.ok()) return status;
+  }
+  if (in.history != nullptr) in.quantize.scale = in.scale;
+  in.quantize.folded_amax = in.amax;
+  Status status = launch_quantize<Config>(in.quantize, stream);
+  if (!status.ok() || in.history == nullptr || !in.update) return status;
+  DelayedArguments delayed{};
+  delayed.history = in.history;
+  delayed.scale = in.scale;
+  delayed.amax = in.amax;
+  delayed.slots = in.slots;
+  delayed.groups = in.quantize.groups;
+  delayed.max = in.max;
+  delayed.margin = in.margin;
+  delayed.grouped = in.grouped;
+  return launch_delayed(delayed, stream);
+}
+
+// One scale per row, and per column of a group.
+template <class Config>
+Status quantize_rows(QuantizeStepArguments in, cudaStream_t stream) {
+  const bool rowwise = in.quantize.rowwise.data != nullptr;
+  const bool columnwise = in.quantize.columnwise.data != nullptr;
+  AmaxArguments amax = amax_arguments(in.quantize);
+  amax.of_row = rowwise ? in.row_amax : nullptr;
+  amax.of_column = columnwise ? in.column_amax : nullptr;
+  ClearArguments clear{};
+  clear.buffers[0] = amax.of_row;
+  clear.counts[0] = rowwise ? all_rows(in.quantize) : 0;
+  clear.buffers[1] = amax.of_column;
+  clear.counts[1] = columnwise ? in.quantize.groups * in.quantize.columns : 0;
+  if (Status status = launch_clear(clear, stream); !status.ok()) return status;
+  Status status = launch_amax<typename Config::Element>(amax, stream);
+  if (!status.ok()) return status;
+  in.quantize.rowwise.amax = amax.of_row;
+  in.quantize.columnwise.amax = amax.of_column;
+  return launch_quantize<Config>(in.quantize, stream);
+}
+
+// Amaxes of groups, and where the columnwise copy is of a transform, of that.
+template <class Config>
+Status group_amaxes(const QuantizeStepArguments& in, cudaStream_t stream) {
+  const bool both = in.rowwise_amax != nullptr && in.columnwise_amax != nullptr;
+  AmaxArguments amax = amax_arguments(in.quantize);
+  if (Config::kHadamard && in.columnwise_amax != nullptr) {
+    amax.of_group = in.rowwise_amax;
+    amax.of_transformed_group = in.columnwise_amax;
+    return launch_amax<typename Config::Element, Config::kHadamard>(amax, stream);
+  }
+  amax.of_group = in.rowwise_amax != nullptr ? in.rowwise_amax : in.columnwise_amax;
+  Status status = launch_amax<typename Config::Element>(amax, stream);
+  if (!status.ok() || !both) return status;
+  const cudaError_t error =
+      cudaMemcpyAsync(in.columnwise_amax, in.rowwise_amax, size_t(in.quantize.groups) * sizeof(float),
+                      cudaMemcpyDeviceToDevice, stream);
+  return {static_cast<int>(error), "cudaMemcpyAsync(amax)"};
+}
+
+// Scales of blocks under one of the group; the random numbers move on afterwards.
+template <class Config>
+Status quantize_two_levels(QuantizeStepArguments in, cudaStream_t stream) {
+  ClearArguments clear{};
+  clear.buffers[0] = in.rowwise_amax;
+  clear.counts[0] = in.rowwise_amax != nullptr ? in.quantize.groups : 0;
+  clear.buffers[1] = in.columnwise_amax;
+  clear.counts[1] = in.columnwise_amax != nullptr ? in.quantize.groups : 0;
+  Status status = launch_clear(clear, stream);
+  if (status.ok()) status = group_amaxes<Config>(in, stream);
+  if (!status.ok()) return status;
+  in.quantize.rowwise.amax = in.rowwise_amax;
+  in.quantize.columnwise.amax = in.columnwise_amax;
+  in.quantize.rng_state = in.rng_state;
+  status = launch_quantize<Config>(in.quantize, stream);
+  if (!status.ok() || in.rng_state == nullptr || !in.update) return status;
+  ClearArguments advance{};
+  advance.rng_state = in.rng_state;
+  advance.rng_steps = 1;
+  return launch_clear(advance, stream);
+}
+
+template <class Config>
+Status sum_rows(const QuantizeStepArguments& in, cudaStream_t stream) {
+  RowSumArguments sums{};
+  sums.row_sums = in.quantize.row_sums;
+  sums.output = in.sums;
+  sums.split_sizes = in.quantize.split_sizes;
+  sums.rows = in.quantize.rows;
+  sums.columns = in.quantize.columns;
+  sums.groups = in.quantize.groups;
+  return launch_row_sums<typename Config::Element>(sums, stream);
+}
+
+template <class Config>
+Status quantize_by_scaling(const QuantizeStepArguments& in, cudaStream_t stream) {
+  if constexpr (Config::kScaling == Scaling::tensor) {
+    const bool kept = in.history != nullptr || in.quantize.scale != nullptr;
+    return kept ? quantize_delayed<Config>(in, stream) : quantize_current<Config>(in, stream);
+  } else if constexpr (Config::kScaling == Scaling::row) {
+    return quantize_rows<Config>(in, stream);
+  } else if constexpr (Config::kRule == Rule::nvfp4) {
+    return quantize_two_levels<Config>(in, stream);
+  } else {
+    return launch_quantize<Config>(in.quantize, stream);
+  }
+}
+
+// A copy without elements has no address, which would read as not wanted; its scales may have one.
+inline void want_empty(QuantizedCopy& copy) {
+  if (copy.data == nullptr) copy.data = copy.scale;
+}
+
+}  // namespace quantizing
+
+template <class Config>
+static Status launch_quantize_step(QuantizeStepArguments in, cudaStream_t stream) {
+  if (in.quantize.rows == 0) {
+    quantizing::want_empty(in.quantize.rowwise);
+    quantizing::want_empty(in.quantize.columnwise);
+  }
+  if (in.sums == nullptr) in.quantize.row_sums = nullptr;
+  const Status status = quantizing::quantize_by_scaling<Config>(in, stream);
+  return status.ok() && in.sums != nullptr ? quantizing::sum_rows<Config>(in, stream) : status;
+}
+
+}  // namespace fusegen

@@ -1,0 +1,320 @@
+// What the quantise and amax kernels share: a tile of 128 rows and 128 columns in registers.
+//
+// 8 warps own 16 rows each, a lane 4 neighbouring columns, so that a warp reads and writes whole
+// lines, 16 rows of a column (a block, or half of one) stay in one thread, and a row in one warp.
+// Amaxes are taken on packed pairs of 16-bit elements: max keeps the operand that is not NaN.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "quantize_math.cuh"
+#include "quantize_places.cuh"
+#include "status.cuh"
+
+namespace fusegen {
+
+namespace quantizing {
+
+inline constexpr unsigned kAll = 0xffffffffu;
+inline constexpr int kWarps = 8;
+inline constexpr int kThreads = kWarps * 32;
+inline constexpr int kWarpRows = 16;
+inline constexpr int kLaneColumns = 4;
+inline constexpr int kTileColumns = 32 * kLaneColumns;
+// Row tiles that run side by side: their pieces of transposed lines are neighbours in memory.
+inline constexpr int kSuperRow = 8;
+static_assert(kWarps * kWarpRows == kTileRows);
+static_assert(kTileColumns == 128, "a block of 128 columns is one tile");
+
+// Blocks x: row tiles of a super-row, y: column tiles, z: super-rows.
+__host__ __device__ inline int32_t row_tiles(const RowGroups& groups) {
+  if (groups.ragged()) return groups.rows / kTileRows + groups.groups + 1;
+  return groups.groups * tiles_of_matrix(groups);
+}
+
+// First row of the first of a lane's groups. Called by one whole warp of a ragged launch.
+__device__ inline int32_t lane_begin(const RowGroups& groups, LaneGroups own, int lane) {
+  int32_t rows_end = lane_rows(groups, own);
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int32_t before = __shfl_up_sync(kAll, rows_end, distance);
+    if (lane >= distance) rows_end = min(rows_end + before, groups.rows);
+  }
+  const int32_t begin = __shfl_up_sync(kAll, rows_end, 1);
+  return lane == 0 ? 0 : begin;
+}
+
+// Called by one whole warp of a ragged launch.
+__device__ inline void find_tile(const RowGroups& groups, int32_t index, int lane, RowTile* found) {
+  const LaneGroups own = lane_groups(groups, lane);
+  const int32_t begin = lane_begin(groups, own, lane);
+  const int32_t tiles = lane_tiles(groups, own, begin);
+  int32_t tiles_end = tiles;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int32_t before = __shfl_up_sync(kAll, tiles_end, distance);
+    if (lane >= distance) tiles_end += before;
+  }
+  if (lane == 31 && index >= tiles_end) found->group = -1;
+  if (index < tiles_end && index >= tiles_end - tiles) {
+    *found = lane_tile(groups, own, begin, tiles_end - tiles, index);
+  }
+}
+
+// The same tile for all threads of the block; `shared` is one RowTile in shared memory.
+__device__ inline RowTile block_tile(const RowGroups& groups, RowTile* shared) {
+  const int32_t index = blockIdx.z * kSuperRow + blockIdx.x;
+  if (!groups.ragged()) {
+    return index < row_tiles(groups) ? matrix_tile(groups, index) : RowTile{-1, 0, 0, 0, index};
+  }
+  if (threadIdx.x < 32) find_tile(groups, index, threadIdx.x, shared);
+  __syncthreads();
+  return *shared;
+}
+
+// A global address whose origin is hidden. Otherwise the compiler puts every row's address together
+// anew from the block's and the warp's first rows, four instructions where one is enough.
+template <class T>
+__device__ __forceinline__ T* opaque(T* address) {
+#ifdef __CUDA_ARCH__
+  asm("" : "+l"(address));
+  __builtin_assume(__isGlobal(address));
+#endif
+  return address;
+}
+
+// ---- one element
+
+__device__ inline void narrow(float value, float* to) { *to = value; }
+__device__ inline void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
+__device__ inline void narrow(float value, __half* to) { *to = __float2half_rn(value); }
+
+// ---- pairs of elements
+
+template <class Pair>
+__device__ __forceinline__ Pair pair_of(uint32_t bits) {
+  Pair pair;
+  static_assert(sizeof pair == sizeof bits);
+  memcpy(&pair, &bits, sizeof pair);
+  return pair;
+}
+template <class Pair>
+__device__ __forceinline__ uint32_t bits(const Pair& pair) {
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof bits);
+  return bits;
+}
+
+template <class Element>
+__device__ __forceinline__ uint32_t maximum(uint32_t a, uint32_t b);
+template <>
+__device__ __forceinline__ uint32_t maximum<__nv_bfloat16>(uint32_t a, uint32_t b) {
+  return bits(__hmax2(pair_of<__nv_bfloat162>(a), pair_of<__nv_bfloat162>(b)));
+}
+template <>
+__device__ __forceinline__ uint32_t maximum<__half>(uint32_t a, uint32_t b) {
+  return bits(__hmax2(pair_of<__half2>(a), pair_of<__half2>(b)));
+}
+
+// |pair|, NaN and all; the next maximum with a number drops NaN.
+__device__ __forceinline__ uint32_t magnitude(uint32_t pair) { return pair & 0x7FFF7FFFu; }
+
+template <class Element>
+__device__ __forceinline__ float widen_low(uint32_t pair);
+template <class Element>
+__device__ __forceinline__ float widen_high(uint32_t pair);
+template <>
+__device__ __forceinline__ float widen_low<__nv_bfloat16>(uint32_t pair) {
+  return __uint_as_float(pair << 16);
+}
+template <>
+__device__ __forceinline__ float widen_high<__nv_bfloat16>(uint32_t pair) {
+  return __uint_as_float(pair & 0xFFFF0000u);
+}
+template <>
+__device__ __forceinline__ float widen_low<__half>(uint32_t pair) {
+  return __half2float(__ushort_as_half(uint16_t(pair)));
+}
+template <>
+__device__ __forceinline__ float widen_high<__half>(uint32_t pair) {
+  return __half2float(__ushort_as_half(uint16_t(pair >> 16)));
+}
+
+template <class Element>
+__device__ __forceinline__ float widen(uint32_t pair, bool high) {
+  return high ? widen_high<Element>(pair) : widen_low<Element>(pair);
+}
+
+// ---- a thread's part of the tile
+
+template <class Element>
+struct Values {
+  uint32_t pairs[kWarpRows][2];  // 4 columns of each of 16 rows
+
+  // Rows from `rows` on and columns from `columns` on are zeros; both are counted from the tile's.
+  __device__ __forceinline__ void load(const Element* tile, uint32_t row_elements, int rows,
+                                       int columns) {
+    const int warp_row = threadIdx.x / 32 * kWarpRows;
+    const int column = threadIdx.x % 32 * kLaneColumns;
+    const int count = column < columns ? rows - warp_row : 0;
+    const uint32_t pitch = row_elements * sizeof(Element);
+    const char* from =
+        opaque(reinterpret_cast<const char*>(tile + column) + uint64_t(pitch) * warp_row);
+    if (count >= kWarpRows) {
+#pragma unroll
+      for (int r = 0; r < kWarpRows; ++r) load_row(r, from + uint64_t(pitch) * r);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kWarpRows; ++r) {
+        pairs[r][0] = pairs[r][1] = 0;
+        if (r < count) load_row(r, from + uint64_t(pitch) * r);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_row(int r, const char* from) {
+    const uint2 loaded = __ldg(reinterpret_cast<const uint2*>(from));
+    pairs[r][0] = loaded.x;
+    pairs[r][1] = loaded.y;
+  }
+
+  __device__ __forceinline__ float at(int row, int column) const {
+    return widen<Element>(pairs[row][column / 2], column % 2);
+  }
+
+  // Amaxes of this thread's rows 2i (low) and 2i + 1 (high).
+  __device__ __forceinline__ uint32_t row_pair_amax(int i) const {
+    const uint32_t even = maximum<Element>(magnitude(pairs[2 * i][0]), magnitude(pairs[2 * i][1]));
+    const uint32_t odd =
+        maximum<Element>(magnitude(pairs[2 * i + 1][0]), magnitude(pairs[2 * i + 1][1]));
+    const uint32_t larger =
+        maximum<Element>(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
+    return maximum<Element>(larger, 0);
+  }
+
+  // Amaxes of columns 2i (low) and 2i + 1 (high).
+  __device__ __forceinline__ uint32_t column_pair_amax(int i) const {
+    uint32_t amax = 0;
+#pragma unroll
+    for (int r = 0; r < kWarpRows; ++r) amax = maximum<Element>(amax, magnitude(pairs[r][i]));
+    return amax;
+  }
+
+  __device__ __forceinline__ float amax() const {
+    const uint32_t pair = maximum<Element>(column_pair_amax(0), column_pair_amax(1));
+    return fmaxf(widen_low<Element>(pair), widen_high<Element>(pair));
+  }
+};
+
+// Largest of non-negative values over a warp.
+__device__ __forceinline__ float warp_amax(float value) {
+  return __uint_as_float(__reduce_max_sync(kAll, __float_as_uint(value)));
+}
+
+__device__ __forceinline__ void raise(float* to, float amax) {
+  if (amax > 0.0f) atomicMax(reinterpret_cast<unsigned*>(to), __float_as_uint(amax));
+}
+
+// Raises *to to the largest value of the block; `scratch` has a float for every warp.
+__device__ __forceinline__ void raise_by_block(float* to, float amax, float* scratch) {
+  const float largest = warp_amax(amax);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = largest;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const float all = warp_amax(threadIdx.x < kWarps ? scratch[threadIdx.x] : 0.0f);
+    if (threadIdx.x == 0) raise(to, all);
+  }
+  __syncthreads();
+}
+
+// Amaxes of a warp's 16 rows over runs of Lanes lanes, spread over those lanes: half of what is
+// left changes hands at every step. Lane l of a run ends with the pairs of rows
+// [first_pair, first_pair + kPairs); with 32 lanes four lanes end with the same.
+template <class Element, int Lanes>
+struct RowAmaxes {
+  static_assert(Lanes == 4 || Lanes == 8 || Lanes == 32);
+  static constexpr int kPairs = Lanes >= 8 ? 1 : 8 / Lanes;
+  static constexpr int kCopies = Lanes >= 8 ? Lanes / 8 : 1;
+
+  uint32_t pairs[8];
+
+  __device__ __forceinline__ static int first_pair(int lane) {
+    return lane % Lanes / kCopies * kPairs;
+  }
+
+  __device__ __forceinline__ explicit RowAmaxes(const Values<Element>& values) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) pairs[i] = values.row_pair_amax(i);
+    int count = 8;
+#pragma unroll
+    for (int distance = Lanes / 2; distance > 0; distance /= 2) {
+      const bool upper = threadIdx.x & distance;
+      if (count == 1) {
+        pairs[0] = maximum<Element>(pairs[0], __shfl_xor_sync(kAll, pairs[0], distance));
+        continue;
+      }
+      count /= 2;
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const uint32_t sent = upper ? pairs[i] : pairs[i + count];
+        const uint32_t kept = upper ? pairs[i + count] : pairs[i];
+        pairs[i] = maximum<Element>(kept, __shfl_xor_sync(kAll, sent, distance));
+      }
+    }
+  }
+};
+
+// Any launch of one kernel whose parameter is its arguments.
+template <class Arguments>
+Status launch_grid(const char* call, void (*kernel)(Arguments), dim3 blocks, int threads,
+                   const Arguments& in, cudaStream_t stream) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(unsigned(threads));
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = in.programmatic_launch ? 1 : 0;
+  return {static_cast<int>(cudaLaunchKernelEx(&config, kernel, in)), call};
+}
+
+template <class Arguments>
+Status check_rows(const Arguments& in) {
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  constexpr int64_t kMostRows = int64_t(1) << 30;
+  if (in.rows < 0 || in.rows > kMostRows) return {kInvalid, "0 <= rows <= 2^30"};
+  if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
+  if (in.columns < 8 || in.columns % 8 != 0) return {kInvalid, "columns: a multiple of 8"};
+  return {};
+}
+
+// One block of threads per tile of 128 rows and `width` columns.
+template <class Arguments>
+Status launch_tiles(const char* call, void (*kernel)(Arguments), const Arguments& in,
+                    cudaStream_t stream, int width = kTileColumns) {
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  const int64_t tiles = row_tiles({in.split_sizes, int32_t(in.rows), int32_t(in.groups)});
+  const int64_t super_rows = (tiles + kSuperRow - 1) / kSuperRow;
+  const int64_t column_tiles = (in.columns + width - 1) / width;
+  if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};
+  if (column_tiles > 65535) return {kInvalid, "columns: at most 65535 tiles"};
+  return launch_grid(call, kernel, dim3(kSuperRow, unsigned(column_tiles), unsigned(super_rows)),
+                     kThreads, in, stream);
+}
+
+__device__ __forceinline__ void wait_for_previous_kernel() {
+  cudaGridDependencySynchronize();
+}
+__device__ __forceinline__ void let_next_kernel_start() {
+  cudaTriggerProgrammaticLaunchCompletion();
+}
+
+}  // namespace quantizing
+
+}  // namespace fusegen
