@@ -15,9 +15,26 @@
 
 namespace fusegen {
 
-// 1 / (1 + e^-x). expf overflows to infinity below x = -88.7, where the quotient is 0: the true value there
-// is subnormal.
-FUSEGEN_INLINE float sigmoid(float x) { return 1.0f / (1.0f + ::expf(-x)); }
+// 1 / y for 1 <= y <= 2, rounded to nearest. The compiler's own division has a branch for the ends of the
+// range, which keeps one element from overlapping the next.
+FUSEGEN_INLINE float reciprocal_from_1_to_2(float y) {
+#ifdef __CUDA_ARCH__
+  float estimate;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(y));
+  return ::fmaf(estimate, ::fmaf(-y, estimate, 1.0f), estimate);
+#else
+  return 1.0f / y;
+#endif
+}
+
+// 1 / (1 + e^-x), for negative x as e^x / (1 + e^x): the exponential stays in [0, 1]. Zero where e^-x would
+// overflow, as it is for PyTorch: the true value there is subnormal.
+FUSEGEN_INLINE float sigmoid(float x) {
+  constexpr float kOverflow = -88.7228394f;
+  const float exponential = x < kOverflow ? 0.0f : ::expf(-::fabsf(x));
+  const float positive = reciprocal_from_1_to_2(1.0f + exponential);
+  return x >= 0.0f ? positive : exponential * positive;
+}
 
 FUSEGEN_INLINE float tanh(float x) { return ::tanhf(x); }
 
