@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "pointwise.h"
 
@@ -64,12 +65,23 @@ __device__ __forceinline__ void load(float (&to)[N], const void* base, int64_t i
   for (int i = 0; i < N; ++i) to[i] = widen(pack.values[i]);
 }
 
+// As words of 16 bytes, by name: the compiler stores a struct of 16-bit elements piece by piece.
 template <class Element, int N>
 __device__ __forceinline__ void store(const float (&from)[N], void* base, int64_t index) {
   Pack<Element, N> pack;
 #pragma unroll
   for (int i = 0; i < N; ++i) narrow(from[i], &pack.values[i]);
-  *reinterpret_cast<Pack<Element, N>*>(static_cast<Element*>(base) + index) = pack;
+  Element* const to = static_cast<Element*>(base) + index;
+  if constexpr (sizeof(pack) % sizeof(uint4) == 0) {
+#pragma unroll
+    for (int word = 0; word < int(sizeof(pack) / sizeof(uint4)); ++word) {
+      uint4 bits;
+      memcpy(&bits, reinterpret_cast<const char*>(&pack) + word * sizeof bits, sizeof bits);
+      __stwb(reinterpret_cast<uint4*>(to) + word, bits);
+    }
+  } else {
+    *reinterpret_cast<Pack<Element, N>*>(to) = pack;
+  }
 }
 
 // Where (row, column) of an operand stands.
