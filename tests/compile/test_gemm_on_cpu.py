@@ -81,7 +81,6 @@ SMALL_PLAIN = "128, 128, 64, 2, Schedule::pingpong"
 WIDE = "128, 256, 128, 2, Schedule::cooperative"
 WIDE_ALONE = "128, 256, 128, 1, Schedule::cooperative"
 NARROW = "128, 128, 128, 2, Schedule::cooperative"
-OVERLAPPED = "128, 192, 128, 2, Schedule::cooperative"
 TURNS = "128, 192, 128, 2, Schedule::pingpong"
 TURNS_NARROW = "128, 128, 128, 2, Schedule::pingpong"
 
@@ -109,10 +108,6 @@ PRODUCTS = (
     Product(Family.PLAIN, "wgrad", TURNS_PLAIN, store="fp32"),
     Product(Family.SPLIT, "wgrad", NARROW, "block", "e5m2_e4m3", store="add"),
     Product(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3", store="fp32"),
-    Product(Family.SPLIT, "fprop", OVERLAPPED, "row", "e4m3_e4m3"),
-    Product(Family.SPLIT, "dgrad", OVERLAPPED, "tensor", "e5m2_e4m3"),
-    Product(Family.SPLIT, "wgrad", OVERLAPPED, "block", "e4m3_e4m3"),
-    Product(Family.SPLIT, "wgrad", OVERLAPPED, "tensor", "e5m2_e4m3", store="add"),
 )
 
 
@@ -177,7 +172,7 @@ FAULTS = (
     # Stages whose scales were read are never given back.
     Fault(
         "mainloop_fp8_sm90.cuh",
-        "if (Sum::kReadsStage) release_stage(at.slot);",
+        "if (Sum::kReadsStage) release_stage();",
         "",
         BLOCK_WGRAD,
         "deadlock:",

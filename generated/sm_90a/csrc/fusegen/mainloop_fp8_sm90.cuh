@@ -1,12 +1,10 @@
 // FP8 operands from global memory into stages (one thread), and from stages through the tensor
 // cores into accumulators (one warpgroup).
 //
-// Fast accumulation is the mainloop of 16-bit operands. Split accumulation runs the MMAs of a part
-// of the columns and one stage (128 of the contraction) into a set of its own and adds that to the
-// total. Parts of 128 columns let a tile be 256 wide with 128 registers of total and 64 of partial
-// sums, and give each part one scale of a weight: while a warpgroup adds, the other one's MMAs run.
-// Tiles 192 wide have two parts of 96 columns and registers for both: while one is added the MMAs of
-// the other run, whatever the other warpgroup does.
+// Fast accumulation is the mainloop of 16-bit operands. Split accumulation runs the MMAs of 128
+// columns and one stage (128 of the contraction) into a set of its own and adds that to the total:
+// while a warpgroup adds, the other one's MMAs run. Parts of 128 columns let a tile be 256 wide
+// with 128 registers of total and 64 of partial sums, and give each part one scale of a weight.
 #pragma once
 
 #include <cstdint>
@@ -90,19 +88,14 @@ __device__ void load_fp8_operands(const CUtensorMap* map_a, const CUtensorMap* m
 template <Gemm kind, Fp8Scaling scaling, class T, class Config>
 struct SplitContraction : StageReader<T, Config> {
   using Base = StageReader<T, Config>;
-  using Base::a, Base::b, Base::control, Base::lane, Base::at, Base::release;
+  using Base::a, Base::b, Base::control, Base::lane, Base::at, Base::release, Base::stage_offset;
   using Mma = typename T::Mma;
   using Total = Accumulators<1, Config::tile_n>;
   static constexpr int kSteps = Config::tile_k / T::kMmaDepth;
-  static constexpr bool kOverlaps = Config::tile_n == 192;
-  static constexpr int kPartColumns = kOverlaps ? 96 : kScaleBlock;
-  static constexpr int kParts = Config::tile_n / kPartColumns;
-  static constexpr uint32_t kPartStep = kPartColumns * kSwizzleBytes / 16;  // of B's descriptor
-  using Partial = Accumulators<1, kPartColumns>;
-  static_assert(T::kWaves == 1 && Config::tile_n % kPartColumns == 0 && kSteps == 4);
+  static constexpr int kParts = Config::tile_n / kScaleBlock;
+  static constexpr uint32_t kPartStep = kScaleBlock * kSwizzleBytes / 16;  // of B's descriptor
+  static_assert(T::kWaves == 1 && Config::tile_n % kScaleBlock == 0 && kSteps == 4);
   static_assert(Config::tile_k == kScaleBlock);
-  static_assert(kPartColumns == kScaleBlock || scaling != Fp8Scaling::block || kind == Gemm::wgrad,
-                "a part has one scale of a weight");
 
   const Scales<kind, scaling>* scales = nullptr;
   uint32_t stage_scales = 0;  // shared address of stage 0's scales
@@ -135,122 +128,75 @@ struct SplitContraction : StageReader<T, Config> {
     }
   }
 
-  // The MMAs of one part of the stage at `slot`, in flight on return.
+  // The MMAs of one part of one stage, finished on return.
   template <int Steps>
-  __device__ void issue(Partial& d, uint32_t slot, int part) {
+  __device__ void multiply_part(Accumulators<1, kScaleBlock>& d, int part) {
     d.fence();
     cute::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < Steps; ++step) {
-      const uint64_t offset = slot * (T::kStageBytes / 16) + step * kDepthStep<Major::K>;
-      Mma::template step<1, kPartColumns>(d, a + offset, b + offset + part * kPartStep,
-                                          step == 0 ? ScaleOut::Zero : ScaleOut::One);
+      const uint64_t offset = stage_offset() + step * kDepthStep<Major::K>;
+      Mma::template step<1, kScaleBlock>(d, a + offset, b + offset + part * kPartStep,
+                                         step == 0 ? ScaleOut::Zero : ScaleOut::One);
     }
     cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<0>();
+    d.fence();
   }
 
   // Where the contraction runs over tokens, the last stage gets no more MMA steps than it has
   // tokens for. Adding up is the same code for all, lest registers spill.
-  __device__ void issue(Partial& d, uint32_t slot, int part, int steps) {
+  __device__ void multiply_part(Accumulators<1, kScaleBlock>& d, int part, int steps) {
     if (kind != Gemm::wgrad || steps >= kSteps) {
-      issue<kSteps>(d, slot, part);
+      multiply_part<kSteps>(d, part);
     } else if (steps == 1) {
-      issue<1>(d, slot, part);
+      multiply_part<1>(d, part);
     } else if (steps == 2) {
-      issue<2>(d, slot, part);
+      multiply_part<2>(d, part);
     } else {
-      issue<3>(d, slot, part);
+      multiply_part<3>(d, part);
     }
-  }
-
-  // Waits until no more than `InFlight` parts are, the given one not among them.
-  template <int InFlight>
-  __device__ void finish(Partial& d) {
-    cute::warpgroup_wait<InFlight>();
-    d.fence();
-  }
-
-  template <class Sum>
-  __device__ void add(Total& total, const Partial& partial, const Sum& sum, int part) {
-    sum.add(total.values[0] + part * (kPartColumns / 2), partial.values[0], part);
-  }
-
-  // All lanes have read their scales before one of them gives the stage away.
-  __device__ void release_stage(uint32_t slot) {
-    if (scaling == Fp8Scaling::block) __syncwarp();
-    release(slot);
   }
 
   // A stage whose scales are read while adding is released after that, others as soon as the last
   // MMA has ended.
   template <int Parts, class Sum>
-  __device__ void run(Total& total, Sum& sum, int steps) {
-    Partial partial;
-    for (; steps > 0; steps -= kSteps) {
-      control.stages.full[at.slot].wait(at.phase);
-      sum.enter_stage(at.slot * T::InStage::kBytes);
-#pragma unroll
-      for (int part = 0; part < Parts; ++part) {
-        issue(partial, at.slot, part, steps);
-        finish<0>(partial);
-        if (part == Parts - 1 && !Sum::kReadsStage) release_stage(at.slot);
-        add(total, partial, sum, part);
-      }
-      if (Sum::kReadsStage) release_stage(at.slot);
-      at.advance();
-    }
-  }
-
-  // Adds the second part of a stage, whose MMAs have ended, and gives the stage away.
-  template <class Sum>
-  __device__ void add_last(Total& total, const Partial& partial, const Sum& sum, uint32_t slot) {
-    if (!Sum::kReadsStage) release_stage(slot);
-    add(total, partial, sum, 1);
-    if (Sum::kReadsStage) release_stage(slot);
-  }
-
-  // `Stages` whole stages of two parts, of which one is multiplied while the other is added. Neither a
-  // loop nor a branch stands between an MMA and its wait, or the compiler would run them one by one.
-  template <int Stages, class Sum>
-  __device__ void run_overlapped(Total& total, Sum& sum) {
-    Partial first, second;
+  __device__ void add_stage(Total& total, Accumulators<1, kScaleBlock>& partial, Sum& sum,
+                            int steps) {
     control.stages.full[at.slot].wait(at.phase);
-    issue<kSteps>(first, at.slot, 0);
+    sum.enter_stage(at.slot * T::InStage::kBytes);
 #pragma unroll
-    for (int stage = 0; stage < Stages; ++stage) {
-      const uint32_t slot = at.slot;
-      issue<kSteps>(second, slot, 1);
-      sum.enter_stage(slot * T::InStage::kBytes);
-      finish<1>(first);
-      add(total, first, sum, 0);
-      at.advance();
-      if (stage + 1 < Stages) {
-        control.stages.full[at.slot].wait(at.phase);
-        issue<kSteps>(first, at.slot, 0);
-        finish<1>(second);
-      } else {
-        finish<0>(second);
-      }
-      add_last(total, second, sum, slot);
+    for (int part = 0; part < Parts; ++part) {
+      multiply_part(partial, part, steps);
+      if (part == Parts - 1 && !Sum::kReadsStage) release_stage();
+      sum.add(total.values[0] + part * (kScaleBlock / 2), partial.values[0], part);
+    }
+    if (Sum::kReadsStage) release_stage();
+    at.advance();
+  }
+
+  // All lanes have read their scales before one of them gives the stage away.
+  __device__ void release_stage() {
+    if (scaling == Fp8Scaling::block) __syncwarp();
+    release(at.slot);
+  }
+
+  template <int Parts>
+  __device__ void run(Total& total, const Tile& tile) {
+    auto sum = this->template sum<Parts>(tile);
+    Accumulators<1, kScaleBlock> partial;
+    for (int left = blocks(tile.depth, T::kMmaDepth); left > 0; left -= kSteps) {
+      add_stage<Parts>(total, partial, sum, left);
     }
   }
 
   template <int Used, class Issued>
   __device__ void run_width(Total& total, const Tile& tile, int32_t width, Issued) {
-    int steps = blocks(tile.depth, T::kMmaDepth);
-    if (kParts > 1 && width <= kPartColumns) {
-      auto sum = this->template sum<1>(tile);
-      return run<1>(total, sum, steps);
+    if (kParts > 1 && width <= kScaleBlock) {
+      run<1>(total, tile);
+    } else {
+      run<kParts>(total, tile);
     }
-    auto sum = this->template sum<kParts>(tile);
-    if constexpr (kOverlaps) {
-      const int stages = kind == Gemm::wgrad ? steps / kSteps : int(blocks(steps, kSteps));
-      constexpr int kUnrolled = decltype(sum)::kReadsStage ? 1 : 4;  // more would spill
-      for (int left = stages / kUnrolled; left > 0; --left) run_overlapped<kUnrolled>(total, sum);
-      for (int left = stages % kUnrolled; left > 0; --left) run_overlapped<1>(total, sum);
-      steps -= stages * kSteps;
-    }
-    run<kParts>(total, sum, steps);
   }
 };
 

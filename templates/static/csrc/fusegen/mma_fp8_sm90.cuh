@@ -20,25 +20,21 @@ constexpr auto select_fp8_mma() {
   static_assert(kWideB || std::is_same_v<B, __nv_fp8_e4m3>);
   if constexpr (!kWideA && !kWideB) {
     if constexpr (N == 64) return MMA_64x64x32_F32E4M3E4M3_SS_TN<>{};
-    if constexpr (N == 96) return MMA_64x96x32_F32E4M3E4M3_SS_TN<>{};
     if constexpr (N == 128) return MMA_64x128x32_F32E4M3E4M3_SS_TN<>{};
     if constexpr (N == 192) return MMA_64x192x32_F32E4M3E4M3_SS_TN<>{};
     if constexpr (N == 256) return MMA_64x256x32_F32E4M3E4M3_SS_TN<>{};
   } else if constexpr (!kWideA) {
     if constexpr (N == 64) return MMA_64x64x32_F32E4M3E5M2_SS_TN<>{};
-    if constexpr (N == 96) return MMA_64x96x32_F32E4M3E5M2_SS_TN<>{};
     if constexpr (N == 128) return MMA_64x128x32_F32E4M3E5M2_SS_TN<>{};
     if constexpr (N == 192) return MMA_64x192x32_F32E4M3E5M2_SS_TN<>{};
     if constexpr (N == 256) return MMA_64x256x32_F32E4M3E5M2_SS_TN<>{};
   } else if constexpr (!kWideB) {
     if constexpr (N == 64) return MMA_64x64x32_F32E5M2E4M3_SS_TN<>{};
-    if constexpr (N == 96) return MMA_64x96x32_F32E5M2E4M3_SS_TN<>{};
     if constexpr (N == 128) return MMA_64x128x32_F32E5M2E4M3_SS_TN<>{};
     if constexpr (N == 192) return MMA_64x192x32_F32E5M2E4M3_SS_TN<>{};
     if constexpr (N == 256) return MMA_64x256x32_F32E5M2E4M3_SS_TN<>{};
   } else {
     if constexpr (N == 64) return MMA_64x64x32_F32E5M2E5M2_SS_TN<>{};
-    if constexpr (N == 96) return MMA_64x96x32_F32E5M2E5M2_SS_TN<>{};
     if constexpr (N == 128) return MMA_64x128x32_F32E5M2E5M2_SS_TN<>{};
     if constexpr (N == 192) return MMA_64x192x32_F32E5M2E5M2_SS_TN<>{};
     if constexpr (N == 256) return MMA_64x256x32_F32E5M2E5M2_SS_TN<>{};

@@ -140,17 +140,18 @@ struct Scales<kind, Fp8Scaling::block> {
   }
 };
 
-// ---- how a partial sum joins the total, by parts of columns ----
+// ---- how a partial sum joins the total: `Parts` of 128 columns each ----
+
+using Total128 = float[kScaleBlock / 2];
 
 struct PlainSum {
   static constexpr bool kReadsStage = false;
 
   __device__ void enter_stage(uint32_t) {}
 
-  template <int Count>
-  __device__ void add(float* total, const float (&part)[Count], int) const {
+  __device__ void add(float* total, const Total128& part, int) const {
 #pragma unroll
-    for (int i = 0; i < Count; ++i) total[i] += part[i];
+    for (int i = 0; i < kScaleBlock / 2; ++i) total[i] += part[i];
   }
 };
 
@@ -188,10 +189,9 @@ struct WeightScaledSum {
     prefetch();
   }
 
-  template <int Count>
-  __device__ void add(float* total, const float (&part)[Count], int index) const {
+  __device__ void add(float* total, const Total128& part, int index) const {
 #pragma unroll
-    for (int i = 0; i < Count; i += 4) {
+    for (int i = 0; i < kScaleBlock / 2; i += 4) {
       total[i + 0] = fmaf(part[i + 0], first[index], total[i + 0]);
       total[i + 1] = fmaf(part[i + 1], first[index], total[i + 1]);
       total[i + 2] = fmaf(part[i + 2], second[index], total[i + 2]);
@@ -215,12 +215,11 @@ struct RowAndColumnScaledSum {
     second = load_shared(rows + offset + 8 * sizeof(float));
   }
 
-  template <int Count>
-  __device__ void add(float* total, const float (&part)[Count], int index) const {
+  __device__ void add(float* total, const Total128& part, int index) const {
 #pragma unroll
-    for (int i = 0; i < Count; i += 4) {
+    for (int i = 0; i < kScaleBlock / 2; i += 4) {
       const float2 column = load_shared_pair(
-          columns + offset + uint32_t(2 * (index * Count + i)) * uint32_t(sizeof(float)));
+          columns + offset + uint32_t(index * kScaleBlock + i * 2) * uint32_t(sizeof(float)));
       total[i + 0] = fmaf(part[i + 0], first * column.x, total[i + 0]);
       total[i + 1] = fmaf(part[i + 1], first * column.y, total[i + 1]);
       total[i + 2] = fmaf(part[i + 2], second * column.x, total[i + 2]);

@@ -62,7 +62,6 @@ struct Atom {
   SIM_MMA(N, BF16BF16, bf16)           \
   SIM_MMA(N, F16F16, fp16)
 SIM_MMAS(64)
-SIM_MMAS(96)
 SIM_MMAS(128)
 SIM_MMAS(192)
 SIM_MMAS(256)
