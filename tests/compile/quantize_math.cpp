@@ -95,15 +95,18 @@ void transform_runs(float* runs, long count) {
 void find_tile(const int64_t* split_sizes, int rows, int group_count, int index, int align,
                int32_t* found) {
   const RowGroups groups{split_sizes, rows, group_count};
-  int32_t begin = 0, first = 0;
+  Extent before{0, 0};
   RowTile tile{-1, 0, 0, 0, index};
-  for (int lane = 0; lane < 32; ++lane) {
-    const LaneGroups own = lane_groups(groups, lane);
-    const int32_t tiles = lane_tiles(groups, own, begin);
-    if (index >= first && index < first + tiles) tile = lane_tile(groups, own, begin, first, index);
-    first += tiles;
-    begin = least(begin + lane_rows(groups, own), rows);
+  for (int32_t i = 0; i * LaneGroups::kMost < group_count; ++i) {
+    LaneGroups own = lane_groups(groups, i / 32 * kChunk, i % 32);
+    own.clip(rows - before.rows);
+    const Extent extent = own.extent(rows);
+    if (index >= before.tiles && index < before.tiles + extent.tiles) {
+      tile = lane_tile(own, before, index);
+    }
+    before = {before.rows + extent.rows, before.tiles + extent.tiles};
   }
+  if (index >= before.tiles) tile = past_tile(groups, before, index);
   const Space data{align, 0}, blocks{128, 0};
   const int32_t facts[] = {tile.group,
                            tile.begin,

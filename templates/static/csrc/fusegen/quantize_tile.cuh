@@ -36,33 +36,61 @@ __host__ __device__ inline int32_t row_tiles(const RowGroups& groups) {
   return groups.groups * tiles_of_matrix(groups);
 }
 
-// First row of the first of a lane's groups. Called by one whole warp of a ragged launch.
-__device__ inline int32_t lane_begin(const RowGroups& groups, LaneGroups own, int lane) {
-  int32_t rows_end = lane_rows(groups, own);
+// What lies before the lane's groups, which rows `limit` may cut short, and before all that follow.
+struct Found {
+  Extent own, all;
+};
+
+__device__ inline Found scan_lanes(const Extent& own, int32_t limit, int lane) {
+  Extent end = own;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
-    const int32_t before = __shfl_up_sync(kAll, rows_end, distance);
-    if (lane >= distance) rows_end = min(rows_end + before, groups.rows);
+    const int32_t rows = __shfl_up_sync(kAll, end.rows, distance);
+    const int32_t tiles = __shfl_up_sync(kAll, end.tiles, distance);
+    if (lane < distance) continue;
+    end.rows += min(rows, limit + 1 - end.rows);
+    end.tiles += tiles;
   }
-  const int32_t begin = __shfl_up_sync(kAll, rows_end, 1);
-  return lane == 0 ? 0 : begin;
+  const int32_t rows = __shfl_up_sync(kAll, end.rows, 1);
+  return {{lane == 0 ? 0 : rows, end.tiles - own.tiles},
+          {__shfl_sync(kAll, end.rows, 31), __shfl_sync(kAll, end.tiles, 31)}};
+}
+
+// Rows and tiles are counted together, as if all rows that groups want were there: a second count
+// follows where they are not.
+__device__ inline Found find_lane(LaneGroups& own, int32_t limit, int lane) {
+  Found found = scan_lanes(own.extent(limit), limit, lane);
+  if (found.all.rows <= limit) return found;
+  own.clip(max(limit - found.own.rows, 0));
+  return scan_lanes(own.extent(limit), limit, lane);
+}
+
+// Walks groups, kChunk at a time, while `visit(own, before, end)` wants more: the lane's groups,
+// what lies before them and what ends with the chunk. Called by one whole warp of a ragged launch;
+// returns what lies before that end.
+template <class Visit>
+__device__ __forceinline__ Extent walk_groups(const RowGroups& groups, int lane, Visit visit) {
+  Extent before{0, 0};
+#pragma unroll 1
+  for (int32_t chunk = 0; chunk < groups.groups; chunk += kChunk) {
+    LaneGroups own = lane_groups(groups, chunk, lane);
+    const Found found = find_lane(own, groups.rows - before.rows, lane);
+    const Extent first{before.rows + found.own.rows, before.tiles + found.own.tiles};
+    before = {before.rows + found.all.rows, before.tiles + found.all.tiles};
+    if (!visit(own, first, before)) break;
+  }
+  return before;
 }
 
 // Called by one whole warp of a ragged launch.
 __device__ inline void find_tile(const RowGroups& groups, int32_t index, int lane, RowTile* found) {
-  const LaneGroups own = lane_groups(groups, lane);
-  const int32_t begin = lane_begin(groups, own, lane);
-  const int32_t tiles = lane_tiles(groups, own, begin);
-  int32_t tiles_end = tiles;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int32_t before = __shfl_up_sync(kAll, tiles_end, distance);
-    if (lane >= distance) tiles_end += before;
-  }
-  if (lane == 31 && index >= tiles_end) found->group = -1;
-  if (index < tiles_end && index >= tiles_end - tiles) {
-    *found = lane_tile(groups, own, begin, tiles_end - tiles, index);
-  }
+  const Extent all = walk_groups(groups, lane, [&](const LaneGroups& own, Extent first,
+                                                   Extent end) {
+    const int32_t tiles = own.extent(groups.rows).tiles;
+    if (index >= first.tiles && index < first.tiles + tiles) *found = lane_tile(own, first, index);
+    return index >= end.tiles;
+  });
+  if (lane == 0 && index >= all.tiles) *found = past_tile(groups, all, index);
 }
 
 // The same tile for all threads of the block; `shared` is one RowTile in shared memory.
