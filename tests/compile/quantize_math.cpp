@@ -27,7 +27,7 @@ void encode_e5m2(const float* values, uint8_t* codes, long count) {
   encode_all<E5M2>(values, codes, count);
 }
 void encode_e2m1(const float* values, uint8_t* codes, long count) {
-  encode_all<E2M1>(values, codes, count);
+  for (long i = 0; i < count; ++i) codes[i] = uint8_t(e2m1_codes<1>(values + i, NearestE2M1{}, 0));
 }
 void decode_e4m3(float* values) { decode_all<E4M3>(values); }
 void decode_e5m2(float* values) { decode_all<E5M2>(values); }
@@ -65,7 +65,7 @@ void nvfp4_scales(const float* amaxes, const float* tensor_amaxes, uint8_t* code
   for (long i = 0; i < count; ++i) {
     const float tensor = nvfp4_tensor_scale(tensor_amaxes[i]);
     codes[i] = uint8_t(nvfp4_block_code(amaxes[i], tensor));
-    factors[i] = nvfp4_block_scale(codes[i], tensor);
+    factors[i] = nvfp4_block_scale(codes[i], 1.0f / tensor);
   }
 }
 
@@ -78,7 +78,10 @@ void random_words(const uint32_t* counters, const uint32_t* keys, uint32_t* word
 }
 
 void stochastic_codes(const float* values, const uint8_t* bytes, uint8_t* codes, long count) {
-  for (long i = 0; i < count; ++i) codes[i] = uint8_t(encode_stochastic(values[i], bytes[i]));
+  for (long i = 0; i < count; ++i) {
+    const uint32_t word = bytes[i];
+    codes[i] = uint8_t(e2m1_codes<1>(values + i, StochasticE2M1{&word}, 0) & 0xF);
+  }
 }
 
 void transform_runs(float* runs, long count) {

@@ -88,7 +88,7 @@ struct Scaler {
   };
 
   float epsilon;
-  float tensor_scale;  // nvfp4
+  float tensor_scale, inverse;  // nvfp4
   bool power_of_two, round_down;
 
   __device__ Scaler(const QuantizeArguments& in, const float* amax, int32_t group)
@@ -96,6 +96,7 @@ struct Scaler {
     tensor_scale = 1.0f;
     if constexpr (Config::kRule == Rule::nvfp4) {
       if (amax != nullptr && group < in.groups) tensor_scale = nvfp4_tensor_scale(amax[group]);
+      inverse = 1.0f / tensor_scale;
     }
   }
 
@@ -107,7 +108,7 @@ struct Scaler {
       return {e8m0_inverse(code), Stored(code)};
     } else if constexpr (Config::kRule == Rule::nvfp4) {
       const uint32_t code = nvfp4_block_code(amax, tensor_scale);
-      return {nvfp4_block_scale(code, tensor_scale), Stored(code)};
+      return {nvfp4_block_scale(code, inverse), Stored(code)};
     } else {
       constexpr float kLargest =
           Config::kBlock == 0 ? kFloatMax : kElementMax<typename Config::Element>;
@@ -132,18 +133,19 @@ __device__ __forceinline__ void encode_values(uint32_t* words, const float (&sca
                                               [[maybe_unused]] const uint32_t* random) {
   using Format = typename Config::Format;
   constexpr int kPerWord = 32 / Format::kBits;
+  constexpr int kWordCodes = Count < kPerWord ? Count : kPerWord;
 #pragma unroll
-  for (int i = 0; i < Count; i += 2) {
-    uint32_t pair;
+  for (int i = 0; i < Count; i += kWordCodes) {
+    uint32_t& word = words[i / kWordCodes];
     if constexpr (Config::kStochastic) {
-      const uint32_t bytes = random[i / 4] >> (i % 4 * 8);
-      pair = encode_stochastic(scaled[i], bytes & 0xFF) |
-             encode_stochastic(scaled[i + 1], bytes >> 8 & 0xFF) << 4;
+      word = e2m1_codes<4>(scaled, StochasticE2M1{random}, i) & 0xFFFF;
+      if (kWordCodes == 8) word |= e2m1_codes<4>(scaled, StochasticE2M1{random}, i + 4) << 16;
+    } else if constexpr (Format::kBits == 4) {
+      word = e2m1_codes<kWordCodes>(scaled, NearestE2M1{}, i);
     } else {
-      pair = encode_pair<Format>(scaled[i], scaled[i + 1]);
+      word = encode_pair<Format>(scaled[i], scaled[i + 1]) |
+             encode_pair<Format>(scaled[i + 2], scaled[i + 3]) << 16;
     }
-    const uint32_t shifted = pair << (i % kPerWord * Format::kBits);
-    words[i / kPerWord] = i % kPerWord == 0 ? shifted : words[i / kPerWord] | shifted;
   }
 }
 
