@@ -168,6 +168,12 @@ FUSEGEN_INLINE float add_product_down(float a, float b, float c) {
 
 FUSEGEN_INLINE uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
+// |value|, at most the largest of E2M1; of NaN that, too.
+FUSEGEN_INLINE float e2m1_magnitude(float value) {
+  const float magnitude = float_of(bits_of(value) & 0x7FFFFFFFu);
+  return magnitude < E2M1::kMax ? magnitude : E2M1::kMax;
+}
+
 // The sign in bit 31; NaN counts as positive, and products that are NaN are positive on the GPU.
 FUSEGEN_INLINE uint32_t sign_bits(float product) {
 #ifndef __CUDA_ARCH__
@@ -178,18 +184,18 @@ FUSEGEN_INLINE uint32_t sign_bits(float product) {
 
 // Codes of E2M1 are equidistant below 2, up to 4 and up to 6; continued, each of the three lines
 // lies above the others outside its part. So a code is the least of three sums whose unit in the
-// last place is the distance of codes, nearest even, and of 7; NaN has the largest bits of all.
+// last place is the distance of codes, nearest even.
 struct NearestE2M1 {
   static constexpr int kMost = 8;  // codes to a sum
   static constexpr float kOne = 8388608.0f;  // 2^23: its unit in the last place is 1
   static constexpr uint32_t kSurplus = 0x4B000000u;  // of a term: kOne's bits
 
   FUSEGEN_INLINE uint32_t operator()(int, float value) const {
-    const float magnitude = float_of(bits_of(value) & 0x7FFFFFFFu);
+    const float magnitude = e2m1_magnitude(value);
     const uint32_t fine = bits_of(add_product(magnitude, 2.0f, kOne));
     const uint32_t middle = bits_of(magnitude + (kOne + 2.0f));
     const uint32_t coarse = bits_of(add_product(magnitude, 0.5f, kOne + 4.0f));
-    return least_of(least_of(least_of(fine, middle), coarse), kSurplus + E2M1::kLargest);
+    return least_of(least_of(fine, middle), coarse);
   }
 };
 
@@ -203,8 +209,7 @@ struct StochasticE2M1 {
   const uint32_t* bytes;
 
   FUSEGEN_INLINE uint32_t operator()(int index, float value) const {
-    const float magnitude = float_of(bits_of(value) & 0x7FFFFFFFu);
-    const float bounded = magnitude < E2M1::kMax ? magnitude : E2M1::kMax;
+    const float bounded = e2m1_magnitude(value);
     // Bits 16 to 23 count in units of 2^-133, subnormal or not; a step is half of 1, 2 or 4.
     const uint32_t byte = bytes[index / 4] >> (index % 4 * 8) & 0xFF;
     const uint32_t exponent = (bits_of(bounded) & kInfinityBits) + (124u << 23);

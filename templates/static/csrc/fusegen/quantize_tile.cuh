@@ -115,6 +115,15 @@ __device__ __forceinline__ T* opaque(T* address) {
   return address;
 }
 
+// A value that is computed where this stands. Otherwise the compiler moves all that leads to a store
+// behind the store's condition, and rows wait for each other.
+__device__ __forceinline__ uint32_t here(uint32_t value) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}
+
 // ---- one element
 
 __device__ inline void narrow(float value, float* to) { *to = value; }

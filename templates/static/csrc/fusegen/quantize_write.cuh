@@ -84,7 +84,7 @@ class TileWriter {
                          column_ * Format::kBits / 8);
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) {
-      const auto codes = Codes(codes_of(r));
+      const auto codes = Codes(here(codes_of(r)));
       if (r < count) *reinterpret_cast<Codes*>(to + uint64_t(pitch) * r) = codes;
     }
   }
@@ -93,14 +93,38 @@ class TileWriter {
     float scaled[kLaneColumns];
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) scaled[c] = values_.at(r, c) * factor;
-    uint32_t random = 0;
-    if constexpr (Config::kStochastic) {
-      const int64_t row = row_ + warp_ * kWarpRows + r;
-      random = draw(in_.rng_state, row * blocks(columns_, 16) + column_ / 16, 0).words[lane_ % 4];
-    }
     uint32_t codes;
-    encode_values<Config>(&codes, scaled, &random);
+    encode_values<Config>(&codes, scaled, random_ + r % kRandomRows);
     return codes;
+  }
+
+  // Random bytes of the warp's rows. A run of 16 columns is that of 4 lanes: each draws for every
+  // fourth row, and 4 x 4 words change hands.
+  __device__ __forceinline__ void draw_rows() {
+#pragma unroll
+    for (int r = 0; r < kWarpRows; r += 4) {
+      const int64_t row = row_ + warp_ * kWarpRows + r + lane_ % 4;
+      PhiloxWords drawn = draw(in_.rng_state, row * blocks(columns_, 16) + column_ / 16, 0);
+      turn_words(drawn.words);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) random_[r + i] = drawn.words[i];
+    }
+  }
+
+  // Word i of lane l of 4 becomes word l of lane i.
+  __device__ __forceinline__ void turn_words(uint32_t (&words)[4]) const {
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) {
+      const bool upper = lane_ & distance;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i & distance) continue;
+        const uint32_t low = words[i], high = words[i + distance];
+        const uint32_t other = __shfl_xor_sync(kAll, upper ? low : high, distance);
+        words[i] = upper ? other : low;
+        words[i + distance] = upper ? high : other;
+      }
+    }
   }
 
   // ---- columnwise
@@ -215,6 +239,8 @@ class TileWriter {
   const int64_t row_;     // of the input, the tile's first
   Shared<Config>& shared_;
   Values<Element> values_;
+  static constexpr int kRandomRows = Config::kStochastic ? kWarpRows : 1;
+  uint32_t random_[kRandomRows];  // of the lane's columns of each row
 };
 
 }  // namespace quantizing
