@@ -19,3 +19,6 @@ inline __nv_bfloat16 on_cpu_max(__nv_bfloat16 a, __nv_bfloat16 b) {
 inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) {
   return {on_cpu_max(a.x, b.x), on_cpu_max(a.y, b.y)};
 }
+inline __nv_bfloat162 __habs2(__nv_bfloat162 a) {
+  return {{uint16_t(a.x.bits & 0x7FFF)}, {uint16_t(a.y.bits & 0x7FFF)}};
+}

@@ -24,3 +24,6 @@ inline __half2 __hmax2(__half2 a, __half2 b) {
   };
   return {larger(a.x, b.x), larger(a.y, b.y)};
 }
+inline __half2 __habs2(__half2 a) {
+  return {{uint16_t(a.x.bits & 0x7FFF)}, {uint16_t(a.y.bits & 0x7FFF)}};
+}

@@ -5,6 +5,7 @@
 // reach down to 2^-127.
 #pragma once
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -170,7 +171,7 @@ FUSEGEN_INLINE uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b;
 
 // |value|, at most the largest of E2M1; of NaN that, too.
 FUSEGEN_INLINE float e2m1_magnitude(float value) {
-  const float magnitude = float_of(bits_of(value) & 0x7FFFFFFFu);
+  const float magnitude = fabsf(value);
   return magnitude < E2M1::kMax ? magnitude : E2M1::kMax;
 }
 

@@ -185,13 +185,19 @@ class TileQuantizer : TileWriter<Config> {
     constexpr int kSlots = Amaxes::kCopies > 1 ? 1 : 2 * Amaxes::kPairs;  // scales of one lane
     const Amaxes amaxes(values_);
     float factors[kSlots];
+    Stored stored[kSlots];
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       const int odd = kSlots == 1 ? lane_ % 2 : slot % 2;
       const Scale scale = scaler(widen<Element>(amaxes.pairs[slot / 2], odd));
       factors[slot] = scale.factor;
-      const int row = 2 * (Amaxes::first_pair(lane_) + slot / 2) + odd;
-      if (kSlots > 1 || lane_ % 4 < 2) store_row_scale(warp_ * kWarpRows + row, scale.stored);
+      stored[slot] = scale.stored;
+    }
+    const int row = warp_ * kWarpRows + 2 * Amaxes::first_pair(lane_);
+    if (kSlots > 1) {
+      store_row_scales(row, stored);
+    } else if (lane_ % 4 < 2) {
+      store_row_scales(row + lane_ % 2, stored);
     }
     store_rows([&](int r) {
       const float factor = kSlots == 1
@@ -208,15 +214,25 @@ class TileQuantizer : TileWriter<Config> {
     return {int32_t(in_.row_align), int32_t(in_.token_pitch)};
   }
 
-  __device__ void store_row_scale(int row, Stored stored) {
-    const int64_t block = column_ / kBlock;
-    if (block >= blocks(columns_, kBlock)) return;  // a lane may own a row but no column
-    auto* scales = static_cast<Stored*>(in_.rowwise.scale);
+  // Of neighbouring rows of the tile, the first of them `row`.
+  template <int Count>
+  __device__ void store_row_scales(int row, const Stored (&stored)[Count]) {
+    const uint32_t across = blocks(columns_, kBlock), block = uint32_t(column_) / kBlock;
+    if (block >= across) return;  // a lane may own a row but no column
+    auto* to = static_cast<Stored*>(in_.rowwise.scale);
+    uint32_t stride = across;
+    int count = tile_.rows() - row;
     if (token_major()) {
-      if (!holds_rows(row)) return;
-      scales[block * in_.token_pitch + place_of(groups_, tile_, token_space()) + row] = stored;
-    } else if (row < tile_.rows()) {
-      scales[(row_ + row) * blocks(columns_, kBlock) + block] = past() ? kPadding : stored;
+      to += block * in_.token_pitch + place_of(groups_, tile_, token_space()) + row;
+      stride = 1;
+      if (past()) count = 0;
+    } else {
+      to += (row_ + row) * across + block;
+    }
+    to = opaque(to);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (i < count) to[uint64_t(stride) * i] = past() ? kPadding : stored[i];
     }
   }
 

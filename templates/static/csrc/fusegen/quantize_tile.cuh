@@ -158,7 +158,16 @@ __device__ __forceinline__ uint32_t maximum<__half>(uint32_t a, uint32_t b) {
 }
 
 // |pair|, NaN and all; the next maximum with a number drops NaN.
-__device__ __forceinline__ uint32_t magnitude(uint32_t pair) { return pair & 0x7FFF7FFFu; }
+template <class Element>
+__device__ __forceinline__ uint32_t magnitude(uint32_t pair);
+template <>
+__device__ __forceinline__ uint32_t magnitude<__nv_bfloat16>(uint32_t pair) {
+  return bits(__habs2(pair_of<__nv_bfloat162>(pair)));
+}
+template <>
+__device__ __forceinline__ uint32_t magnitude<__half>(uint32_t pair) {
+  return bits(__habs2(pair_of<__half2>(pair)));
+}
 
 template <class Element>
 __device__ __forceinline__ float widen_low(uint32_t pair);
@@ -225,9 +234,9 @@ struct Values {
 
   // Amaxes of this thread's rows 2i (low) and 2i + 1 (high).
   __device__ __forceinline__ uint32_t row_pair_amax(int i) const {
-    const uint32_t even = maximum<Element>(magnitude(pairs[2 * i][0]), magnitude(pairs[2 * i][1]));
+    const uint32_t even = maximum<Element>(magnitude<Element>(pairs[2 * i][0]), magnitude<Element>(pairs[2 * i][1]));
     const uint32_t odd =
-        maximum<Element>(magnitude(pairs[2 * i + 1][0]), magnitude(pairs[2 * i + 1][1]));
+        maximum<Element>(magnitude<Element>(pairs[2 * i + 1][0]), magnitude<Element>(pairs[2 * i + 1][1]));
     const uint32_t larger =
         maximum<Element>(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
     return maximum<Element>(larger, 0);
@@ -237,7 +246,7 @@ struct Values {
   __device__ __forceinline__ uint32_t column_pair_amax(int i) const {
     uint32_t amax = 0;
 #pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) amax = maximum<Element>(amax, magnitude(pairs[r][i]));
+    for (int r = 0; r < kWarpRows; ++r) amax = maximum<Element>(amax, magnitude<Element>(pairs[r][i]));
     return amax;
   }
 

@@ -82,11 +82,27 @@ class TileWriter {
     uint8_t* to = opaque(static_cast<uint8_t*>(in_.rowwise.data) +
                          (row_ + warp_ * kWarpRows) * in_.rowwise.pitch +
                          column_ * Format::kBits / 8);
+    constexpr int kAtOnce = kWarpRows / 2;  // more take registers that some kernels lack
 #pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) {
-      const auto codes = Codes(here(codes_of(r)));
-      if (r < count) *reinterpret_cast<Codes*>(to + uint64_t(pitch) * r) = codes;
+    for (int first = 0; first < kWarpRows; first += kAtOnce) {
+      Codes codes[kAtOnce];
+#pragma unroll
+      for (int r = 0; r < kAtOnce; ++r) codes[r] = Codes(here(codes_of(first + r)));
+      const bool all = first + kAtOnce <= count;
+#pragma unroll
+      for (int r = 0; r < kAtOnce; ++r) {
+        if (all) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
+      }
+#pragma unroll
+      for (int r = 0; r < kAtOnce; ++r) {
+        if (!all && first + r < count) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
+      }
     }
+  }
+
+  template <class Codes>
+  __device__ __forceinline__ static void store_codes(uint8_t* to, Codes codes) {
+    *reinterpret_cast<Codes*>(to) = codes;
   }
 
   __device__ __forceinline__ uint32_t encode_row(int r, float factor) {
