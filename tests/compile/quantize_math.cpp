@@ -72,8 +72,9 @@ void nvfp4_scales(const float* amaxes, const float* tensor_amaxes, uint8_t* code
 void random_words(const uint32_t* counters, const uint32_t* keys, uint32_t* words, long count) {
   for (long i = 0; i < count; ++i) {
     const uint32_t* c = counters + 4 * i;
-    const PhiloxWords drawn = philox({{c[0], c[1], c[2], c[3]}}, keys[2 * i], keys[2 * i + 1]);
-    for (int w = 0; w < 4; ++w) words[4 * i + w] = drawn.words[w];
+    PhiloxWords drawn[1] = {{{c[0], c[1], c[2], c[3]}}};
+    philox(drawn, keys[2 * i], keys[2 * i + 1]);
+    for (int w = 0; w < 4; ++w) words[4 * i + w] = drawn[0].words[w];
   }
 }
 

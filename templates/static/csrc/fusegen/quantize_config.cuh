@@ -119,11 +119,16 @@ struct Scaler {
   }
 };
 
-// Random bytes of one run of 16 elements; stream 0 rowwise, 1 columnwise.
-__device__ inline PhiloxWords draw(const int64_t* rng_state, int64_t run, uint32_t stream) {
+// Random bytes of runs of 16 elements; stream 0 rowwise, 1 columnwise.
+template <int Count>
+__device__ __forceinline__ void draw(PhiloxWords (&drawn)[Count], const int64_t* rng_state,
+                                     const int64_t (&runs)[Count], uint32_t stream) {
   const int64_t seed = rng_state[0], offset = rng_state[1];
-  return philox({{uint32_t(run), uint32_t(run >> 32), stream, uint32_t(offset)}}, uint32_t(seed),
-                uint32_t(seed >> 32));
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    drawn[i] = {{uint32_t(runs[i]), uint32_t(runs[i] >> 32), stream, uint32_t(offset)}};
+  }
+  philox(drawn, uint32_t(seed), uint32_t(seed >> 32));
 }
 
 // Codes of scaled values, the first in the lowest bits. `random` where rounding is stochastic:

@@ -175,6 +175,15 @@ FUSEGEN_INLINE float e2m1_magnitude(float value) {
   return magnitude < E2M1::kMax ? magnitude : E2M1::kMax;
 }
 
+// Byte `index` of a word as the third, all others zero.
+FUSEGEN_INLINE uint32_t third_byte(uint32_t word, int index) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(word, 0, 0x4044 | index << 8);
+#else
+  return (word >> (index * 8) & 0xFF) << 16;
+#endif
+}
+
 // The sign in bit 31; NaN counts as positive, and products that are NaN are positive on the GPU.
 FUSEGEN_INLINE uint32_t sign_bits(float product) {
 #ifndef __CUDA_ARCH__
@@ -212,10 +221,10 @@ struct StochasticE2M1 {
   FUSEGEN_INLINE uint32_t operator()(int index, float value) const {
     const float bounded = e2m1_magnitude(value);
     // Bits 16 to 23 count in units of 2^-133, subnormal or not; a step is half of 1, 2 or 4.
-    const uint32_t byte = bytes[index / 4] >> (index % 4 * 8) & 0xFF;
+    const float part = float_of(third_byte(bytes[index / 4], index % 4));
     const uint32_t exponent = (bits_of(bounded) & kInfinityBits) + (124u << 23);
     const float binade = float_of(exponent > 251u << 23 ? exponent : 251u << 23);  // 2^124 times it
-    const float sum = add_product(float_of(byte << 16), binade, bounded);
+    const float sum = add_product(part, binade, bounded);
     // Steps in the lowest bits, above them the exponent: it counts two codes.
     const uint32_t cut = bits_of(add_product_down(binade, power_of_two(-102), sum));
     return cut + (cut >> 22);
@@ -227,14 +236,14 @@ struct StochasticE2M1 {
 template <int Count, class TermOf>
 FUSEGEN_INLINE uint32_t e2m1_codes(const float* products, const TermOf& term_of, int first) {
   static_assert(Count <= TermOf::kMost);
-  constexpr uint32_t kOnes = 0x11111111u & (0xFFFFFFFFu >> (32 - 4 * Count));
+  constexpr uint32_t kAll = 0xFFFFFFFFu >> (32 - 4 * Count), kOnes = 0x11111111u & kAll;
   uint32_t sum = 0, signs = 0;
 FUSEGEN_UNROLL
   for (int i = Count - 1; i >= 0; --i) {
     sum = sum * 16 + term_of(first + i, products[first + i]);
     signs = signs << 4 | sign_bits(products[first + i]) >> 28;
   }
-  return (sum - TermOf::kSurplus * kOnes) | (signs & (kOnes << 3));
+  return (sum - (TermOf::kSurplus * kOnes & kAll)) | (signs & (kOnes << 3));
 }
 
 // fp32 -> bfloat16 -> fp32, nearest even; NaN stays NaN.
@@ -343,21 +352,25 @@ FUSEGEN_INLINE uint32_t high_product(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
-FUSEGEN_INLINE PhiloxWords philox(PhiloxWords counter, uint32_t key_low, uint32_t key_high) {
-  uint32_t* c = counter.words;
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) of several
+// counters, which share the keys of the rounds.
+template <int Count>
+FUSEGEN_INLINE void philox(PhiloxWords (&counters)[Count], uint32_t key_low, uint32_t key_high) {
 FUSEGEN_UNROLL
   for (int round = 0; round < 10; ++round) {
-    const uint32_t low0 = c[0] * 0xD2511F53u, high0 = high_product(c[0], 0xD2511F53u);
-    const uint32_t low1 = c[2] * 0xCD9E8D57u, high1 = high_product(c[2], 0xCD9E8D57u);
-    c[0] = high1 ^ c[1] ^ key_low;
-    c[2] = high0 ^ c[3] ^ key_high;
-    c[1] = low1;
-    c[3] = low0;
+FUSEGEN_UNROLL
+    for (int i = 0; i < Count; ++i) {
+      uint32_t* c = counters[i].words;
+      const uint32_t low0 = c[0] * 0xD2511F53u, high0 = high_product(c[0], 0xD2511F53u);
+      const uint32_t low1 = c[2] * 0xCD9E8D57u, high1 = high_product(c[2], 0xCD9E8D57u);
+      c[0] = high1 ^ c[1] ^ key_low;
+      c[2] = high0 ^ c[3] ^ key_high;
+      c[1] = low1;
+      c[3] = low0;
+    }
     key_low += 0x9E3779B9u;
     key_high += 0xBB67AE85u;
   }
-  return counter;
 }
 
 // ---- Hadamard

@@ -49,11 +49,16 @@ class TileQuantizer : TileWriter<Config> {
         this->stage_zeros();
       }
     } else {
+      // Usually both copies have one amax.
+      const Scaler<Config> rows(in_, in_.rowwise.amax, tile_.group);
+      const Scaler<Config> columns = in_.columnwise.amax == in_.rowwise.amax
+                                         ? rows
+                                         : Scaler<Config>(in_, in_.columnwise.amax, tile_.group);
       if (in_.rowwise.data != nullptr) {
-        if (has_rows()) quantize_rows();
+        if (has_rows()) quantize_rows(rows);
         if (token_major()) pad_token_scales();
       }
-      if (in_.columnwise.data != nullptr) quantize_columns();
+      if (in_.columnwise.data != nullptr) quantize_columns(columns);
     }
     if (in_.columnwise.data != nullptr) {
       __syncthreads();
@@ -159,8 +164,7 @@ class TileQuantizer : TileWriter<Config> {
 
   // ---- rowwise
 
-  __device__ void quantize_rows() {
-    const Scaler<Config> scaler(in_, in_.rowwise.amax, tile_.group);
+  __device__ void quantize_rows(const Scaler<Config>& scaler) {
     if constexpr (Config::kStochastic) draw_rows();
     if constexpr (Config::kScaling == Scaling::row) {
       quantize_whole_rows(scaler);
@@ -248,8 +252,7 @@ class TileQuantizer : TileWriter<Config> {
 
   // ---- columnwise
 
-  __device__ void quantize_columns() {
-    const Scaler<Config> scaler(in_, in_.columnwise.amax, tile_.group);
+  __device__ void quantize_columns(const Scaler<Config>& scaler) {
     Scale scales[kLaneColumns] = {};
     if constexpr (Config::kScaling == Scaling::row) {
       scale_whole_columns(scales, scaler);

@@ -117,13 +117,18 @@ class TileWriter {
   // Random bytes of the warp's rows. A run of 16 columns is that of 4 lanes: each draws for every
   // fourth row, and 4 x 4 words change hands.
   __device__ __forceinline__ void draw_rows() {
+    int64_t runs[kWarpRows / 4];
+    PhiloxWords drawn[kWarpRows / 4];
 #pragma unroll
-    for (int r = 0; r < kWarpRows; r += 4) {
-      const int64_t row = row_ + warp_ * kWarpRows + r + lane_ % 4;
-      PhiloxWords drawn = draw(in_.rng_state, row * blocks(columns_, 16) + column_ / 16, 0);
-      turn_words(drawn.words);
+    for (int i = 0; i < kWarpRows / 4; ++i) {
+      const int64_t row = row_ + warp_ * kWarpRows + 4 * i + lane_ % 4;
+      runs[i] = row * blocks(columns_, 16) + column_ / 16;
+    }
+    draw(drawn, in_.rng_state, runs, 0);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) random_[r + i] = drawn.words[i];
+    for (int i = 0; i < kWarpRows; ++i) {
+      if (i % 4 == 0) turn_words(drawn[i / 4].words);
+      random_[i] = drawn[i / 4].words[i % 4];
     }
   }
 
@@ -149,6 +154,8 @@ class TileWriter {
   template <class FactorOf>
   __device__ __forceinline__ void encode_columns(FactorOf factor_of) {
     if (!has_rows()) return stage_zeros();
+    PhiloxWords random[kLaneColumns];
+    if constexpr (Config::kStochastic) draw_columns(random);
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
       float run[kWarpRows];
@@ -159,14 +166,15 @@ class TileWriter {
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) run[r] *= factor;
       uint32_t words[Config::kRunWords];
-      PhiloxWords random{};
-      if constexpr (Config::kStochastic) {
-        const int64_t block = block_of<kWarpRows>(groups_, tile_) + warp_;
-        random = draw(in_.rng_state, block * columns_ + column_ + c, 1);
-      }
-      encode_values<Config>(words, run, random.words);
+      encode_values<Config>(words, run, random[c].words);
       stage(words, c);
     }
+  }
+
+  __device__ __forceinline__ void draw_columns(PhiloxWords (&random)[kLaneColumns]) const {
+    const int64_t first = (block_of<kWarpRows>(groups_, tile_) + warp_) * columns_ + column_;
+    const int64_t runs[kLaneColumns] = {first, first + 1, first + 2, first + 3};
+    draw(random, in_.rng_state, runs, 1);
   }
 
   __device__ void stage_zeros() {
