@@ -26,7 +26,7 @@ tests: Any = importlib.import_module(f"{build.COMPILE_TESTS.name}.test_quantize_
 harness: Any = importlib.import_module(f"{build.COMPILE_TESTS.name}.quantize_harness")
 
 Check = tuple[str, Callable[[Any], None]]  # a name, and what raises AssertionError
-FORMATS = ("e4m3", "e5m2")
+FORMATS = ("e4m3", "e5m2", "e2m1")
 MOST_MESSAGES = 25
 GROUPS, TOKENS = 128, 2900
 # Shape, whether it is in groups, dtype.

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[tuple[int, ...], list[int] | None, bool]] = {
     "ragged": ((200, 136), [0, 5, 130, 0, 33], False),
     "out of range": ((300, 264), [-3, 260, 0, 500], True),
     "forty groups": ((150, 40), [1] * 40, False),
+    "more groups than a warp holds": ((90, 16), [0, 1, 0] * 50 + [20, 500, 3] + [2] * 10, False),
     "one row each": ((66, 16), [33, 33], True),
     "no rows": ((64, 24), [0, 0], False),
     "dense": ((64, 8), None, True),

@@ -231,8 +231,9 @@ struct StochasticE2M1 {
   }
 };
 
-// Codes of products, the first in the lowest bits. `term_of(i, value)` has the code of a magnitude,
-// plus a surplus, in its low bits; what is above 16 or 32 bits, with kMost terms, is of no account.
+// Codes of `Count` products from `first` on, the first in the lowest bits; bits above them may be any.
+// `term_of(i, value)` is the code of a magnitude plus a surplus, up to kMost terms below what else
+// it has.
 template <int Count, class TermOf>
 FUSEGEN_INLINE uint32_t e2m1_codes(const float* products, const TermOf& term_of, int first) {
   static_assert(Count <= TermOf::kMost);

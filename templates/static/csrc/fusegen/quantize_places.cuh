@@ -47,9 +47,16 @@ struct RowTile {
 
 FUSEGEN_INLINE int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
+// The sum of two counts of at most 2^30 + 1 rows, but not more than `most`.
+FUSEGEN_INLINE int32_t sum_to(int32_t a, int32_t b, int32_t most) {
+  const uint32_t sum = uint32_t(a) + uint32_t(b);
+  return sum < uint32_t(most) ? int32_t(sum) : most;
+}
+
 // Every group has a tile.
 FUSEGEN_INLINE int32_t tiles_of(int32_t length) {
-  return length == 0 ? 1 : (length + kTileRows - 1) / kTileRows;
+  const uint32_t tiles = (uint32_t(length) + kTileRows - 1) / kTileRows;
+  return tiles == 0 ? 1 : int32_t(tiles);
 }
 
 // Of groups that follow one another.
@@ -69,8 +76,8 @@ struct LaneGroups {
     Extent extent{0, 0};
 FUSEGEN_UNROLL
     for (int i = 0; i < kMost; ++i) {
-      extent.rows += least(rows[i], limit + 1 - extent.rows);
-      if (i < count) extent.tiles += tiles_of(rows[i]);
+      extent.rows = sum_to(extent.rows, rows[i], limit + 1);
+      extent.tiles += i < count ? tiles_of(rows[i]) : 0;
     }
     return extent;
   }
@@ -145,7 +152,7 @@ FUSEGEN_INLINE int32_t tiles_of_matrix(const RowGroups& groups) {
 
 FUSEGEN_INLINE RowTile matrix_tile(const RowGroups& groups, int32_t index) {
   const int32_t tiles = tiles_of_matrix(groups);
-  const int32_t group = index / tiles;
+  const int32_t group = int32_t(uint32_t(index) / uint32_t(tiles));
   return {group, 0, groups.rows, (index - group * tiles) * kTileRows, index};
 }
 

@@ -48,7 +48,7 @@ __device__ inline Found scan_lanes(const Extent& own, int32_t limit, int lane) {
     const int32_t rows = __shfl_up_sync(kAll, end.rows, distance);
     const int32_t tiles = __shfl_up_sync(kAll, end.tiles, distance);
     if (lane < distance) continue;
-    end.rows += min(rows, limit + 1 - end.rows);
+    end.rows = sum_to(end.rows, rows, limit + 1);
     end.tiles += tiles;
   }
   const int32_t rows = __shfl_up_sync(kAll, end.rows, 1);
