@@ -69,7 +69,7 @@ struct QuantizeConfig {
   static constexpr int kPieces = kLineBytes / 16;
   static constexpr int kRunWords = 16 * Format::kBits / 32;  // 16 codes
   // Registers of what follows a block's loads decide; more blocks on an SM overlap more of them.
-  static constexpr int kBlocksPerSm = stochastic || transformed ? 2 : Format::kBits == 4 ? 3 : 4;
+  static constexpr int kBlocksPerSm = stochastic ? 3 : 4;
 
   static_assert(!stochastic || Format::kBits == 4, "stochastic rounding is defined for E2M1");
   static_assert(!transformed || scaling_ == Scaling::nv_1x16, "transforms span 16 rows, a block");

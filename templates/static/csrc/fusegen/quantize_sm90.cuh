@@ -20,7 +20,7 @@ class TileQuantizer : TileWriter<Config> {
   using Base = TileWriter<Config>;
   using Base::in_, Base::groups_, Base::tile_, Base::shared_, Base::values_, Base::lane_,
       Base::warp_, Base::columns_, Base::first_column_, Base::column_, Base::row_, Base::blocks,
-      Base::past, Base::in_columns, Base::has_rows, Base::draw_rows, Base::encode_row,
+      Base::past, Base::in_columns, Base::has_rows, Base::encode_row,
       Base::store_rows;
   using Element = typename Config::Element;
   using Format = typename Config::Format;
@@ -80,7 +80,6 @@ class TileQuantizer : TileWriter<Config> {
     } else {
       const Scale scales[kLaneColumns] = {scale, scale, scale, scale};
       if (in_.rowwise.data != nullptr) {
-        if constexpr (Config::kStochastic) draw_rows();
         store_rows([&](int r) { return encode_row(r, scale.factor); });
       }
       if (in_.columnwise.data != nullptr) stage_columns(scales);
@@ -165,7 +164,6 @@ class TileQuantizer : TileWriter<Config> {
   // ---- rowwise
 
   __device__ void quantize_rows(const Scaler<Config>& scaler) {
-    if constexpr (Config::kStochastic) draw_rows();
     if constexpr (Config::kScaling == Scaling::row) {
       quantize_whole_rows(scaler);
     } else {

@@ -72,6 +72,9 @@ class TileWriter {
 
   // ---- rowwise
 
+  // More rows at once take registers that kernels lack.
+  static constexpr int kAtOnce = Format::kBits == 4 ? 4 : 8, kDrawn = 8;
+
   // Columns past the last one are zeros, and fill the pitch.
   template <class CodesOf>
   __device__ __forceinline__ void store_rows(CodesOf codes_of) {
@@ -82,9 +85,11 @@ class TileWriter {
     uint8_t* to = opaque(static_cast<uint8_t*>(in_.rowwise.data) +
                          (row_ + warp_ * kWarpRows) * in_.rowwise.pitch +
                          column_ * Format::kBits / 8);
-    constexpr int kAtOnce = kWarpRows / 2;  // more take registers that some kernels lack
 #pragma unroll
     for (int first = 0; first < kWarpRows; first += kAtOnce) {
+      if constexpr (Config::kStochastic) {
+        if (first % kDrawn == 0) draw_rows(first);
+      }
       Codes codes[kAtOnce];
 #pragma unroll
       for (int r = 0; r < kAtOnce; ++r) codes[r] = Codes(here(codes_of(first + r)));
@@ -110,23 +115,24 @@ class TileWriter {
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) scaled[c] = values_.at(r, c) * factor;
     uint32_t codes;
-    encode_values<Config>(&codes, scaled, random_ + r % kRandomRows);
+    encode_values<Config>(&codes, scaled, random_ + (Config::kStochastic ? r % kDrawn : 0));
     return codes;
   }
 
-  // Random bytes of the warp's rows. A run of 16 columns is that of 4 lanes: each draws for every
+  // Random bytes of kDrawn rows. A run of 16 columns is that of 4 lanes: each draws for every
   // fourth row, and 4 x 4 words change hands.
-  __device__ __forceinline__ void draw_rows() {
-    int64_t runs[kWarpRows / 4];
-    PhiloxWords drawn[kWarpRows / 4];
+  __device__ __forceinline__ void draw_rows(int first) {
+    constexpr int kRuns = kDrawn / 4;
+    int64_t runs[kRuns];
+    PhiloxWords drawn[kRuns];
 #pragma unroll
-    for (int i = 0; i < kWarpRows / 4; ++i) {
-      const int64_t row = row_ + warp_ * kWarpRows + 4 * i + lane_ % 4;
+    for (int i = 0; i < kRuns; ++i) {
+      const int64_t row = row_ + warp_ * kWarpRows + first + 4 * i + lane_ % 4;
       runs[i] = row * blocks(columns_, 16) + column_ / 16;
     }
     draw(drawn, in_.rng_state, runs, 0);
 #pragma unroll
-    for (int i = 0; i < kWarpRows; ++i) {
+    for (int i = 0; i < kDrawn; ++i) {
       if (i % 4 == 0) turn_words(drawn[i / 4].words);
       random_[i] = drawn[i / 4].words[i % 4];
     }
@@ -154,10 +160,10 @@ class TileWriter {
   template <class FactorOf>
   __device__ __forceinline__ void encode_columns(FactorOf factor_of) {
     if (!has_rows()) return stage_zeros();
-    PhiloxWords random[kLaneColumns];
-    if constexpr (Config::kStochastic) draw_columns(random);
+    PhiloxWords random[2];
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
+      if (Config::kStochastic && c % 2 == 0) draw_columns(random, c);
       float run[kWarpRows];
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) run[r] = values_.at(r, c);
@@ -166,15 +172,16 @@ class TileWriter {
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) run[r] *= factor;
       uint32_t words[Config::kRunWords];
-      encode_values<Config>(words, run, random[c].words);
+      encode_values<Config>(words, run, random[c % 2].words);
       stage(words, c);
     }
   }
 
-  __device__ __forceinline__ void draw_columns(PhiloxWords (&random)[kLaneColumns]) const {
-    const int64_t first = (block_of<kWarpRows>(groups_, tile_) + warp_) * columns_ + column_;
-    const int64_t runs[kLaneColumns] = {first, first + 1, first + 2, first + 3};
-    draw(random, in_.rng_state, runs, 1);
+  // Of two columns: more take registers, one alone would have the keys of the rounds to itself.
+  __device__ __forceinline__ void draw_columns(PhiloxWords (&random)[2], int c) const {
+    const int64_t block = block_of<kWarpRows>(groups_, tile_) + warp_;
+    const int64_t run = block * columns_ + column_ + c;
+    draw(random, in_.rng_state, {run, run + 1}, 1);
   }
 
   __device__ void stage_zeros() {
@@ -263,8 +270,7 @@ class TileWriter {
   const int64_t row_;     // of the input, the tile's first
   Shared<Config>& shared_;
   Values<Element> values_;
-  static constexpr int kRandomRows = Config::kStochastic ? kWarpRows : 1;
-  uint32_t random_[kRandomRows];  // of the lane's columns of each row
+  uint32_t random_[Config::kStochastic ? kDrawn : 1];  // of the lane's columns of each row
 };
 
 }  // namespace quantizing
