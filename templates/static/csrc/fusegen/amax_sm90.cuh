@@ -64,7 +64,7 @@ __device__ float transformed_amax(const Values<Element>& values) {
 }
 
 template <class Element, bool kHadamard>
-__global__ void __launch_bounds__(kThreads, kHadamard ? 3 : 4)
+__global__ void __launch_bounds__(kThreads, 4)
     amax_kernel(const __grid_constant__ AmaxArguments in) {
   __shared__ AmaxShared shared;
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};

@@ -72,8 +72,8 @@ class TileWriter {
 
   // ---- rowwise
 
-  // More rows at once take registers that kernels lack.
-  static constexpr int kAtOnce = Format::kBits == 4 ? 4 : 8, kDrawn = 8;
+  // Rows that are encoded, and drawn for, at once: more take registers that kernels lack.
+  static constexpr int kAtOnce = 4, kDrawn = 8;
 
   // Columns past the last one are zeros, and fill the pitch.
   template <class CodesOf>
@@ -93,14 +93,14 @@ class TileWriter {
       Codes codes[kAtOnce];
 #pragma unroll
       for (int r = 0; r < kAtOnce; ++r) codes[r] = Codes(here(codes_of(first + r)));
-      const bool all = first + kAtOnce <= count;
+      if (first + kAtOnce <= count) {
 #pragma unroll
-      for (int r = 0; r < kAtOnce; ++r) {
-        if (all) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
-      }
+        for (int r = 0; r < kAtOnce; ++r) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
+      } else if (first < count) {
 #pragma unroll
-      for (int r = 0; r < kAtOnce; ++r) {
-        if (!all && first + r < count) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
+        for (int r = 0; r < kAtOnce; ++r) {
+          if (first + r < count) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
+        }
       }
     }
   }
