@@ -231,9 +231,9 @@ struct StochasticE2M1 {
   }
 };
 
-// Codes of `Count` products from `first` on, the first in the lowest bits; bits above them may be any.
-// `term_of(i, value)` is the code of a magnitude plus a surplus, up to kMost terms below what else
-// it has.
+// Codes of `Count` products from `first` on, the first in the lowest bits; bits above them may be
+// any. `term_of(i, value)` is the code of a magnitude plus a surplus; what else it has, kMost codes
+// do not reach.
 template <int Count, class TermOf>
 FUSEGEN_INLINE uint32_t e2m1_codes(const float* products, const TermOf& term_of, int first) {
   static_assert(Count <= TermOf::kMost);
@@ -378,8 +378,8 @@ FUSEGEN_UNROLL
 
 inline constexpr int kHadamard = 16;
 
-// values <- (values * signs) H, H of order 16 in Sylvester order. The order of the butterflies is part
-// of the result.
+// values <- (values * signs) H, H of order 16 in Sylvester order. The order of the butterflies is
+// part of the result.
 FUSEGEN_INLINE void butterflies(float (&values)[kHadamard]) {
   constexpr uint32_t kNegative = 0xD7E8;  // + + + - + - - - - - - + - + - -, bit i set: minus
 FUSEGEN_UNROLL

@@ -2,8 +2,8 @@
 //
 // Tiles are numbered group after group; every group has at least one, which writes its padding. A
 // pseudo-group after the last one owns the rows past all groups, and the padding there. One warp
-// finds a tile: a lane owns a few consecutive groups at a time, and a scan over the lanes gives each
-// its first row and its first tile. Compiles for the host too.
+// finds a tile: a lane owns a few consecutive groups at a time, and a scan over the lanes gives
+// each its first row and its first tile. Compiles for the host too.
 #pragma once
 
 #include <stdint.h>

@@ -36,7 +36,7 @@ __host__ __device__ inline int32_t row_tiles(const RowGroups& groups) {
   return groups.groups * tiles_of_matrix(groups);
 }
 
-// What lies before the lane's groups, which rows `limit` may cut short, and before all that follow.
+// What lies before a lane's groups and before the first group of the next chunk.
 struct Found {
   Extent own, all;
 };
@@ -115,8 +115,8 @@ __device__ __forceinline__ T* opaque(T* address) {
   return address;
 }
 
-// A value that is computed where this stands. Otherwise the compiler moves all that leads to a store
-// behind the store's condition, and rows wait for each other.
+// A value that is computed where this stands. Otherwise the compiler moves all that leads to a
+// store behind the store's condition, and rows wait for each other.
 __device__ __forceinline__ uint32_t here(uint32_t value) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+r"(value));
@@ -232,11 +232,14 @@ struct Values {
     return widen<Element>(pairs[row][column / 2], column % 2);
   }
 
+  // Amaxes of a row's even and odd columns.
+  __device__ __forceinline__ uint32_t row_amax(int row) const {
+    return maximum<Element>(magnitude<Element>(pairs[row][0]), magnitude<Element>(pairs[row][1]));
+  }
+
   // Amaxes of this thread's rows 2i (low) and 2i + 1 (high).
   __device__ __forceinline__ uint32_t row_pair_amax(int i) const {
-    const uint32_t even = maximum<Element>(magnitude<Element>(pairs[2 * i][0]), magnitude<Element>(pairs[2 * i][1]));
-    const uint32_t odd =
-        maximum<Element>(magnitude<Element>(pairs[2 * i + 1][0]), magnitude<Element>(pairs[2 * i + 1][1]));
+    const uint32_t even = row_amax(2 * i), odd = row_amax(2 * i + 1);
     const uint32_t larger =
         maximum<Element>(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
     return maximum<Element>(larger, 0);
@@ -246,7 +249,9 @@ struct Values {
   __device__ __forceinline__ uint32_t column_pair_amax(int i) const {
     uint32_t amax = 0;
 #pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) amax = maximum<Element>(amax, magnitude<Element>(pairs[r][i]));
+    for (int r = 0; r < kWarpRows; ++r) {
+      amax = maximum<Element>(amax, magnitude<Element>(pairs[r][i]));
+    }
     return amax;
   }
 
