@@ -270,6 +270,7 @@ class TileQuantizer : TileWriter<Config> {
 
   __device__ void scale_whole_columns(Scale (&scales)[kLaneColumns],
                                       const Scaler<Config>& scaler) {
+    if (!has_rows() && warp_ != 0) return;  // the first warp stores them
     float4 amax = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const int64_t at = int64_t(tile_.group) * columns_ + column_;
     const bool reads = in_columns() && !past();
@@ -299,6 +300,7 @@ class TileQuantizer : TileWriter<Config> {
         high = maximum<Element>(high, other.y);
       }
     }
+    if (!has_rows()) return;
     scales[0] = scaler(widen_low<Element>(low));
     scales[1] = scaler(widen_high<Element>(low));
     scales[2] = scaler(widen_low<Element>(high));
