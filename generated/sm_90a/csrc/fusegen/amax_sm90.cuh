@@ -46,7 +46,8 @@ __device__ void raise_columns(float* of_columns, const Values<Element>& values, 
   raise(of_columns + column, widen<Element>(pair, column % 2));
 }
 
-// After the transform of every 16 rows of a column.
+// After the transform of every 16 rows of a column. What comes last there, a factor and rounding,
+// keeps the order of magnitudes, and is left to the largest.
 template <class Element>
 __device__ float transformed_amax(const Values<Element>& values) {
   float amax = 0.0f;
@@ -55,15 +56,15 @@ __device__ float transformed_amax(const Values<Element>& values) {
     float run[kWarpRows];
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) run[r] = values.at(r, c);
-    hadamard(run);
+    butterflies(run);
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) amax = fmaxf(amax, fabsf(run[r]));
   }
-  return amax;
+  return round_to_bfloat16(amax * 0.25f);
 }
 
 template <class Element, bool kHadamard>
-__global__ void __launch_bounds__(kThreads, kHadamard ? 3 : 4)
+__global__ void __launch_bounds__(kThreads, 4)
     amax_kernel(const __grid_constant__ AmaxArguments in) {
   __shared__ AmaxShared shared;
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};

@@ -233,7 +233,7 @@ struct Fp8Operands {
   }
 
   __device__ auto scales(const Tile& tile, int32_t row, int32_t columns, uint32_t lane) const {
-    return factors->template of<T::kWaves>(tile, row, columns, lane);
+    return factors->template of<T::kWaves, Config::tile_n>(tile, row, columns, lane);
   }
 };
 

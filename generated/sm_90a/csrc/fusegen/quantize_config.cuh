@@ -69,7 +69,7 @@ struct QuantizeConfig {
   static constexpr int kPieces = kLineBytes / 16;
   static constexpr int kRunWords = 16 * Format::kBits / 32;  // 16 codes
   // Registers of what follows a block's loads decide; more blocks on an SM overlap more of them.
-  static constexpr int kBlocksPerSm = stochastic || transformed ? 2 : Format::kBits == 4 ? 3 : 4;
+  static constexpr int kBlocksPerSm = stochastic ? 3 : 4;
 
   static_assert(!stochastic || Format::kBits == 4, "stochastic rounding is defined for E2M1");
   static_assert(!transformed || scaling_ == Scaling::nv_1x16, "transforms span 16 rows, a block");
@@ -88,7 +88,7 @@ struct Scaler {
   };
 
   float epsilon;
-  float tensor_scale;  // nvfp4
+  float tensor_scale, inverse;  // nvfp4
   bool power_of_two, round_down;
 
   __device__ Scaler(const QuantizeArguments& in, const float* amax, int32_t group)
@@ -96,6 +96,7 @@ struct Scaler {
     tensor_scale = 1.0f;
     if constexpr (Config::kRule == Rule::nvfp4) {
       if (amax != nullptr && group < in.groups) tensor_scale = nvfp4_tensor_scale(amax[group]);
+      inverse = 1.0f / tensor_scale;
     }
   }
 
@@ -107,7 +108,7 @@ struct Scaler {
       return {e8m0_inverse(code), Stored(code)};
     } else if constexpr (Config::kRule == Rule::nvfp4) {
       const uint32_t code = nvfp4_block_code(amax, tensor_scale);
-      return {nvfp4_block_scale(code, tensor_scale), Stored(code)};
+      return {nvfp4_block_scale(code, inverse), Stored(code)};
     } else {
       constexpr float kLargest =
           Config::kBlock == 0 ? kFloatMax : kElementMax<typename Config::Element>;
@@ -118,11 +119,16 @@ struct Scaler {
   }
 };
 
-// Random bytes of one run of 16 elements; stream 0 rowwise, 1 columnwise.
-__device__ inline PhiloxWords draw(const int64_t* rng_state, int64_t run, uint32_t stream) {
+// Random bytes of runs of 16 elements; stream 0 rowwise, 1 columnwise.
+template <int Count>
+__device__ __forceinline__ void draw(PhiloxWords (&drawn)[Count], const int64_t* rng_state,
+                                     const int64_t (&runs)[Count], uint32_t stream) {
   const int64_t seed = rng_state[0], offset = rng_state[1];
-  return philox({{uint32_t(run), uint32_t(run >> 32), stream, uint32_t(offset)}}, uint32_t(seed),
-                uint32_t(seed >> 32));
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    drawn[i] = {{uint32_t(runs[i]), uint32_t(runs[i] >> 32), stream, uint32_t(offset)}};
+  }
+  philox(drawn, uint32_t(seed), uint32_t(seed >> 32));
 }
 
 // Codes of scaled values, the first in the lowest bits. `random` where rounding is stochastic:
@@ -132,18 +138,19 @@ __device__ __forceinline__ void encode_values(uint32_t* words, const float (&sca
                                               [[maybe_unused]] const uint32_t* random) {
   using Format = typename Config::Format;
   constexpr int kPerWord = 32 / Format::kBits;
+  constexpr int kWordCodes = Count < kPerWord ? Count : kPerWord;
 #pragma unroll
-  for (int i = 0; i < Count; i += 2) {
-    uint32_t pair;
+  for (int i = 0; i < Count; i += kWordCodes) {
+    uint32_t& word = words[i / kWordCodes];
     if constexpr (Config::kStochastic) {
-      const uint32_t bytes = random[i / 4] >> (i % 4 * 8);
-      pair = encode_stochastic(scaled[i], bytes & 0xFF) |
-             encode_stochastic(scaled[i + 1], bytes >> 8 & 0xFF) << 4;
+      word = e2m1_codes<4>(scaled, StochasticE2M1{random}, i) & 0xFFFF;
+      if (kWordCodes == 8) word |= e2m1_codes<4>(scaled, StochasticE2M1{random}, i + 4) << 16;
+    } else if constexpr (Format::kBits == 4) {
+      word = e2m1_codes<kWordCodes>(scaled, NearestE2M1{}, i);
     } else {
-      pair = encode_pair<Format>(scaled[i], scaled[i + 1]);
+      word = encode_pair<Format>(scaled[i], scaled[i + 1]) |
+             encode_pair<Format>(scaled[i + 2], scaled[i + 3]) << 16;
     }
-    const uint32_t shifted = pair << (i % kPerWord * Format::kBits);
-    words[i / kPerWord] = i % kPerWord == 0 ? shifted : words[i / kPerWord] | shifted;
   }
 }
 

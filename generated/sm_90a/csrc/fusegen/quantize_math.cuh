@@ -5,6 +5,7 @@
 // reach down to 2^-127.
 #pragma once
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -133,11 +134,137 @@ FUSEGEN_INLINE float decode(uint32_t code) {
   return float_of(bits_of(unbiased * power_of_two(127 - Format::kBias)) | sign);
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+template <>
+__device__ __forceinline__ float decode<E4M3>(uint32_t code) {
+  uint32_t halves;
+  float value;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(uint16_t(code)));
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(uint16_t(halves)));
+  return value;
+}
+#endif
+
+// ---- E2M1 codes of many values
+
+// a * b + c, where a * b is exact.
+FUSEGEN_INLINE float add_product(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The same, rounded toward zero, of non-negative operands.
+FUSEGEN_INLINE float add_product_down(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rz(a, b, c);
+#else
+  const double sum = double(a * b) + double(c);
+  const float rounded = float(sum);
+  return double(rounded) > sum ? float_of(bits_of(rounded) - 1) : rounded;
+#endif
+}
+
+FUSEGEN_INLINE uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// |value|, at most the largest of E2M1; of NaN that, too.
+FUSEGEN_INLINE float e2m1_magnitude(float value) {
+  const float magnitude = fabsf(value);
+  return magnitude < E2M1::kMax ? magnitude : E2M1::kMax;
+}
+
+// Byte `index` of a word as the third, all others zero.
+FUSEGEN_INLINE uint32_t third_byte(uint32_t word, int index) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(word, 0, 0x4044 | index << 8);
+#else
+  return (word >> (index * 8) & 0xFF) << 16;
+#endif
+}
+
+// The sign in bit 31; NaN counts as positive, and products that are NaN are positive on the GPU.
+FUSEGEN_INLINE uint32_t sign_bits(float product) {
+#ifndef __CUDA_ARCH__
+  if (product != product) return 0;
+#endif
+  return bits_of(product);
+}
+
+// Codes of E2M1 are equidistant below 2, up to 4 and up to 6; continued, each of the three lines
+// lies above the others outside its part. So a code is the least of three sums whose unit in the
+// last place is the distance of codes, nearest even.
+struct NearestE2M1 {
+  static constexpr int kMost = 8;  // codes to a sum
+  static constexpr float kOne = 8388608.0f;  // 2^23: its unit in the last place is 1
+  static constexpr uint32_t kSurplus = 0x4B000000u;  // of a term: kOne's bits
+
+  FUSEGEN_INLINE uint32_t operator()(int, float value) const {
+    const float magnitude = e2m1_magnitude(value);
+    const uint32_t fine = bits_of(add_product(magnitude, 2.0f, kOne));
+    const uint32_t middle = bits_of(magnitude + (kOne + 2.0f));
+    const uint32_t coarse = bits_of(add_product(magnitude, 0.5f, kOne + 4.0f));
+    return least_of(least_of(fine, middle), coarse);
+  }
+};
+
+// Rounds up with the probability of the position between two codes, to 1 / 256: a uniform part of
+// a step is added, then the sum is cut off onto its own grid. `bytes` hold a random byte for every
+// value, in order.
+struct StochasticE2M1 {
+  static constexpr int kMost = 4;
+  static constexpr uint32_t kSurplus = 2 * 149;  // 2^22's exponent, twice
+
+  const uint32_t* bytes;
+
+  FUSEGEN_INLINE uint32_t operator()(int index, float value) const {
+    const float bounded = e2m1_magnitude(value);
+    // Bits 16 to 23 count in units of 2^-133, subnormal or not; a step is half of 1, 2 or 4.
+    const float part = float_of(third_byte(bytes[index / 4], index % 4));
+    const uint32_t exponent = (bits_of(bounded) & kInfinityBits) + (124u << 23);
+    const float binade = float_of(exponent > 251u << 23 ? exponent : 251u << 23);  // 2^124 times it
+    const float sum = add_product(part, binade, bounded);
+    // Steps in the lowest bits, above them the exponent: it counts two codes.
+    const uint32_t cut = bits_of(add_product_down(binade, power_of_two(-102), sum));
+    return cut + (cut >> 22);
+  }
+};
+
+// Codes of `Count` products from `first` on, the first in the lowest bits; bits above them may be
+// any. `term_of(i, value)` is the code of a magnitude plus a surplus; what else it has, kMost codes
+// do not reach.
+template <int Count, class TermOf>
+FUSEGEN_INLINE uint32_t e2m1_codes(const float* products, const TermOf& term_of, int first) {
+  static_assert(Count <= TermOf::kMost);
+  constexpr uint32_t kAll = 0xFFFFFFFFu >> (32 - 4 * Count), kOnes = 0x11111111u & kAll;
+  uint32_t sum = 0, signs = 0;
+FUSEGEN_UNROLL
+  for (int i = Count - 1; i >= 0; --i) {
+    sum = sum * 16 + term_of(first + i, products[first + i]);
+    signs = signs << 4 | sign_bits(products[first + i]) >> 28;
+  }
+  return (sum - (TermOf::kSurplus * kOnes & kAll)) | (signs & (kOnes << 3));
+}
+
 // fp32 -> bfloat16 -> fp32, nearest even; NaN stays NaN.
 FUSEGEN_INLINE float round_to_bfloat16(float value) {
   const uint32_t bits = bits_of(value);
   if ((bits & 0x7FFFFFFFu) > kInfinityBits) return float_of(bits | 1u << 22);
   return float_of((bits + 0x7FFFu + ((bits >> 16) & 1)) & 0xFFFF0000u);
+}
+
+// The hardware rounds pairs, to the same numbers.
+FUSEGEN_INLINE void round_to_bfloat16(float& low, float& high) {
+#ifdef __CUDA_ARCH__
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  low = float_of(pair << 16);
+  high = float_of(pair & 0xFFFF0000u);
+#else
+  low = round_to_bfloat16(low);
+  high = round_to_bfloat16(high);
+#endif
 }
 
 // ---- fp32 scales
@@ -206,13 +333,13 @@ FUSEGEN_INLINE uint32_t nvfp4_block_code(float block_amax, float tensor_scale) {
   return encode<E4M3>(block_amax * (tensor_scale * (1.0f / 6.0f)));
 }
 
-// What elements are multiplied with before they are encoded.
-FUSEGEN_INLINE float nvfp4_block_scale(uint32_t block_code, float tensor_scale) {
-  const float scale = 1.0f / (decode<E4M3>(block_code) * (1.0f / tensor_scale));
+// What elements are multiplied with before they are encoded; `inverse` is 1 / tensor_scale.
+FUSEGEN_INLINE float nvfp4_block_scale(uint32_t block_code, float inverse) {
+  const float scale = 1.0f / (decode<E4M3>(block_code) * inverse);
   return scale < kFloatMax ? scale : kFloatMax;
 }
 
-// ---- random bits and stochastic rounding
+// ---- random bits
 
 struct PhiloxWords {
   uint32_t words[4];
@@ -226,50 +353,34 @@ FUSEGEN_INLINE uint32_t high_product(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
-FUSEGEN_INLINE PhiloxWords philox(PhiloxWords counter, uint32_t key_low, uint32_t key_high) {
-  uint32_t* c = counter.words;
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) of several
+// counters, which share the keys of the rounds.
+template <int Count>
+FUSEGEN_INLINE void philox(PhiloxWords (&counters)[Count], uint32_t key_low, uint32_t key_high) {
 FUSEGEN_UNROLL
   for (int round = 0; round < 10; ++round) {
-    const uint32_t low0 = c[0] * 0xD2511F53u, high0 = high_product(c[0], 0xD2511F53u);
-    const uint32_t low1 = c[2] * 0xCD9E8D57u, high1 = high_product(c[2], 0xCD9E8D57u);
-    c[0] = high1 ^ c[1] ^ key_low;
-    c[2] = high0 ^ c[3] ^ key_high;
-    c[1] = low1;
-    c[3] = low0;
+FUSEGEN_UNROLL
+    for (int i = 0; i < Count; ++i) {
+      uint32_t* c = counters[i].words;
+      const uint32_t low0 = c[0] * 0xD2511F53u, high0 = high_product(c[0], 0xD2511F53u);
+      const uint32_t low1 = c[2] * 0xCD9E8D57u, high1 = high_product(c[2], 0xCD9E8D57u);
+      c[0] = high1 ^ c[1] ^ key_low;
+      c[2] = high0 ^ c[3] ^ key_high;
+      c[1] = low1;
+      c[3] = low0;
+    }
     key_low += 0x9E3779B9u;
     key_high += 0xBB67AE85u;
   }
-  return counter;
-}
-
-// Byte `index` of 16.
-FUSEGEN_INLINE uint32_t random_byte(const PhiloxWords& random, int index) {
-  return (random.words[index / 4] >> (index % 4 * 8)) & 0xFF;
-}
-
-// E2M1 with the probability of rounding up equal to the position between two codes, to 1 / 256:
-// a uniform part of a step is added, then the sum is cut off onto its own grid.
-FUSEGEN_INLINE uint32_t encode_stochastic(float value, uint32_t byte) {
-  const uint32_t bits = bits_of(value);
-  const float magnitude = float_of(bits & 0x7FFFFFFFu);
-  if (magnitude != magnitude) return E2M1::kNan;
-  const uint32_t sign = (bits >> 31) << 3;
-  const float bounded = magnitude < E2M1::kMax ? magnitude : E2M1::kMax;
-  const float step = bounded < 2.0f ? 0.5f : bounded < 4.0f ? 1.0f : 2.0f;
-  const float sum = bounded + float(byte) * (1.0f / 256.0f) * step;
-  if (sum >= E2M1::kMax) return sign | E2M1::kLargest;
-  if (sum < 1.0f) return sign | uint32_t(sum >= 0.5f);
-  return sign | ((bits_of(sum) >> 22) - (uint32_t(127 - E2M1::kBias) << E2M1::kMantissa));
 }
 
 // ---- Hadamard
 
 inline constexpr int kHadamard = 16;
 
-// values <- round_bf16((values * signs) H / 4), H of order 16 in Sylvester order. The order of the
-// butterflies is part of the result.
-FUSEGEN_INLINE void hadamard(float (&values)[kHadamard]) {
+// values <- (values * signs) H, H of order 16 in Sylvester order. The order of the butterflies is
+// part of the result.
+FUSEGEN_INLINE void butterflies(float (&values)[kHadamard]) {
   constexpr uint32_t kNegative = 0xD7E8;  // + + + - + - - - - - - + - + - -, bit i set: minus
 FUSEGEN_UNROLL
   for (int i = 0; i < kHadamard; ++i) {
@@ -285,8 +396,17 @@ FUSEGEN_UNROLL
       values[i + stride] = a - b;
     }
   }
+}
+
+// values <- round_bf16((values * signs) H / 4).
+FUSEGEN_INLINE void hadamard(float (&values)[kHadamard]) {
+  butterflies(values);
 FUSEGEN_UNROLL
-  for (int i = 0; i < kHadamard; ++i) values[i] = round_to_bfloat16(values[i] * 0.25f);
+  for (int i = 0; i < kHadamard; i += 2) {
+    values[i] *= 0.25f;
+    values[i + 1] *= 0.25f;
+    round_to_bfloat16(values[i], values[i + 1]);
+  }
 }
 
 }  // namespace fusegen

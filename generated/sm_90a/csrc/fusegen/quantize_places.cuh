@@ -2,8 +2,8 @@
 //
 // Tiles are numbered group after group; every group has at least one, which writes its padding. A
 // pseudo-group after the last one owns the rows past all groups, and the padding there. One warp
-// finds a tile: each lane owns a run of consecutive groups, and two scans over the lanes give each
-// its first row and its first tile. Compiles for the host too.
+// finds a tile: a lane owns a few consecutive groups at a time, and a scan over the lanes gives
+// each its first row and its first tile. Compiles for the host too.
 #pragma once
 
 #include <stdint.h>
@@ -12,6 +12,11 @@
 #define FUSEGEN_INLINE __host__ __device__ __forceinline__
 #else
 #define FUSEGEN_INLINE inline
+#endif
+#ifdef __CUDA_ARCH__
+#define FUSEGEN_UNROLL _Pragma("unroll")
+#else
+#define FUSEGEN_UNROLL
 #endif
 
 namespace fusegen {
@@ -42,71 +47,112 @@ struct RowTile {
 
 FUSEGEN_INLINE int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
-// Rows a lane's groups may have; sums stop at all rows, at most 2^30, so that they never overflow.
-struct LaneGroups {
-  int32_t first, end;
+// The sum of two counts of at most 2^30 + 1 rows, but not more than `most`.
+FUSEGEN_INLINE int32_t sum_to(int32_t a, int32_t b, int32_t most) {
+  const uint32_t sum = uint32_t(a) + uint32_t(b);
+  return sum < uint32_t(most) ? int32_t(sum) : most;
+}
+
+// Every group has a tile.
+FUSEGEN_INLINE int32_t tiles_of(int32_t length) {
+  const uint32_t tiles = (uint32_t(length) + kTileRows - 1) / kTileRows;
+  return tiles == 0 ? 1 : int32_t(tiles);
+}
+
+// Of groups that follow one another.
+struct Extent {
+  int32_t rows, tiles;
 };
 
-FUSEGEN_INLINE LaneGroups lane_groups(const RowGroups& groups, int lane) {
-  const int32_t owners = groups.groups + 1;
-  const int32_t each = (owners + 31) / 32;
-  return {least(lane * each, owners), least((lane + 1) * each, owners)};
-}
+// Consecutive groups of one lane. Their sizes are read together, before one is used: blocks of
+// threads wait for them.
+struct LaneGroups {
+  static constexpr int kMost = 4;
+  int32_t first, count;
+  int32_t rows[kMost];
 
-FUSEGEN_INLINE int32_t wanted_rows(const RowGroups& groups, int32_t group) {
-  if (group == groups.groups) return groups.rows;
-  const int64_t size = groups.split_sizes[group];
-  return size < 0 ? 0 : size < groups.rows ? int32_t(size) : groups.rows;
-}
-
-FUSEGEN_INLINE int32_t end_of(const RowGroups& groups, int32_t begin, int32_t group) {
-  return least(begin + wanted_rows(groups, group), groups.rows);
-}
-
-FUSEGEN_INLINE int32_t tiles_of(const RowGroups& groups, int32_t length, int32_t group) {
-  const int32_t tiles = (length + kTileRows - 1) / kTileRows;
-  return tiles == 0 && group < groups.groups ? 1 : tiles;
-}
-
-FUSEGEN_INLINE int32_t lane_rows(const RowGroups& groups, LaneGroups own) {
-  int32_t rows = 0;
-  for (int32_t g = own.first; g < own.end; ++g) rows = end_of(groups, rows, g);
-  return rows;
-}
-
-FUSEGEN_INLINE int32_t lane_tiles(const RowGroups& groups, LaneGroups own, int32_t begin) {
-  int32_t tiles = 0;
-  for (int32_t g = own.first; g < own.end; ++g) {
-    const int32_t end = end_of(groups, begin, g);
-    tiles += tiles_of(groups, end - begin, g);
-    begin = end;
-  }
-  return tiles;
-}
-
-// Tile `index`, which belongs to one of the lane's groups; `first` is the lane's first tile.
-FUSEGEN_INLINE RowTile lane_tile(const RowGroups& groups, LaneGroups own, int32_t begin,
-                                 int32_t first, int32_t index) {
-  for (int32_t g = own.first; g < own.end; ++g) {
-    const int32_t end = end_of(groups, begin, g);
-    const int32_t tiles = tiles_of(groups, end - begin, g);
-    if (index < first + tiles) {
-      return {g, begin, end - begin, (index - first) * kTileRows, index};
+  // Ends after `limit` + 1 rows: more than `limit` are too many, and the sum never overflows.
+  FUSEGEN_INLINE Extent extent(int32_t limit) const {
+    Extent extent{0, 0};
+FUSEGEN_UNROLL
+    for (int i = 0; i < kMost; ++i) {
+      extent.rows = sum_to(extent.rows, rows[i], limit + 1);
+      extent.tiles += i < count ? tiles_of(rows[i]) : 0;
     }
-    first += tiles;
-    begin = end;
+    return extent;
   }
-  return {-1, 0, 0, 0, index};
+
+  // Leaves `limit` rows at most.
+  FUSEGEN_INLINE void clip(int32_t limit) {
+FUSEGEN_UNROLL
+    for (int i = 0; i < kMost; ++i) {
+      rows[i] = least(rows[i], limit);
+      limit -= rows[i];
+    }
+  }
+
+  // What lies before group `first` + `index`.
+  FUSEGEN_INLINE Extent before(int32_t index) const {
+    Extent extent{0, 0};
+FUSEGEN_UNROLL
+    for (int i = 0; i < kMost; ++i) {
+      if (i >= index) continue;
+      extent.rows += rows[i];
+      extent.tiles += tiles_of(rows[i]);
+    }
+    return extent;
+  }
+};
+
+inline constexpr int32_t kChunk = 32 * LaneGroups::kMost;  // groups that a warp holds at once
+
+// A group may want any number of rows; it gets 0 to all of them.
+FUSEGEN_INLINE LaneGroups lane_groups(const RowGroups& groups, int32_t chunk, int lane) {
+  LaneGroups own;
+  own.first = chunk + lane * LaneGroups::kMost;
+  own.count = groups.groups - own.first;
+  int64_t sizes[LaneGroups::kMost];
+FUSEGEN_UNROLL
+  for (int i = 0; i < LaneGroups::kMost; ++i) {
+    sizes[i] = i < own.count ? groups.split_sizes[own.first + i] : 0;
+  }
+FUSEGEN_UNROLL
+  for (int i = 0; i < LaneGroups::kMost; ++i) {
+    own.rows[i] = sizes[i] < 0 ? 0 : sizes[i] < groups.rows ? int32_t(sizes[i]) : groups.rows;
+  }
+  return own;
+}
+
+// Tile `index` of the lane's groups, which follow `before`; it must be one of theirs.
+FUSEGEN_INLINE RowTile lane_tile(const LaneGroups& own, Extent before, int32_t index) {
+  RowTile tile{};
+FUSEGEN_UNROLL
+  for (int i = 0; i < LaneGroups::kMost; ++i) {
+    if (i < own.count && index >= before.tiles) {
+      const int32_t row = (index - before.tiles) * kTileRows;
+      tile = {own.first + i, before.rows, own.rows[i], row, index};
+    }
+    before.rows += own.rows[i];
+    before.tiles += tiles_of(own.rows[i]);
+  }
+  return tile;
+}
+
+// Tile `index` past all groups, if there is one.
+FUSEGEN_INLINE RowTile past_tile(const RowGroups& groups, Extent before, int32_t index) {
+  const int32_t row = (index - before.tiles) * kTileRows;
+  const int32_t length = groups.rows - before.rows;
+  return {row < length ? groups.groups : -1, before.rows, length, row, index};
 }
 
 // At least one, which writes what a matrix without rows has: its scales.
 FUSEGEN_INLINE int32_t tiles_of_matrix(const RowGroups& groups) {
-  return groups.rows == 0 ? 1 : (groups.rows + kTileRows - 1) / kTileRows;
+  return tiles_of(groups.rows);
 }
 
 FUSEGEN_INLINE RowTile matrix_tile(const RowGroups& groups, int32_t index) {
   const int32_t tiles = tiles_of_matrix(groups);
-  const int32_t group = index / tiles;
+  const int32_t group = int32_t(uint32_t(index) / uint32_t(tiles));
   return {group, 0, groups.rows, (index - group * tiles) * kTileRows, index};
 }
 
@@ -166,3 +212,4 @@ FUSEGEN_INLINE int64_t block_of(const RowGroups& groups, const RowTile& tile) {
 }  // namespace fusegen
 
 #undef FUSEGEN_INLINE
+#undef FUSEGEN_UNROLL

@@ -20,7 +20,8 @@ class TileQuantizer : TileWriter<Config> {
   using Base = TileWriter<Config>;
   using Base::in_, Base::groups_, Base::tile_, Base::shared_, Base::values_, Base::lane_,
       Base::warp_, Base::columns_, Base::first_column_, Base::column_, Base::row_, Base::blocks,
-      Base::past, Base::in_columns, Base::has_rows, Base::encode_row, Base::store_rows;
+      Base::past, Base::in_columns, Base::has_rows, Base::encode_row,
+      Base::store_rows;
   using Element = typename Config::Element;
   using Format = typename Config::Format;
   using Stored = typename Config::Stored;
@@ -48,11 +49,16 @@ class TileQuantizer : TileWriter<Config> {
         this->stage_zeros();
       }
     } else {
+      // Usually both copies have one amax.
+      const Scaler<Config> rows(in_, in_.rowwise.amax, tile_.group);
+      const Scaler<Config> columns = in_.columnwise.amax == in_.rowwise.amax
+                                         ? rows
+                                         : Scaler<Config>(in_, in_.columnwise.amax, tile_.group);
       if (in_.rowwise.data != nullptr) {
-        if (has_rows()) quantize_rows();
+        if (has_rows()) quantize_rows(rows);
         if (token_major()) pad_token_scales();
       }
-      if (in_.columnwise.data != nullptr) quantize_columns();
+      if (in_.columnwise.data != nullptr) quantize_columns(columns);
     }
     if (in_.columnwise.data != nullptr) {
       __syncthreads();
@@ -157,8 +163,7 @@ class TileQuantizer : TileWriter<Config> {
 
   // ---- rowwise
 
-  __device__ void quantize_rows() {
-    const Scaler<Config> scaler(in_, in_.rowwise.amax, tile_.group);
+  __device__ void quantize_rows(const Scaler<Config>& scaler) {
     if constexpr (Config::kScaling == Scaling::row) {
       quantize_whole_rows(scaler);
     } else {
@@ -182,13 +187,19 @@ class TileQuantizer : TileWriter<Config> {
     constexpr int kSlots = Amaxes::kCopies > 1 ? 1 : 2 * Amaxes::kPairs;  // scales of one lane
     const Amaxes amaxes(values_);
     float factors[kSlots];
+    Stored stored[kSlots];
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       const int odd = kSlots == 1 ? lane_ % 2 : slot % 2;
       const Scale scale = scaler(widen<Element>(amaxes.pairs[slot / 2], odd));
       factors[slot] = scale.factor;
-      const int row = 2 * (Amaxes::first_pair(lane_) + slot / 2) + odd;
-      if (kSlots > 1 || lane_ % 4 < 2) store_row_scale(warp_ * kWarpRows + row, scale.stored);
+      stored[slot] = scale.stored;
+    }
+    const int row = warp_ * kWarpRows + 2 * Amaxes::first_pair(lane_);
+    if (kSlots > 1) {
+      store_row_scales(row, stored);
+    } else if (lane_ % 4 < 2) {
+      store_row_scales(row + lane_ % 2, stored);
     }
     store_rows([&](int r) {
       const float factor = kSlots == 1
@@ -205,15 +216,25 @@ class TileQuantizer : TileWriter<Config> {
     return {int32_t(in_.row_align), int32_t(in_.token_pitch)};
   }
 
-  __device__ void store_row_scale(int row, Stored stored) {
-    const int64_t block = column_ / kBlock;
-    if (block >= blocks(columns_, kBlock)) return;  // a lane may own a row but no column
-    auto* scales = static_cast<Stored*>(in_.rowwise.scale);
+  // Of neighbouring rows of the tile, the first of them `row`.
+  template <int Count>
+  __device__ void store_row_scales(int row, const Stored (&stored)[Count]) {
+    const uint32_t across = blocks(columns_, kBlock), block = uint32_t(column_) / kBlock;
+    if (block >= across) return;  // a lane may own a row but no column
+    auto* to = static_cast<Stored*>(in_.rowwise.scale);
+    uint32_t stride = across;
+    int count = tile_.rows() - row;
     if (token_major()) {
-      if (!holds_rows(row)) return;
-      scales[block * in_.token_pitch + place_of(groups_, tile_, token_space()) + row] = stored;
-    } else if (row < tile_.rows()) {
-      scales[(row_ + row) * blocks(columns_, kBlock) + block] = past() ? kPadding : stored;
+      to += block * in_.token_pitch + place_of(groups_, tile_, token_space()) + row;
+      stride = 1;
+      if (past()) count = 0;
+    } else {
+      to += (row_ + row) * across + block;
+    }
+    to = opaque(to);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (i < count) to[uint64_t(stride) * i] = past() ? kPadding : stored[i];
     }
   }
 
@@ -229,8 +250,7 @@ class TileQuantizer : TileWriter<Config> {
 
   // ---- columnwise
 
-  __device__ void quantize_columns() {
-    const Scaler<Config> scaler(in_, in_.columnwise.amax, tile_.group);
+  __device__ void quantize_columns(const Scaler<Config>& scaler) {
     Scale scales[kLaneColumns] = {};
     if constexpr (Config::kScaling == Scaling::row) {
       scale_whole_columns(scales, scaler);
@@ -250,6 +270,7 @@ class TileQuantizer : TileWriter<Config> {
 
   __device__ void scale_whole_columns(Scale (&scales)[kLaneColumns],
                                       const Scaler<Config>& scaler) {
+    if (!has_rows() && warp_ != 0) return;  // the first warp stores them
     float4 amax = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const int64_t at = int64_t(tile_.group) * columns_ + column_;
     const bool reads = in_columns() && !past();
@@ -279,6 +300,7 @@ class TileQuantizer : TileWriter<Config> {
         high = maximum<Element>(high, other.y);
       }
     }
+    if (!has_rows()) return;
     scales[0] = scaler(widen_low<Element>(low));
     scales[1] = scaler(widen_high<Element>(low));
     scales[2] = scaler(widen_low<Element>(high));

@@ -36,33 +36,61 @@ __host__ __device__ inline int32_t row_tiles(const RowGroups& groups) {
   return groups.groups * tiles_of_matrix(groups);
 }
 
-// First row of the first of a lane's groups. Called by one whole warp of a ragged launch.
-__device__ inline int32_t lane_begin(const RowGroups& groups, LaneGroups own, int lane) {
-  int32_t rows_end = lane_rows(groups, own);
+// What lies before a lane's groups and before the first group of the next chunk.
+struct Found {
+  Extent own, all;
+};
+
+__device__ inline Found scan_lanes(const Extent& own, int32_t limit, int lane) {
+  Extent end = own;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
-    const int32_t before = __shfl_up_sync(kAll, rows_end, distance);
-    if (lane >= distance) rows_end = min(rows_end + before, groups.rows);
+    const int32_t rows = __shfl_up_sync(kAll, end.rows, distance);
+    const int32_t tiles = __shfl_up_sync(kAll, end.tiles, distance);
+    if (lane < distance) continue;
+    end.rows = sum_to(end.rows, rows, limit + 1);
+    end.tiles += tiles;
   }
-  const int32_t begin = __shfl_up_sync(kAll, rows_end, 1);
-  return lane == 0 ? 0 : begin;
+  const int32_t rows = __shfl_up_sync(kAll, end.rows, 1);
+  return {{lane == 0 ? 0 : rows, end.tiles - own.tiles},
+          {__shfl_sync(kAll, end.rows, 31), __shfl_sync(kAll, end.tiles, 31)}};
+}
+
+// Rows and tiles are counted together, as if all rows that groups want were there: a second count
+// follows where they are not.
+__device__ inline Found find_lane(LaneGroups& own, int32_t limit, int lane) {
+  Found found = scan_lanes(own.extent(limit), limit, lane);
+  if (found.all.rows <= limit) return found;
+  own.clip(max(limit - found.own.rows, 0));
+  return scan_lanes(own.extent(limit), limit, lane);
+}
+
+// Walks groups, kChunk at a time, while `visit(own, before, end)` wants more: the lane's groups,
+// what lies before them and what ends with the chunk. Called by one whole warp of a ragged launch;
+// returns what lies before that end.
+template <class Visit>
+__device__ __forceinline__ Extent walk_groups(const RowGroups& groups, int lane, Visit visit) {
+  Extent before{0, 0};
+#pragma unroll 1
+  for (int32_t chunk = 0; chunk < groups.groups; chunk += kChunk) {
+    LaneGroups own = lane_groups(groups, chunk, lane);
+    const Found found = find_lane(own, groups.rows - before.rows, lane);
+    const Extent first{before.rows + found.own.rows, before.tiles + found.own.tiles};
+    before = {before.rows + found.all.rows, before.tiles + found.all.tiles};
+    if (!visit(own, first, before)) break;
+  }
+  return before;
 }
 
 // Called by one whole warp of a ragged launch.
 __device__ inline void find_tile(const RowGroups& groups, int32_t index, int lane, RowTile* found) {
-  const LaneGroups own = lane_groups(groups, lane);
-  const int32_t begin = lane_begin(groups, own, lane);
-  const int32_t tiles = lane_tiles(groups, own, begin);
-  int32_t tiles_end = tiles;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int32_t before = __shfl_up_sync(kAll, tiles_end, distance);
-    if (lane >= distance) tiles_end += before;
-  }
-  if (lane == 31 && index >= tiles_end) found->group = -1;
-  if (index < tiles_end && index >= tiles_end - tiles) {
-    *found = lane_tile(groups, own, begin, tiles_end - tiles, index);
-  }
+  const Extent all = walk_groups(groups, lane, [&](const LaneGroups& own, Extent first,
+                                                   Extent end) {
+    const int32_t tiles = own.extent(groups.rows).tiles;
+    if (index >= first.tiles && index < first.tiles + tiles) *found = lane_tile(own, first, index);
+    return index >= end.tiles;
+  });
+  if (lane == 0 && index >= all.tiles) *found = past_tile(groups, all, index);
 }
 
 // The same tile for all threads of the block; `shared` is one RowTile in shared memory.
@@ -85,6 +113,15 @@ __device__ __forceinline__ T* opaque(T* address) {
   __builtin_assume(__isGlobal(address));
 #endif
   return address;
+}
+
+// A value that is computed where this stands. Otherwise the compiler moves all that leads to a
+// store behind the store's condition, and rows wait for each other.
+__device__ __forceinline__ uint32_t here(uint32_t value) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
 }
 
 // ---- one element
@@ -121,7 +158,16 @@ __device__ __forceinline__ uint32_t maximum<__half>(uint32_t a, uint32_t b) {
 }
 
 // |pair|, NaN and all; the next maximum with a number drops NaN.
-__device__ __forceinline__ uint32_t magnitude(uint32_t pair) { return pair & 0x7FFF7FFFu; }
+template <class Element>
+__device__ __forceinline__ uint32_t magnitude(uint32_t pair);
+template <>
+__device__ __forceinline__ uint32_t magnitude<__nv_bfloat16>(uint32_t pair) {
+  return bits(__habs2(pair_of<__nv_bfloat162>(pair)));
+}
+template <>
+__device__ __forceinline__ uint32_t magnitude<__half>(uint32_t pair) {
+  return bits(__habs2(pair_of<__half2>(pair)));
+}
 
 template <class Element>
 __device__ __forceinline__ float widen_low(uint32_t pair);
@@ -186,11 +232,14 @@ struct Values {
     return widen<Element>(pairs[row][column / 2], column % 2);
   }
 
+  // Amaxes of a row's even and odd columns.
+  __device__ __forceinline__ uint32_t row_amax(int row) const {
+    return maximum<Element>(magnitude<Element>(pairs[row][0]), magnitude<Element>(pairs[row][1]));
+  }
+
   // Amaxes of this thread's rows 2i (low) and 2i + 1 (high).
   __device__ __forceinline__ uint32_t row_pair_amax(int i) const {
-    const uint32_t even = maximum<Element>(magnitude(pairs[2 * i][0]), magnitude(pairs[2 * i][1]));
-    const uint32_t odd =
-        maximum<Element>(magnitude(pairs[2 * i + 1][0]), magnitude(pairs[2 * i + 1][1]));
+    const uint32_t even = row_amax(2 * i), odd = row_amax(2 * i + 1);
     const uint32_t larger =
         maximum<Element>(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
     return maximum<Element>(larger, 0);
@@ -200,7 +249,9 @@ struct Values {
   __device__ __forceinline__ uint32_t column_pair_amax(int i) const {
     uint32_t amax = 0;
 #pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) amax = maximum<Element>(amax, magnitude(pairs[r][i]));
+    for (int r = 0; r < kWarpRows; ++r) {
+      amax = maximum<Element>(amax, magnitude<Element>(pairs[r][i]));
+    }
     return amax;
   }
 

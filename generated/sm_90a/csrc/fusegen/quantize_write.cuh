@@ -72,6 +72,9 @@ class TileWriter {
 
   // ---- rowwise
 
+  // Rows that are encoded, and drawn for, at once: more take registers that kernels lack.
+  static constexpr int kAtOnce = 4, kDrawn = 8;
+
   // Columns past the last one are zeros, and fill the pitch.
   template <class CodesOf>
   __device__ __forceinline__ void store_rows(CodesOf codes_of) {
@@ -83,24 +86,72 @@ class TileWriter {
                          (row_ + warp_ * kWarpRows) * in_.rowwise.pitch +
                          column_ * Format::kBits / 8);
 #pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) {
-      const auto codes = Codes(codes_of(r));
-      if (r < count) *reinterpret_cast<Codes*>(to + uint64_t(pitch) * r) = codes;
+    for (int first = 0; first < kWarpRows; first += kAtOnce) {
+      if constexpr (Config::kStochastic) {
+        if (first % kDrawn == 0) draw_rows(first);
+      }
+      Codes codes[kAtOnce];
+#pragma unroll
+      for (int r = 0; r < kAtOnce; ++r) codes[r] = Codes(here(codes_of(first + r)));
+      if (first + kAtOnce <= count) {
+#pragma unroll
+        for (int r = 0; r < kAtOnce; ++r) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
+      } else if (first < count) {
+#pragma unroll
+        for (int r = 0; r < kAtOnce; ++r) {
+          if (first + r < count) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
+        }
+      }
     }
+  }
+
+  template <class Codes>
+  __device__ __forceinline__ static void store_codes(uint8_t* to, Codes codes) {
+    *reinterpret_cast<Codes*>(to) = codes;
   }
 
   __device__ __forceinline__ uint32_t encode_row(int r, float factor) {
     float scaled[kLaneColumns];
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) scaled[c] = values_.at(r, c) * factor;
-    uint32_t random = 0;
-    if constexpr (Config::kStochastic) {
-      const int64_t row = row_ + warp_ * kWarpRows + r;
-      random = draw(in_.rng_state, row * blocks(columns_, 16) + column_ / 16, 0).words[lane_ % 4];
-    }
     uint32_t codes;
-    encode_values<Config>(&codes, scaled, &random);
+    encode_values<Config>(&codes, scaled, random_ + (Config::kStochastic ? r % kDrawn : 0));
     return codes;
+  }
+
+  // Random bytes of kDrawn rows. A run of 16 columns is that of 4 lanes: each draws for every
+  // fourth row, and 4 x 4 words change hands.
+  __device__ __forceinline__ void draw_rows(int first) {
+    constexpr int kRuns = kDrawn / 4;
+    int64_t runs[kRuns];
+    PhiloxWords drawn[kRuns];
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const int64_t row = row_ + warp_ * kWarpRows + first + 4 * i + lane_ % 4;
+      runs[i] = row * blocks(columns_, 16) + column_ / 16;
+    }
+    draw(drawn, in_.rng_state, runs, 0);
+#pragma unroll
+    for (int i = 0; i < kDrawn; ++i) {
+      if (i % 4 == 0) turn_words(drawn[i / 4].words);
+      random_[i] = drawn[i / 4].words[i % 4];
+    }
+  }
+
+  // Word i of lane l of 4 becomes word l of lane i.
+  __device__ __forceinline__ void turn_words(uint32_t (&words)[4]) const {
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) {
+      const bool upper = lane_ & distance;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i & distance) continue;
+        const uint32_t low = words[i], high = words[i + distance];
+        const uint32_t other = __shfl_xor_sync(kAll, upper ? low : high, distance);
+        words[i] = upper ? other : low;
+        words[i + distance] = upper ? high : other;
+      }
+    }
   }
 
   // ---- columnwise
@@ -109,8 +160,10 @@ class TileWriter {
   template <class FactorOf>
   __device__ __forceinline__ void encode_columns(FactorOf factor_of) {
     if (!has_rows()) return stage_zeros();
+    PhiloxWords random[2];
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
+      if (Config::kStochastic && c % 2 == 0) draw_columns(random, c);
       float run[kWarpRows];
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) run[r] = values_.at(r, c);
@@ -119,14 +172,16 @@ class TileWriter {
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) run[r] *= factor;
       uint32_t words[Config::kRunWords];
-      PhiloxWords random{};
-      if constexpr (Config::kStochastic) {
-        const int64_t block = block_of<kWarpRows>(groups_, tile_) + warp_;
-        random = draw(in_.rng_state, block * columns_ + column_ + c, 1);
-      }
-      encode_values<Config>(words, run, random.words);
+      encode_values<Config>(words, run, random[c % 2].words);
       stage(words, c);
     }
+  }
+
+  // Of two columns: more take registers, one alone would have the keys of the rounds to itself.
+  __device__ __forceinline__ void draw_columns(PhiloxWords (&random)[2], int c) const {
+    const int64_t block = block_of<kWarpRows>(groups_, tile_) + warp_;
+    const int64_t run = block * columns_ + column_ + c;
+    draw(random, in_.rng_state, {run, run + 1}, 1);
   }
 
   __device__ void stage_zeros() {
@@ -215,6 +270,7 @@ class TileWriter {
   const int64_t row_;     // of the input, the tile's first
   Shared<Config>& shared_;
   Values<Element> values_;
+  uint32_t random_[Config::kStochastic ? kDrawn : 1];  // of the lane's columns of each row
 };
 
 }  // namespace quantizing

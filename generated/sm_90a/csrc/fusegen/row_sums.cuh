@@ -1,7 +1,7 @@
 // Adds the partial row sums that a quantise kernel left: one per tile of 128 rows and column.
 //
-// A block owns 32 columns of one group; each of its 8 warps adds every eighth tile of the group, in
-// order, and the 8 sums are added in order: results repeat bit for bit.
+// A thread owns one column of one group. It adds every eighth tile of the group, in order, and then
+// the 8 sums, in order: results repeat bit for bit, and 8 tiles are under way at once.
 #pragma once
 
 #include "quantize.h"
@@ -15,43 +15,52 @@ struct TileRange {
   int32_t first, end;
 };
 
-// Tiles of one group. Called by one whole warp.
-__device__ inline TileRange group_tiles(const RowGroups& groups, int32_t group, int lane) {
+// Called by one whole warp of a ragged launch.
+__device__ inline void find_tiles(const RowGroups& groups, int32_t group, int lane,
+                                  TileRange* found) {
+  walk_groups(groups, lane, [&](const LaneGroups& own, Extent first, Extent) {
+    const int32_t index = group - own.first;
+    if (index >= 0 && index < LaneGroups::kMost) {
+      *found = {first.tiles + own.before(index).tiles, first.tiles + own.before(index + 1).tiles};
+    }
+    return group >= own.first - lane * LaneGroups::kMost + kChunk;
+  });
+}
+
+// The tiles of a group, for all threads of the block; `shared` is in shared memory.
+__device__ inline TileRange group_tiles(const RowGroups& groups, int32_t group, TileRange* shared) {
   if (!groups.ragged()) {
     const int32_t each = tiles_of_matrix(groups);
     return {group * each, (group + 1) * each};
   }
-  const LaneGroups own = lane_groups(groups, lane);
-  const int32_t begin = lane_begin(groups, own, lane);
-  const int32_t before = lane_tiles(groups, {own.first, min(own.end, group)}, begin);
-  const int32_t through = lane_tiles(groups, {own.first, min(own.end, group + 1)}, begin);
-  return {int32_t(__reduce_add_sync(kAll, unsigned(before))),
-          int32_t(__reduce_add_sync(kAll, unsigned(through)))};
+  if (threadIdx.x < 32) find_tiles(groups, group, threadIdx.x, shared);
+  __syncthreads();
+  return *shared;
 }
 
 template <class Output>
 __global__ void __launch_bounds__(kThreads)
     row_sum_kernel(const __grid_constant__ RowSumArguments in) {
-  __shared__ float sums[kWarps][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  constexpr int kSums = 8;
+  __shared__ TileRange shared;
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
-  const int64_t column = int64_t(blockIdx.x) * 32 + lane;
+  const int64_t column = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   wait_for_previous_kernel();
-  const TileRange tiles = group_tiles(groups, blockIdx.y, lane);
+  const TileRange tiles = group_tiles(groups, blockIdx.y, &shared);
   let_next_kernel_start();
-  float sum = 0.0f;
-  if (column < in.columns) {
-#pragma unroll 4
-    for (int32_t tile = tiles.first + warp; tile < tiles.end; tile += kWarps) {
-      sum += in.row_sums[tile * in.columns + column];
+  if (column >= in.columns) return;
+  const float* from = in.row_sums + column;
+  float sums[kSums] = {};
+#pragma unroll 2
+  for (int32_t first = tiles.first; first < tiles.end; first += kSums) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (first + i < tiles.end) sums[i] += from[(first + i) * in.columns];
     }
   }
-  sums[warp][lane] = sum;
-  __syncthreads();
-  if (warp != 0 || column >= in.columns) return;
   float total = 0.0f;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) total += sums[w][lane];
+  for (int i = 0; i < kSums; ++i) total += sums[i];
   narrow(total, static_cast<Output*>(in.output) + blockIdx.y * in.columns + column);
 }
 
@@ -60,7 +69,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class Output>
 static Status launch_row_sums(const RowSumArguments& in, cudaStream_t stream) {
   if (Status status = quantizing::check_rows(in); !status.ok()) return status;
-  const dim3 grid(unsigned((in.columns + 31) / 32), unsigned(in.groups));
+  const dim3 grid(unsigned((in.columns + quantizing::kThreads - 1) / quantizing::kThreads),
+                  unsigned(in.groups));
   return quantizing::launch_grid("cudaLaunchKernelEx(row_sums)",
                                  &quantizing::row_sum_kernel<Output>, grid, quantizing::kThreads,
                                  in, stream);

@@ -55,28 +55,28 @@ struct TileFactor {
   }
 };
 
-template <int Waves>
+// Read before the contraction, which hides how long that takes; a lane keeps 2 of every 64 columns'
+// factors and hands them round.
+template <int Waves, int N>
 struct RowAndColumnFactors {
-  float rows[Waves][2];  // of this thread's two rows in every wave
-  const float* columns;  // of the tile's first column; nullptr: the tile is zero
-  int32_t width;         // columns that exist
+  float rows[Waves][2];    // of this thread's two rows in every wave
+  float2 columns[N / 64];  // of columns 2 lane and 2 lane + 1 of every 64
   uint32_t lane;
 
-  template <int N>
   __device__ void apply(Accumulators<Waves, N>& d) const {
-    if (columns == nullptr) return;
+    constexpr unsigned kAll = 0xffffffffu;
 #pragma unroll
     for (int i = 0; i < N / 8; ++i) {
-      const int32_t column = i * 8 + int32_t(lane % 4) * 2;
-      if (column >= width) continue;
-      const float2 factor = __ldg(reinterpret_cast<const float2*>(columns + column));
+      const int owner = i % 8 * 4 + int(lane % 4);
+      const float x = __shfl_sync(kAll, columns[i / 8].x, owner);
+      const float y = __shfl_sync(kAll, columns[i / 8].y, owner);
 #pragma unroll
       for (int wave = 0; wave < Waves; ++wave) {
         float* const out = d.values[wave] + i * 4;
-        out[0] = out[0] * rows[wave][0] * factor.x;
-        out[1] = out[1] * rows[wave][0] * factor.y;
-        out[2] = out[2] * rows[wave][1] * factor.x;
-        out[3] = out[3] * rows[wave][1] * factor.y;
+        out[0] = out[0] * rows[wave][0] * x;
+        out[1] = out[1] * rows[wave][0] * y;
+        out[2] = out[2] * rows[wave][1] * x;
+        out[3] = out[3] * rows[wave][1] * y;
       }
     }
   }
@@ -93,7 +93,7 @@ struct Scales<kind, Fp8Scaling::tensor> {
   int32_t step_a;  // 1: one per group, 0: one for all
   int32_t step_b;
 
-  template <int Waves>
+  template <int Waves, int N>
   __device__ TileFactor of(const Tile& tile, int32_t, int32_t, uint32_t) const {
     if (tile.depth == 0) return {0.f};
     return {__ldg(a + tile.group * step_a) * __ldg(b + tile.group * step_b)};
@@ -107,21 +107,27 @@ struct Scales<kind, Fp8Scaling::row> {
   int32_t rows_a;  // wgrad: rows of A in one group
 
   // `row` counts from the tile's first.
-  template <int Waves>
-  __device__ RowAndColumnFactors<Waves> of(const Tile& tile, int32_t row, int32_t columns,
-                                           uint32_t lane) const {
-    if (tile.depth == 0) return {};
+  template <int Waves, int N>
+  __device__ RowAndColumnFactors<Waves, N> of(const Tile& tile, int32_t row, int32_t columns,
+                                              uint32_t lane) const {
+    RowAndColumnFactors<Waves, N> out{};
+    out.lane = lane;
+    if (tile.depth == 0) return out;
     const float* const first =
         a + (kind == Gemm::wgrad ? int64_t(tile.group) * rows_a : int64_t(tile.begin)) + tile.row;
-    RowAndColumnFactors<Waves> out;
 #pragma unroll
     for (int i = 0; i < 2 * Waves; ++i) {
       const int32_t at = row + i / 2 * kMmaRows + i % 2 * 8 + int32_t(lane / 4);
-      out.rows[i / 2][i % 2] = at < tile.rows ? __ldg(first + at) : 0.f;
+      if (at < tile.rows) out.rows[i / 2][i % 2] = __ldg(first + at);
     }
-    out.columns = b + int64_t(tile.group) * columns + tile.column;
-    out.width = columns - tile.column;
-    out.lane = lane;
+    const float* const factors = b + int64_t(tile.group) * columns + tile.column;
+#pragma unroll
+    for (int i = 0; i < N / 64; ++i) {
+      const int32_t at = i * 64 + int32_t(lane) * 2;
+      if (at < columns - tile.column) {
+        out.columns[i] = __ldg(reinterpret_cast<const float2*>(factors + at));
+      }
+    }
     return out;
   }
 };
@@ -134,7 +140,7 @@ struct Scales<kind, Fp8Scaling::block> {
   int32_t row_blocks;
   int32_t column_blocks;
 
-  template <int Waves>
+  template <int Waves, int N>
   __device__ NoScales of(const Tile&, int32_t, int32_t, uint32_t) const {
     return {};
   }
