@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -394,20 +394,20 @@ def _compare(
 ) -> list[tuple[BundleReport, FileSet]]:
     """Render every wish and compare it with the disk.
 
-    Polishing waits for ruff, so it runs beside the rendering of the next bundle.
+    Ruff works on a bundle while the next one is rendered, or the previous one compared.
     """
-    from fusegen.polish import polish
+    from fusegen.polish import polishing
 
-    with ThreadPoolExecutor(max_workers=max(1, len(wishes))) as pool:
+    with ExitStack() as stack:
         pending = []
         for wish in wishes:
             rendered = _render(wish, inputs)
-            pending.append((rendered, pool.submit(polish, rendered.files)))
-        polished = [(rendered, future.result()) for rendered, future in pending]
-    return [
-        (_report(rendered, files, prune=prune, accept_format=accept_format), files)
-        for rendered, files in polished
-    ]
+            pending.append((rendered, stack.enter_context(polishing(rendered.files))))
+        return [
+            (_report(rendered, files, prune=prune, accept_format=accept_format), files)
+            for rendered, finish in pending
+            for files in (finish(),)
+        ]
 
 
 def _render(wish: _Wish, inputs: Inputs) -> _Rendered:

@@ -13,12 +13,14 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 import textwrap
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ruff.__main__ import find_ruff_bin  # type: ignore[import-untyped]
 
@@ -87,7 +89,34 @@ def polish(files: FileSet) -> FileSet:
         RenderError: Python that does not parse or has an unused or undefined name, JSON that does
             not parse, a text that already carries a header. Names all files at fault at once.
     """
-    python = _polish_python({p: a for p, a in files.items() if a.kind is ArtifactKind.PYTHON})
+    with polishing(files) as finish:
+        return finish()
+
+
+@contextmanager
+def polishing(files: FileSet) -> Iterator[Callable[[], FileSet]]:
+    """`polish` in two halves: ruff runs from here on, and what is yielded awaits it and finishes.
+
+    Only processes are started and awaited beside the caller. Files are written and read in its own
+    thread: one that computes hands over the interpreter 200 times a second, too seldom for a
+    thread that asks for it at every file.
+    """
+    python = {p: a for p, a in files.items() if a.kind is ArtifactKind.PYTHON}
+    with TemporaryDirectory(prefix="fusegen-") as folder, ThreadPoolExecutor(1) as worker:
+        root = Path(folder).resolve()
+        _write(root, python)
+        formatted = worker.submit(_format, root, python) if python else None
+
+        def finish() -> FileSet:
+            if formatted:
+                formatted.result()
+            return _finish(files, _read(root, python))
+
+        yield finish
+
+
+def _finish(files: FileSet, python: Mapping[str, str]) -> FileSet:
+    """Everything but the Python, whose texts are formatted, and the headers."""
     polished = []
     problems = []
     for path, artifact in files.items():
@@ -135,28 +164,30 @@ def _python_meaning(text: str) -> tuple[str, list[str]]:
     return ast.dump(ast.parse(text)), comments
 
 
-def _polish_python(files: Mapping[str, Artifact]) -> dict[str, str]:
+def _write(root: Path, files: Mapping[str, Artifact]) -> None:
+    for folder in {(root / path).parent for path in files}:
+        folder.mkdir(parents=True, exist_ok=True)
+    for path, artifact in files.items():
+        (root / path).write_bytes(artifact.data)
+
+
+def _read(root: Path, files: Iterable[str]) -> dict[str, str]:
+    return {path: (root / path).read_bytes().decode("utf-8") for path in files}
+
+
+def _format(root: Path, files: Mapping[str, Artifact]) -> None:
     """Run ruff once per verb over all files; a process per file would cost seconds.
 
     Its check parses every file and reports what is not Python; `ast.parse` would take longer than
     both verbs to say it again.
     """
-    if not files:
-        return {}
-    with tempfile.TemporaryDirectory(prefix="fusegen-") as folder:
-        root = Path(folder).resolve()
-        for path, artifact in files.items():
-            if "\0" in artifact.text:  # ruff lets it pass, Python does not
-                raise RenderError(f"{path}: holds a NUL character; {_remedy(artifact)}")
-            target = root / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(artifact.data)
-        problems = _lint(root, files)
-        if problems:
-            raise RenderError("\n".join(problems))
-        _ruff(root, _RUFF_FORMAT, accept=(0,))
-        texts = {path: (root / path).read_bytes().decode("utf-8") for path in files}
-    return texts
+    for path, artifact in files.items():
+        if "\0" in artifact.text:  # ruff lets it pass, Python does not
+            raise RenderError(f"{path}: holds a NUL character; {_remedy(artifact)}")
+    problems = _lint(root, files)
+    if problems:
+        raise RenderError("\n".join(problems))
+    _ruff(root, _RUFF_FORMAT, accept=(0,))
 
 
 def _lint(root: Path, files: Mapping[str, Artifact]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from fusegen import polish as polish_module
 from fusegen.fileset import Artifact, ArtifactKind, FileSet, RenderError
-from fusegen.polish import MARKER, polish, same_but_for_format, split_header
+from fusegen.polish import MARKER, polish, polishing, same_but_for_format, split_header
 
 INPUTS = ("templates/module.py.j2", "specs/ops/gemm.yaml")
 
@@ -201,6 +202,40 @@ def test_ruff_runs_once_per_verb_however_many_files(monkeypatch: pytest.MonkeyPa
     assert verbs == ["check", "format"]
     polish(files({"k.cu": TEXTS["csrc/k.cu"]}))
     assert verbs == ["check", "format"]
+
+
+def test_ruff_works_while_the_caller_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    run = subprocess.run
+
+    def last(command: list[str], **options: object) -> object:
+        result = run(command, **options)  # type: ignore[call-overload]
+        if command[1] == "format":
+            done.set()
+        return result
+
+    monkeypatch.setattr(subprocess, "run", last)
+    with polishing(files(TEXTS)) as finish:
+        assert done.wait(60)
+        assert finish() == polish(files(TEXTS))
+
+
+def test_what_ruff_finds_is_raised_where_it_is_awaited() -> None:
+    with (
+        polishing(python("x = undefined\n")) as finish,
+        pytest.raises(RenderError, match="Undefined name"),
+    ):
+        finish()
+
+
+def test_a_caller_that_fails_meanwhile_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(RuntimeError, match="elsewhere"), polishing(files(TEXTS)):
+        assert list(tmp_path.iterdir()) != []
+        raise RuntimeError("elsewhere")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
