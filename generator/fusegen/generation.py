@@ -17,7 +17,7 @@ from fusegen.model.plan import Unsupported
 from fusegen.naming import Cell
 from fusegen.queries import unsupported_row
 from fusegen.selection import Selection, SelectionError, UsageError, known
-from fusegen.sources import BUILTIN, Inputs, Sources
+from fusegen.sources import BUILTIN, Inputs, Sources, derivations
 
 if TYPE_CHECKING:
     from fusegen.changes import Change, Changes
@@ -417,7 +417,7 @@ def _render(wish: _Wish, inputs: Inputs) -> _Rendered:
     wanted = wish.selection
     specs = inputs.specs(wish.specs)
     selection.check_cells(specs, wanted, wish.bundle, wish.given)
-    plan = resolve(specs, wanted.arch, wanted.cells)
+    plan = resolve(specs, wanted.arch, wanted.cells, derivations())
     if wish.strict and plan.unsupported:
         raise UsageError("\n".join(_impossible(cell, wish) for cell in plan.unsupported))
     renderer = inputs.renderer(wish.templates)

@@ -25,7 +25,7 @@ from fusegen.model.specs import (
 from fusegen.naming import Cell
 from fusegen.passes.expand import chain_of
 from fusegen.selection import known, product, target_cells, targets_or_names, with_options
-from fusegen.sources import BUILTIN, Sources, load_specs
+from fusegen.sources import BUILTIN, Sources, derivations, load_specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def plan(query: Query = EVERYTHING, sources: Sources = BUILTIN) -> tuple[PlanRow
         wanted = dict.fromkeys(archs, cells)
     rows: list[PlanRow] = []
     for arch, cells in sorted(wanted.items()):
-        found = resolve(specs, arch, cells)
+        found = resolve(specs, arch, cells, derivations())
         rows += map(_plan_row, found.modules)
         rows += map(unsupported_row, found.unsupported)
     return tuple(sorted(rows, key=lambda row: (row.arch, row.module, row.recipe)))
@@ -219,7 +219,8 @@ def explain(
 
     specs = load_specs(sources)
     cell = Cell(known("module", module, specs.modules), known("recipe", recipe, specs.recipes))
-    found = resolve(specs, arch_named(arch, specs), with_options(specs, [cell], options))
+    cells = with_options(specs, [cell], options)
+    found = resolve(specs, arch_named(arch, specs), cells, derivations())
     if found.unsupported:
         row = unsupported_row(found.unsupported[0])
         name = found.unsupported[0].cell

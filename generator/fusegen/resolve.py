@@ -29,6 +29,10 @@ from .passes.math import derive_math
 from .passes.programs import backward_program, forward_program
 from .passes.quantize import quantize, unquantized
 from .passes.sums import fold_sums
+from .pointwise import Derivations
+
+ANEW = Derivations()
+"""Keeps no derived program beyond this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +43,23 @@ class Plan:
     unsupported: tuple[Unsupported, ...]
 
 
-def resolve(specs: SpecSet, arch: str, cells: Iterable[Cell]) -> Plan:
+def resolve(
+    specs: SpecSet, arch: str, cells: Iterable[Cell], derivations: Derivations = ANEW
+) -> Plan:
     """Plan every cell for one architecture, in sorted order."""
     modules: list[ModulePlan] = []
     unsupported: list[Unsupported] = []
     for cell in sorted(set(cells)):
         try:
-            modules.append(resolve_module(specs, cell, arch))
+            modules.append(resolve_module(specs, cell, arch, derivations))
         except NotPossible as reason:
             unsupported.append(Unsupported(str(cell), cell.module, cell.recipe, arch, str(reason)))
     return Plan(tuple(modules), tuple(unsupported))
 
 
-def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
+def resolve_module(
+    specs: SpecSet, cell: Cell, arch_name: str, derivations: Derivations = ANEW
+) -> ModulePlan:
     """The plan of one cell.
 
     Raises:
@@ -62,7 +70,7 @@ def resolve_module(specs: SpecSet, cell: Cell, arch_name: str) -> ModulePlan:
     arch = specs.archs[arch_name]
     options = chosen_options(module, cell)
     draft = write_backward(expand(module, specs.ops))
-    draft = derive_math(draft)
+    draft = derive_math(draft, derivations)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
     if OptionName.MAIN_GRAD in options:
         draft = keep_in_main_grad(draft, add=options[OptionName.MAIN_GRAD] == "add_to_main_grad")

@@ -12,6 +12,7 @@ from fusegen.load import SpecSet, load
 from fusegen.selection import merge_folders
 
 if TYPE_CHECKING:
+    from fusegen.pointwise import Derivations
     from fusegen.render import Renderer
 
 
@@ -49,6 +50,14 @@ class Inputs:
         if folders not in self._renderers:
             self._renderers[folders] = Renderer(folders, default_root() / "templates")
         return self._renderers[folders]
+
+
+def derivations() -> Derivations:
+    """Derived programs, those of earlier runs from the user's cache folder."""
+    from fusegen.objcache import default_root
+    from fusegen.pointwise import Derivations
+
+    return Derivations(default_root() / "derivations")
 
 
 def _besides(builtin: Path, extra: Iterable[Path]) -> tuple[Path, ...]:

@@ -87,9 +87,13 @@ main()
 """
 
 
-def generated(code_root: Path, out: Path, cwd: Path, seed: int) -> dict[str, bytes]:
+def generated(code_root: Path, out: Path, cwd: Path, seed: int, cache: Path) -> dict[str, bytes]:
     """What a process of its own generates from the checkout at `code_root`."""
-    env = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(code_root / "generator")}
+    env = os.environ | {
+        "FUSEGEN_CACHE_DIR": str(cache),
+        "PYTHONHASHSEED": str(seed),
+        "PYTHONPATH": str(code_root / "generator"),
+    }
     words = ["generate", *(word for name in TARGETS for word in ("--target", name)), "--out", out]
     command = [sys.executable, "-c", SHUFFLED, str(seed), *map(str, words)]
     subprocess.run(command, cwd=cwd, env=env, check=True, capture_output=True)
@@ -110,9 +114,17 @@ def copy_in_another_order(target: Path, seed: int) -> None:
 def test_the_bytes_depend_on_nothing_but_the_inputs(tmp_path: Path) -> None:
     copy = tmp_path / "some where" / "else"
     copy_in_another_order(copy, 7)
-    here = generated(ROOT, tmp_path / "a", ROOT, 0)
-    assert here and differing(here, generated(ROOT, tmp_path / "b", tmp_path, 1)) == set()
-    assert differing(here, generated(copy, copy / "c", copy, 2)) == set()
+    cache, unusable = tmp_path / "cache", tmp_path / "file" / "cache"
+    unusable.parent.write_text("no folder")
+    here = generated(ROOT, tmp_path / "a", ROOT, 0, cache)
+    runs = {
+        "cold": generated(ROOT, tmp_path / "b", tmp_path, 1, tmp_path / "another cache"),
+        "warm": generated(ROOT, tmp_path / "c", tmp_path, 2, cache),
+        "none": generated(copy, copy / "d", copy, 3, unusable),
+    }
+    assert here and {name: differing(here, made) for name, made in runs.items()} == {
+        name: set() for name in runs
+    }
 
 
 def test_the_order_in_which_cells_are_added_leaves_no_trace(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fusegen.passes.fuse import fuse
 from fusegen.passes.liveness import add_conditions, saved
 from fusegen.passes.math import derive_math
 from fusegen.paths import builtin_specs
+from fusegen.pointwise import Derivations
 from fusegen.resolve import resolve_module
 
 MLP = """edition: 1
@@ -60,7 +61,8 @@ def specs_with(tmp_path: Path, **fusions: tuple[str, str, str]) -> SpecSet:
 
 
 def fused(specs: SpecSet, arch: str = "cpu") -> Draft:
-    draft = derive_math(write_backward(expand(specs.modules["toy"], specs.ops)))
+    draft = write_backward(expand(specs.modules["toy"], specs.ops))
+    draft = derive_math(draft, Derivations())
     fusions = {name: f for name, f in specs.fusions.items() if f.name.startswith("toy_")}
     return fuse(draft, fusions, arch, specs.recipes["bf16"])
 

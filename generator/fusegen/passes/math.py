@@ -9,15 +9,7 @@ from ..model.primitives import Primitive
 from ..model.shapes import Const, product
 from ..model.specs import Broadcast, OpSpec
 from ..naming import gradient
-from ..pointwise import (
-    ExpressionError,
-    Program,
-    backward_program,
-    forward_program,
-    parse,
-    to_cuda,
-    to_torch,
-)
+from ..pointwise import Derivations, ExpressionError, Program, parse, to_cuda, to_torch
 from .draft import Draft, Instance, NotPossible
 
 _BROADCAST = {Broadcast.ROW: Access.ROW, Broadcast.COLUMN: Access.COLUMN, None: Access.FULL}
@@ -37,7 +29,7 @@ def operand_symbols(op: OpSpec) -> tuple[str, ...]:
     return tuple(symbol for name in names for symbol, _ in symbols_of(op, name))
 
 
-def derive_math(draft: Draft) -> Draft:
+def derive_math(draft: Draft, derivations: Derivations) -> Draft:
     """Give every pointwise step its printed program, a backward step only the operands it reads.
 
     Raises:
@@ -56,7 +48,7 @@ def derive_math(draft: Draft) -> Draft:
             return step
         instance = instances[step.item]
         try:
-            return attachments[step.primitive](draft, instance, step)
+            return attachments[step.primitive](draft, instance, step, derivations)
         except ExpressionError as error:
             raise NotPossible(f"op {instance.op.name!r}: the expression {error.message}") from None
 
@@ -79,15 +71,17 @@ def _expression(instance: Instance) -> tuple[str, str]:
     return next(iter(op.pointwise.items()))
 
 
-def _attach_forward(draft: Draft, instance: Instance, step: Step) -> Step:
+def _attach_forward(draft: Draft, instance: Instance, step: Step, derivations: Derivations) -> Step:
     output, text = _expression(instance)
     expression = parse(text, operand_symbols(instance.op), dict.fromkeys(instance.op.attributes))
-    program = forward_program(expression, output)
+    program = derivations.forward(expression, output)
     result = PointwiseOperand(output, step.out, Access.FULL, draft.buffers[step.out].dtype)
     return _with_math(draft, instance, step, program, (result,), "forward", (output, text))
 
 
-def _attach_backward(draft: Draft, instance: Instance, step: Step) -> Step:
+def _attach_backward(
+    draft: Draft, instance: Instance, step: Step, derivations: Derivations
+) -> Step:
     op = instance.op
     output, text = _expression(instance)
     expression = parse(text, operand_symbols(op), dict.fromkeys(op.attributes))
@@ -99,7 +93,7 @@ def _attach_backward(draft: Draft, instance: Instance, step: Step) -> Step:
                 raise NotPossible(f"the gradient of {symbol!r} would be summed over rows")
             results.append(PointwiseOperand(symbol, buffer.name, access, buffer.dtype))
     wrt = tuple(result.symbol for result in results)
-    program = backward_program(expression, wrt, gradient(output))
+    program = derivations.backward(expression, wrt, gradient(output))
     named = tuple(replace(result, symbol=gradient(result.symbol)) for result in results)
     return _with_math(draft, instance, step, program, named, "backward", (output, text))
 

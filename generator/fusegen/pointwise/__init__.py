@@ -5,7 +5,7 @@
     to_torch(backward_program(expression, ("gate", "up")))  # t0 = torch.sigmoid(gate) ...
 
 Parsing and printing are plain Python. Only `derive`, `forward_program` and `backward_program`
-import sympy, and only when they are called.
+import sympy, and only when they are called. `Derivations` keeps what they gave between runs.
 
 What a printed program promises
 * Every operand is float32 and is read as a real number; every step is one IEEE float32 operation or
@@ -26,6 +26,7 @@ What a printed program promises
 
 from __future__ import annotations
 
+from fusegen.pointwise.derivations import Derivations
 from fusegen.pointwise.derive import backward_program, derive, forward_program
 from fusegen.pointwise.expression import (
     Call,
@@ -43,6 +44,7 @@ from fusegen.pointwise.printers import to_cuda, to_math, to_torch
 
 __all__ = [
     "Call",
+    "Derivations",
     "Expr",
     "Expression",
     "ExpressionError",
