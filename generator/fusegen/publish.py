@@ -237,14 +237,20 @@ def _staged(bundle: Path, path: str) -> Path:
 
 
 def _stage(changes: Changes, bundle: Path, filesystem: Filesystem) -> None:
-    """Write every new content aside, safe on disk, before the first file is touched."""
+    """Write every new content aside, safe on disk, before the first file is touched.
+
+    The wait for the disk comes after the last write: most files are on their way to it by then.
+    """
     staging = bundle / STAGING_NAME
     filesystem.mkdir(staging)
     try:
+        written = []
         for change in changes:
             if change.after is not None and change.after != change.before:
-                _write(_staged(bundle, change.path), change.after, filesystem)
-        filesystem.fsync(staging)
+                written.append(_staged(bundle, change.path))
+                filesystem.write(written[-1], change.after)
+        for path in (*written, staging):
+            filesystem.fsync(path)
     except BaseException:
         # A full disk or Ctrl-C: nothing was promised yet, so leave nothing behind.
         _remove_staging(bundle, filesystem)
@@ -325,15 +331,11 @@ def _roll_forward(pending: Pending, bundle: Path, filesystem: Filesystem) -> Non
     _remove_staging(bundle, filesystem)
 
 
-def _write(path: Path, data: bytes, filesystem: Filesystem) -> None:
-    filesystem.write(path, data)
-    filesystem.fsync(path)
-
-
 def _write_over(bundle: Path, name: str, text: str, filesystem: Filesystem) -> None:
     staged = _staged(bundle, name)
     filesystem.mkdir(staged.parent)
-    _write(staged, text.encode("utf-8"), filesystem)
+    filesystem.write(staged, text.encode("utf-8"))
+    filesystem.fsync(staged)
     filesystem.replace(staged, bundle / name)
     filesystem.fsync(bundle)
 
