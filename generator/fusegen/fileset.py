@@ -6,7 +6,6 @@ import enum
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 RESERVED_PREFIXES = ("fusegen.lock", ".fusegen")
 """First path components that publishing keeps for itself; no rendered file may use them."""
@@ -102,7 +101,7 @@ def check_path(path: str) -> None:
         PathError: absolute, empty, with `.` or `..` or a backslash, or reserved for publishing.
     """
     parts = path.split("/")
-    if not path or PurePosixPath(path).is_absolute():
+    if not path or path.startswith("/"):
         raise PathError(f"{path!r}: expected a path relative to the bundle, such as csrc/gemm.cu")
     if any(part in ("", ".", "..") for part in parts):
         raise PathError(f"{path!r}: a path may not hold empty, `.` or `..` components")
@@ -132,7 +131,8 @@ def _refuse_collisions(files: Mapping[str, Artifact]) -> None:
 
 
 def _parents(path: str) -> list[str]:
-    return [str(parent) for parent in PurePosixPath(path).parents if str(parent) != "."]
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(len(parts) - 1, 0, -1)]
 
 
 def _fold(path: str) -> str:

@@ -289,7 +289,9 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 def adapter(spec: type[T]) -> TypeAdapter[T]:
     """The pydantic adapter of a spec class, made once."""
-    return _ADAPTERS.setdefault(spec, TypeAdapter(spec))
+    if spec not in _ADAPTERS:
+        _ADAPTERS[spec] = TypeAdapter(spec)
+    return _ADAPTERS[spec]
 
 
 def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec, Source]:

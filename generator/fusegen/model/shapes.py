@@ -72,13 +72,15 @@ class Binary:
 
 Expr = Const | Sym | Binary
 
+_ZERO, _ONE = Const(0), Const(1)
+
 
 def _combine(operator: Operator, left: Expr, right: Expr) -> Expr:
     """Build an operation, folding constants and neutral elements so that formulas stay readable.
 
     Raises ValueError for a division by zero and for a negative constant, which no size is.
     """
-    if right == Const(0) and operator in _DIVIDING:
+    if right == _ZERO and operator in _DIVIDING:
         raise ValueError(f"{to_python(left)} is divided by 0")
     if isinstance(left, Const) and isinstance(right, Const):
         value = _APPLY[operator](left.value, right.value)
@@ -88,13 +90,13 @@ def _combine(operator: Operator, left: Expr, right: Expr) -> Expr:
     if operator is Operator.MUL and isinstance(right, Const):
         left, right = right, left
     if operator is Operator.MUL:
-        if left == Const(1):
+        if left == _ONE:
             return right
-        if left == Const(0):
+        if left == _ZERO:
             return left
-    if operator is Operator.ADD and Const(0) in (left, right):
-        return right if left == Const(0) else left
-    if right == Const(1) and operator in _DIVIDING:
+    if operator is Operator.ADD and _ZERO in (left, right):
+        return right if left == _ZERO else left
+    if right == _ONE and operator in _DIVIDING:
         return left
     return Binary(operator, left, right)
 
@@ -124,9 +126,10 @@ def align(left: Expr, right: int) -> Expr:
     return _combine(Operator.ALIGN, left, Const(right))
 
 
-def product(factors: Iterator[Expr] | tuple[Expr, ...]) -> Expr:
+@cache
+def product(factors: tuple[Expr, ...]) -> Expr:
     """The product of any number of factors; 1 where there are none."""
-    result: Expr = Const(1)
+    result: Expr = _ONE
     for factor in factors:
         result = mul(result, factor)
     return result
@@ -134,7 +137,7 @@ def product(factors: Iterator[Expr] | tuple[Expr, ...]) -> Expr:
 
 def total(terms: Iterator[Expr] | tuple[Expr, ...]) -> Expr:
     """The sum of any number of terms; 0 where there are none."""
-    result: Expr = Const(0)
+    result: Expr = _ZERO
     for term in terms:
         result = add(result, term)
     return result
@@ -230,11 +233,17 @@ def _print(expr: Expr, infix: Mapping[Operator, str], context: int = 0) -> str:
             return f"({text})" if rank < context else text
 
 
+_PYTHON = {operator: operator.value for operator in _INFIX}
+_CPP = _PYTHON | {Operator.FLOORDIV: "/"}
+
+
+@cache
 def to_python(expr: Expr) -> str:
     """Python source, and the form specs are written in: ``parse_expr(to_python(e)) == e``."""
-    return _print(expr, {operator: operator.value for operator in _INFIX})
+    return _print(expr, _PYTHON)
 
 
+@cache
 def to_code(expr: Expr) -> str:
     """Python source that needs no functions: ``ceildiv(a, b)`` becomes ``-(-a // b)``."""
     match expr:
@@ -246,9 +255,10 @@ def to_code(expr: Expr) -> str:
     return str(expr)
 
 
+@cache
 def to_cpp(expr: Expr) -> str:
     """C++ source on ``int64_t``; the values are non-negative, so ``/`` is floor division."""
-    return _print(expr, {op: "/" if op is Operator.FLOORDIV else op.value for op in _INFIX})
+    return _print(expr, _CPP)
 
 
 @cache
