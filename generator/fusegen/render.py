@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.bccache
 
 from .fileset import RenderError
 
@@ -86,7 +88,16 @@ def _byte_code(folder: Path | None) -> jinja2.BytecodeCache | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    return jinja2.FileSystemBytecodeCache(str(folder))
+    return _ByteCode(str(folder))
+
+
+class _ByteCode(jinja2.FileSystemBytecodeCache):
+    """What cannot be kept, on a full disk or in a folder of somebody else's, is compiled anew."""
+
+    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        """Keep one template."""
+        with suppress(OSError):
+            super().dump_bytecode(bucket)
 
 
 @cache

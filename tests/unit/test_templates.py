@@ -68,10 +68,24 @@ class Greeting:
     name: str
 
 
-def renderer(tmp_path: Path, text: str) -> Renderer:
+def renderer(tmp_path: Path, text: str, compiled: Path | None = None) -> Renderer:
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "hello.txt.j2").write_text(text, encoding="utf-8")
-    return Renderer([tmp_path / "t"])
+    return Renderer([tmp_path / "t"], compiled)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "full"])
+def test_byte_code_that_cannot_be_kept_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if not kept:
+        monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+    made = renderer(tmp_path, "<# context: Greeting #>\nhi\n", tmp_path / "compiled")
+    assert made.render("hello.txt.j2", Greeting("you")) == "hi\n"
+    assert any((tmp_path / "compiled").iterdir()) == kept
 
 
 def test_render(tmp_path: Path) -> None:
