@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,9 @@ STAGING_NAME = ".fusegen.staging"
 MUTEX_NAME = ".fusegen.lockfile"
 
 MUTEX_TIMEOUT_S = 60.0
+
+# Threads that wait for the disk at once.
+_WAITING = 8
 
 
 class PublishError(Exception):
@@ -114,6 +118,12 @@ class Filesystem:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def fsync_all(self, paths: Sequence[Path]) -> None:
+        """`fsync` of many, side by side: a disk waits for several as long as for one."""
+        with ThreadPoolExecutor(_WAITING) as waiting:
+            for _ in waiting.map(self.fsync, paths):
+                pass
 
     def replace(self, source: Path, target: Path) -> None:
         """Move a file over another, atomically."""
@@ -249,8 +259,8 @@ def _stage(changes: Changes, bundle: Path, filesystem: Filesystem) -> None:
             if change.after is not None and change.after != change.before:
                 written.append(_staged(bundle, change.path))
                 filesystem.write(written[-1], change.after)
-        for path in (*written, staging):
-            filesystem.fsync(path)
+        filesystem.fsync_all(written)
+        filesystem.fsync(staging)
     except BaseException:
         # A full disk or Ctrl-C: nothing was promised yet, so leave nothing behind.
         _remove_staging(bundle, filesystem)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,10 @@ class Quick(Filesystem):
 
     def fsync(self, path: Path) -> None:
         assert path.exists()
+
+    def fsync_all(self, paths: Sequence[Path]) -> None:
+        for path in paths:  # One after another, so that every step has its number.
+            self.fsync(path)
 
 
 def file_set(texts: Mapping[str, str]) -> FileSet:

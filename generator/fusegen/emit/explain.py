@@ -19,10 +19,9 @@ def size_in_bytes(buffer: Buffer) -> Expr:
 
 def _formula(buffers: Iterable[Buffer]) -> str:
     """Total bytes of buffers for people, with equal terms added up."""
-    merged: dict[str, Expr] = {}
+    merged: dict[Expr, Expr] = {}
     for buffer in buffers:
-        key = str(buffer.shape.elements)
-        size = size_in_bytes(buffer)
+        key, size = buffer.shape.elements, size_in_bytes(buffer)
         merged[key] = _sum(merged[key], size) if key in merged else size
     return " + ".join(to_markdown(size) for size in merged.values())
 
