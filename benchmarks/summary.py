@@ -33,8 +33,8 @@ NOTES = {
     "dense": "*Of the ceiling*: rate over that of torch's 8192 x 8192 x 8192 product.",
     "mlp": (
         "fc1, SwiGLU times router probability, fc2, and all gradients. The floor counts the "
-        "products at the dense bf16 rate and the activation's bytes at the copy's; *of the ceiling* "
-        "is the rate over that of a dense bf16 product. A recipe quantises weights, too."
+        "products at the dense bf16 rate and the activation's bytes at the copy's; *of the "
+        "ceiling* is the rate over that of a dense bf16 product. A recipe quantises weights, too."
     ),
     "pointwise": "*Of the ceiling*: bandwidth over that of a device copy in the same run.",
     "host": "Small shapes, no wait for the device inside.",
@@ -44,8 +44,8 @@ NOTES = {
         "8192 x 8192 FP8 product of torch in the same run, with the same accumulation."
     ),
     "kernels_quantize_bench": (
-        "16384 x 8192 bf16, dense and in 128 ragged groups. *Of the ceiling*: bandwidth over that of "
-        "a device copy in the same run, every byte counted once."
+        "16384 x 8192 bf16, dense and in 128 ragged groups. *Of the ceiling*: bandwidth over that "
+        "of a device copy in the same run, every byte counted once."
     ),
     "kernels_gemm_fp8_check": "Products against float64 of the operands they read.",
     "kernels_quantize_check": "Bit for bit against the reference.",

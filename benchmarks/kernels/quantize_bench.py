@@ -1,7 +1,8 @@
 """Quantise kernels, and those around them, against the device's copy bandwidth of the same run.
 
-Rates count every byte once that must be read or written: the input, codes and, of what has no
-codes, the results. Scales, at most 1/16 byte an element each, are left out.
+Rates count every byte once that must be read or written: the input, codes and scales of each copy,
+partial sums and, of what has no codes, the results. The columnwise copy of ragged groups has places
+between them, which a quantise kernel writes too, since products read them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Recipe:
         name: in results.
         config: its number there.
         bits: of a code.
+        scale_bytes: of scales per element of a copy; 0 where there are few.
         copies: which copies are made: "rowwise", "columnwise" or "both".
         column_amax: whether the columnwise copy reads an amax per column.
         token_major: whether rowwise scales lie as products read them.
@@ -50,6 +52,7 @@ class Recipe:
     name: str
     config: int
     bits: int = 8
+    scale_bytes: float = 0
     copies: tuple[str, ...] = ("rowwise", "columnwise", "both")
     column_amax: bool = False
     token_major: bool = False
@@ -60,12 +63,19 @@ RECIPES = (
     Recipe("tensor", 0),
     Recipe("tensor", 0, copies=("both",), extras=(("scale", "folded_amax"),)),
     Recipe("row", 2, column_amax=True),
-    Recipe("block_1x128", 3, token_major=True),
-    Recipe("block_1x128", 3, copies=("both",), token_major=True, extras=(("row_sums",),)),
+    Recipe("block_1x128", 3, scale_bytes=4 / 128, token_major=True),
+    Recipe(
+        *("block_1x128", 3),
+        scale_bytes=4 / 128,
+        copies=("both",),
+        token_major=True,
+        extras=(("row_sums",),),
+    ),
     Recipe("block_128x128", 4, copies=("both",)),
-    Recipe("mx_1x32", 5, copies=("both",)),
-    Recipe("nv_1x16", 8, bits=4, copies=("both",)),
-    Recipe("nv_1x16_both", 12, bits=4, copies=("both",)),
+    Recipe("mx_1x32", 5, scale_bytes=1 / 32, copies=("both",)),
+    Recipe("nv_1x16", 8, bits=4, scale_bytes=1 / 16, copies=("both",)),
+    Recipe("nv_16x16", 9, bits=4, copies=("both",)),
+    Recipe("nv_1x16_both", 12, bits=4, scale_bytes=1 / 16, copies=("both",)),
 )
 
 
@@ -98,6 +108,11 @@ class Input:
         if self.splits is None:
             return TOKENS
         return ALIGNMENT * (TOKENS // ALIGNMENT + GROUPS)
+
+    @property
+    def tile_sums(self) -> int:
+        """Bytes of partial sums of tiles of 128 rows; groups cut tiles, each into two at most."""
+        return 4 * COLUMNS * (TOKENS // 128 + (self.groups if self.splits is not None else 0))
 
     def sizes(self) -> dict[str, int]:
         """What all launches are told."""
@@ -181,9 +196,17 @@ def _quantize_works(kernels: Any, data: Input) -> Iterator[Work]:
             for extras in recipe.extras:
                 words = " ".join([recipe.name, copies, *extras])
                 arguments = _arguments(data, recipe, copies, extras)
-                written = TOKENS * COLUMNS * recipe.bits // 8 * (2 if copies == "both" else 1)
+                moved = data.x.nbytes + _written(data, recipe, copies)
+                moved += data.tile_sums if "row_sums" in extras else 0
                 run = partial(kernels.call, "run_quantize", HALF, recipe.config, arguments)
-                yield Work(f"{words}, {data.name}", run, data.x.nbytes + written)
+                yield Work(f"{words}, {data.name}", run, moved)
+
+
+def _written(data: Input, recipe: Recipe, copies: str) -> int:
+    """Bytes of codes and scales."""
+    rows = TOKENS if copies != "columnwise" else 0
+    places = data.padded_rows if copies != "rowwise" else 0
+    return int((rows + places) * COLUMNS * (recipe.bits / 8 + recipe.scale_bytes))
 
 
 # ---- what goes before and after
@@ -210,9 +233,7 @@ def _row_sum_work(kernels: Any, data: Input) -> Work:
         **data.sizes(),
         programmatic_launch=True,
     )
-    # Partial sums of every tile of 128 rows; groups cut tiles, each into two at most.
-    tiles = TOKENS // 128 + (data.groups if data.splits is not None else 0)
-    moved = 4 * COLUMNS * (tiles + data.groups)
+    moved = data.tile_sums + 4 * COLUMNS * data.groups
     return Work(f"row sums, {data.name}", partial(kernels.call, "run_row_sums", arguments), moved)
 
 

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_current.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:5eb3adb88b5bcb1b
+// checksum sha256:0dbbd40d9861cd7b
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -188,7 +188,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*scalars=*/{},
                 /*rows=*/T,
                 /*columns=*/F,
-                sms,
             },
             stream));
   // 5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale, a_amax
@@ -433,7 +432,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
                   /*scalars=*/{},
                   /*rows=*/T,
                   /*columns=*/F,
-                  sms,
               },
               stream));
   }

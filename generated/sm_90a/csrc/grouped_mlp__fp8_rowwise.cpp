@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_rowwise.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:e54cda40f6e8f45d
+// checksum sha256:68a009a3be79e767
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast.h"
@@ -197,7 +197,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*scalars=*/{},
                 /*rows=*/T,
                 /*columns=*/F,
-                sms,
             },
             stream));
   // 5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale, a_row_amax, a_column_amax
@@ -451,7 +450,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
                   /*scalars=*/{},
                   /*rows=*/T,
                   /*columns=*/F,
-                  sms,
               },
               stream));
   }

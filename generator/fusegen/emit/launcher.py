@@ -517,7 +517,6 @@ def _pointwise_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[st
         f"/*scalars=*/{{{', '.join(scalars)}}}",
         f"/*rows=*/{to_cpp(math.rows)}",
         f"/*columns=*/{to_cpp(math.columns)}",
-        "sms",
     ]
     return _call(step, "PointwiseArguments", words)
 

@@ -1,7 +1,8 @@
 // Skeleton of pointwise kernels: loads, one call of the generated Math per element, stores.
 //
 // Work is cut into pieces of a row, one warp each: the whole row where a result is summed over it,
-// otherwise a fixed number of columns. A warp reads 16 bytes a lane and operand at a time where
+// otherwise a fixed number of columns. There are as many blocks as that takes: the hardware starts the
+// next one sooner than a loop would come to its next piece. A warp reads 16 bytes a lane and operand at a time where
 // sizes and addresses allow, one element otherwise. Row sums go through fp32 registers and a
 // butterfly, so they repeat bit for bit. Operands without rows of their own form one long row.
 #pragma once
@@ -31,6 +32,7 @@ inline constexpr int kThreads = 256;
 inline constexpr int kWarp = 32;
 inline constexpr int kVectorsPerLane = 4;   // of a piece that is not a whole row
 inline constexpr int kBlocksPerSm = 8;      // fills an SM's 2048 threads
+inline constexpr int kUnroll = 2;           // vectors of a lane in flight
 
 template <class Math>
 inline constexpr int kOperands = Math::operand_count;
@@ -57,12 +59,24 @@ struct alignas(sizeof(Element) * N <= 16 ? sizeof(Element) * N : 16) Pack {
   Element values[N];
 };
 
+// Past the L1 cache's coherence: nothing that is read here is written here, so that loads need not
+// wait for the stores before them.
 template <class Element, int N>
 __device__ __forceinline__ void load(float (&to)[N], const void* base, int64_t index) {
-  const auto pack = *reinterpret_cast<const Pack<Element, N>*>(
-      static_cast<const Element*>(base) + index);
+  const Element* const from = static_cast<const Element*>(base) + index;
+  if constexpr (sizeof(Element) * N % sizeof(uint4) == 0) {
+    Pack<Element, N> pack;
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = widen(pack.values[i]);
+    for (int word = 0; word < int(sizeof(pack) / sizeof(uint4)); ++word) {
+      const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from) + word);
+      memcpy(reinterpret_cast<char*>(&pack) + word * sizeof bits, &bits, sizeof bits);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = widen(pack.values[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = widen(from[i]);
+  }
 }
 
 // As words of 16 bytes, by name: the compiler stores a struct of 16-bit elements piece by piece.
@@ -77,7 +91,7 @@ __device__ __forceinline__ void store(const float (&from)[N], void* base, int64_
     for (int word = 0; word < int(sizeof(pack) / sizeof(uint4)); ++word) {
       uint4 bits;
       memcpy(&bits, reinterpret_cast<const char*>(&pack) + word * sizeof bits, sizeof bits);
-      __stwb(reinterpret_cast<uint4*>(to) + word, bits);
+      __stcs(reinterpret_cast<uint4*>(to) + word, bits);
     }
   } else {
     *reinterpret_cast<Pack<Element, N>*>(to) = pack;
@@ -152,41 +166,40 @@ __global__ void __launch_bounds__(kThreads)
     kernel(const __grid_constant__ PointwiseArguments in, int64_t piece, int64_t pieces_per_row,
            int64_t pieces) {
   const int lane = threadIdx.x % kWarp;
-  const int64_t warps = int64_t(gridDim.x) * (kThreads / kWarp);
-  int64_t index = int64_t(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
-  for (; index < pieces; index += warps) {
-    const int64_t row = index / pieces_per_row;
-    const int64_t begin = (index - row * pieces_per_row) * piece;
-    const int64_t end = min(begin + piece, in.columns);
-    float sums[kResults<Math>] = {};
-    for (int64_t column = begin + lane * N; column < end; column += kWarp * N) {
-      float values[kOperands<Math>][N];
-      float outcomes[kResults<Math>][N];
-      load_operands<Math, Element, N>(values, in, row, column);
+  const int64_t index = int64_t(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
+  if (index >= pieces) return;
+  const int64_t row = index / pieces_per_row;
+  const int64_t begin = (index - row * pieces_per_row) * piece;
+  const int64_t end = min(begin + piece, in.columns);
+  float sums[kResults<Math>] = {};
+#pragma unroll 1  // many warps in flight hide more than many loads of each
+  for (int64_t column = begin + lane * N; column < end; column += kWarp * N) {
+    float values[kOperands<Math>][N];
+    float outcomes[kResults<Math>][N];
+    load_operands<Math, Element, N>(values, in, row, column);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        float element[kOperands<Math>];
-        float outcome[kResults<Math>];
+    for (int i = 0; i < N; ++i) {
+      float element[kOperands<Math>];
+      float outcome[kResults<Math>];
 #pragma unroll
-        for (int o = 0; o < kOperands<Math>; ++o) element[o] = values[o][i];
-        Math::apply(element, outcome, in.scalars.data());
+      for (int o = 0; o < kOperands<Math>; ++o) element[o] = values[o][i];
+      Math::apply(element, outcome, in.scalars.data());
 #pragma unroll
-        for (int r = 0; r < kResults<Math>; ++r) outcomes[r][i] = outcome[r];
-      }
-      store_results<Math, Element, N>(outcomes, sums, in, row, column);
+      for (int r = 0; r < kResults<Math>; ++r) outcomes[r][i] = outcome[r];
     }
-    if constexpr (sums_rows<Math>()) {
+    store_results<Math, Element, N>(outcomes, sums, in, row, column);
+  }
+  if constexpr (sums_rows<Math>()) {
 #pragma unroll
-      for (int r = 0; r < kResults<Math>; ++r) {
-        const Slot slot = Math::result(r);
-        if (slot.access != Access::row) continue;
-        const float sum = warp_sum(sums[r]);
-        if (lane != 0 || in.results[r] == nullptr) continue;
-        if (slot.wide) {
-          static_cast<float*>(in.results[r])[row] = sum;
-        } else {
-          narrow(sum, static_cast<Element*>(in.results[r]) + row);
-        }
+    for (int r = 0; r < kResults<Math>; ++r) {
+      const Slot slot = Math::result(r);
+      if (slot.access != Access::row) continue;
+      const float sum = warp_sum(sums[r]);
+      if (lane != 0 || in.results[r] == nullptr) continue;
+      if (slot.wide) {
+        static_cast<float*>(in.results[r])[row] = sum;
+      } else {
+        narrow(sum, static_cast<Element*>(in.results[r]) + row);
       }
     }
   }
@@ -199,10 +212,8 @@ Status launch(const PointwiseArguments& in, cudaStream_t stream) {
   const int64_t pieces_per_row = sums_rows<Math>() ? 1 : ceil_div(in.columns, piece);
   const int64_t pieces = in.rows * pieces_per_row;
   if (pieces == 0) return {};
-  const int64_t needed = ceil_div(pieces, kThreads / kWarp);
-  const int64_t resident = int64_t(in.sm_count) * kBlocksPerSm;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(needed < resident ? needed : resident));
+  config.gridDim = dim3(unsigned(ceil_div(pieces, kThreads / kWarp)));
   config.blockDim = dim3(kThreads);
   config.stream = stream;
   const cudaError_t error = cudaLaunchKernelEx(&config, &kernel<Math, Element, N>, in, piece,

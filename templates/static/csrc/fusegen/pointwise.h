@@ -15,7 +15,6 @@ struct PointwiseArguments {
   std::array<float, 8> scalars;
   int64_t rows;
   int64_t columns;  // elements of a row of one half, where operands have halves
-  int sm_count;
 };
 
 }  // namespace fusegen
