@@ -29,6 +29,7 @@ _DEVICE_ONLY = [
     "test_graphs.py",
     "test_kernels.py",
     "test_large.py",
+    "test_memory.py",
     "test_quantized_device.py",
 ]
 _QUANTIZED = ["test_quantized.py", "test_quantized_device.py"]

@@ -1,0 +1,63 @@
+"""What a forward keeps for its backward: the plan's saved tensors to the byte, nothing else."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import bundles
+import pytest
+import torch
+from programs import Programs
+
+from fusegen.emit.explain import size_in_bytes
+from fusegen.load import load
+from fusegen.model.plan import ModulePlan
+from fusegen.model.shapes import evaluate
+from fusegen.naming import Cell, need
+from fusegen.paths import builtin_specs
+from fusegen.resolve import resolve
+
+FOLDERS = bundles.compiled_bundles()
+MODULES = ("linear", "grouped_linear", "grouped_mlp")
+CELLS = sorted(
+    {cell for folder in FOLDERS for name in MODULES for cell in bundles.cells_of(folder, name)}
+)
+SIZES = {"T": 1000, "E": 5, "K": 264, "N": 392, "H": 264, "F": 200}
+BLOCK = 512  # PyTorch's allocator rounds to multiples of it
+
+
+def plan_of(arch: str, cell: str) -> ModulePlan:
+    module, _, recipe = cell.partition("__")
+    return resolve(load([builtin_specs()]), arch, [Cell(module, recipe)]).modules[0]
+
+
+def rounded(count: int) -> int:
+    return -(-count // BLOCK) * BLOCK
+
+
+def saved_bytes(plan: ModulePlan, wanted: tuple[str, ...]) -> int:
+    """Of what the forward makes; inputs and parameters are somebody else's memory."""
+    given = {argument.buffer for argument in plan.forward.arguments}
+    flags = {need(name) for name in wanted}
+    return sum(
+        rounded(evaluate(size_in_bytes(plan.buffer(kept.buffer)), SIZES))
+        for kept in plan.saved
+        if kept.buffer not in given and (not kept.when or flags & set(kept.when))
+    )
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_forward_keeps_what_the_plan_saves(bundle: ModuleType, cell: str) -> None:
+    programs = Programs(bundle, cell)
+    tests, plan = programs.tests, plan_of(bundle.__name__.removeprefix("bundle_"), cell)
+    function = getattr(programs.module, cell.partition("__")[0])
+    sizes = {name: size for name, size in SIZES.items() if name in tests.SIZES}
+    tensors = programs.inputs(torch.bfloat16, None, sizes)
+    for wanted in (tests.WANTED, *((name,) for name in tests.WANTED)):
+        leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
+        before = torch.cuda.memory_allocated()
+        y = function(**{**tensors, **leaves})
+        held = torch.cuda.memory_allocated() - before
+        assert held == rounded(y.nbytes) + saved_bytes(plan, wanted), wanted
+        del y
+        assert torch.cuda.memory_allocated() == before, wanted
