@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,16 @@ def run_tool(sanitizer: str, tool: str, bundle: Path) -> ToolReport:
 
 
 def sanitize(bundle: Path) -> list[ToolReport] | None:
-    """Every tool over a bundle, or None where compute-sanitizer is not installed.
+    """Every tool over a bundle, side by side, or None where compute-sanitizer is not installed.
 
     Raises:
         SanitizeError: a tool broke off.
     """
     sanitizer = find_sanitizer()
-    return None if sanitizer is None else [run_tool(sanitizer, tool, bundle) for tool in TOOLS]
+    if sanitizer is None:
+        return None
+    with ThreadPoolExecutor(len(TOOLS)) as pool:
+        return list(pool.map(lambda tool: run_tool(sanitizer, tool, bundle), TOOLS))
 
 
 # ---- the cases, run below the tool
