@@ -35,12 +35,12 @@ def rounded(count: int) -> int:
     return -(-count // BLOCK) * BLOCK
 
 
-def saved_bytes(plan: ModulePlan, wanted: tuple[str, ...]) -> int:
+def saved_bytes(plan: ModulePlan, sizes: dict[str, int], wanted: tuple[str, ...]) -> int:
     """Of what the forward makes; inputs and parameters are somebody else's memory."""
     given = {argument.buffer for argument in plan.forward.arguments}
     flags = {need(name) for name in wanted}
     return sum(
-        rounded(evaluate(size_in_bytes(plan.buffer(kept.buffer)), SIZES))
+        rounded(evaluate(size_in_bytes(plan.buffer(kept.buffer)), sizes))
         for kept in plan.saved
         if kept.buffer not in given and (not kept.when or flags & set(kept.when))
     )
@@ -53,11 +53,12 @@ def test_a_forward_keeps_what_the_plan_saves(bundle: ModuleType, cell: str) -> N
     function = getattr(programs.module, cell.partition("__")[0])
     sizes = {name: size for name, size in SIZES.items() if name in tests.SIZES}
     tensors = programs.inputs(torch.bfloat16, None, sizes)
+    sizes["T"] = tensors["x"].shape[:-1].numel()  # rows, whatever dimensions they come in
     for wanted in (tests.WANTED, *((name,) for name in tests.WANTED)):
         leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
         before = torch.cuda.memory_allocated()
         y = function(**{**tensors, **leaves})
         held = torch.cuda.memory_allocated() - before
-        assert held == rounded(y.nbytes) + saved_bytes(plan, wanted), wanted
+        assert held == rounded(y.nbytes) + saved_bytes(plan, sizes, wanted), wanted
         del y
         assert torch.cuda.memory_allocated() == before, wanted
