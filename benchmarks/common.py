@@ -133,7 +133,7 @@ def environment() -> dict[str, Any]:
     """The date, this commit, and the processor's share of the facts."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        "commit": _output("git", "describe", "--always", "--dirty", "--exclude=*"),
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "device": "cpu",
     }

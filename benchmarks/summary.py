@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,9 @@ least time that operations and bytes allow at the rates measured in the same run
 
 Result = Mapping[str, Any]
 
+# Of a product's tiles the fastest stands for all, under our name.
+_TILE = re.compile(r"_\d+x\d+x\d+_")
+
 
 def newest() -> list[Result]:
     """The newest result per benchmark and device, in the page's order."""
@@ -100,9 +104,13 @@ def machine(facts: Mapping[str, Any]) -> str:
     return f"Measured on {', '.join(words)}, {facts['date'][:10]}, commit {facts['commit']}."
 
 
+def _shown(result: Result) -> list[Mapping[str, Any]]:
+    return [row for row in result["rows"] if not _TILE.search(row["contender"])]
+
+
 def table(result: Result) -> str:
     """A line per case and contender; a column only where a row fills it."""
-    rows = result["rows"]
+    rows = _shown(result)
     extras = sorted({name for row in rows for name in row["extra"]})
     columns = ["case", "by", "time", "floor", "rate", "of the ceiling", "time over ours", *extras]
     lines = [_cells(row, extras) for row in rows]
@@ -145,7 +153,7 @@ def bars(results: Iterable[Result]) -> dict[str, float]:
     for result in results:
         if result["name"] == "host":
             continue
-        for row in result["rows"]:
+        for row in _shown(result):
             if not row["contender"].startswith(OURS) and "times_ours" in row:
                 case = f"{result['name']}: {row['case']}"
                 found[case] = min(row["times_ours"], found.get(case, math.inf))

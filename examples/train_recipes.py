@@ -34,7 +34,7 @@ SMALL = replace(
 )
 """So small because a CPU computes every format in software."""
 
-LARGE = replace(demo.GPU_CONFIG, experts=8, context=256, batch=8, learning_rate=3e-4)
+LARGE = replace(demo.GPU_CONFIG, experts=8, context=256, batch=8)
 """Reads its text about once in 2,000 steps. In later passes a model learns it by heart, and how
 well changes by more with the least difference of rounding than a recipe changes anything."""
 

@@ -18,11 +18,16 @@ ROOT = Path(__file__).parents[2]
 COMPILED = sorted(path.parents[1] for path in (ROOT / "generated").glob("*/csrc/sources.cmake"))
 pytestmark = pytest.mark.compile
 
-# What the matrix instructions of an architecture are called in its machine code.
-MMA = {"sm_90a": "HGMMA"}
-# Registers a thread may have where the kernel's launch bounds ask for one block of 384 threads.
-GEMM_REGISTERS = 168
-POINTWISE_REGISTERS = 64
+# Products by their kernel's name and units', their matrix instruction and the one of the others:
+# FP8 operands multiply as they are, what there is no instruction for as bfloat16.
+PRODUCTS = (
+    ("ragged_gemm", "/gemm_sm90", "HGMMA", "QGMMA"),
+    ("ragged_fp8_gemm", "/gemm_fp8", "QGMMA", "HGMMA"),
+    ("ragged_decoded_gemm", "/gemm_decoded", "HGMMA", "QGMMA"),
+)
+# Registers a thread may have, by part of the unit's name: as the launch bounds ask for one block of
+# 384 threads to an SM, three of 256 or four.
+REGISTERS = {"/gemm_": 168, "_stochastic": 80, "": 64}
 PEAK_BYTES_PER_UNIT = 4 << 30
 
 
@@ -84,22 +89,36 @@ def test_every_kernel_unit_holds_a_kernel(built: BuildReport) -> None:
 def test_budgets(built: BuildReport) -> None:
     for unit in built.units:
         assert unit.report.peak_bytes < PEAK_BYTES_PER_UNIT, unit.name
-        limit = GEMM_REGISTERS if "/gemm_" in unit.name else POINTWISE_REGISTERS
         for kernel in unit.report.kernels:
-            assert kernel.registers <= limit, (unit.name, kernel.registers)
+            assert kernel.registers <= register_limit(unit.name), (unit.name, kernel.registers)
+
+
+def register_limit(unit: str) -> int:
+    """Of the first entry that is part of the unit's name."""
+    return next(limit for part, limit in REGISTERS.items() if part in unit)
 
 
 def test_matrix_instructions(built: BuildReport, tmp_path: Path) -> None:
-    """Each product kernel multiplies with its architecture's own instruction."""
-    functions = disassemble(built.library, tmp_path)
-    products = {name: text for name, text in functions.items() if "ragged_gemm" in name}
-    expected = [unit for unit in built.units if "/gemm_" in unit.name]
-    assert len(products) == len(expected)
-    mma = MMA[built.library.parents[1].name]
-    for name, text in products.items():
-        assert re.search(rf"\b{mma}\.", text), name
-        assert not re.search(r"\bHMMA\.", text), name
-        assert "UTMALDG" in text and "UTMASTG" in text, name
+    check_matrix_instructions(built, tmp_path)
+
+
+def check_matrix_instructions(built: BuildReport, folder: Path) -> None:
+    """Each product multiplies with its own instruction and moves its tiles by bulk copies.
+
+    Products of float16 modules are the same kernels with another conversion at the end.
+    """
+    functions = disassemble(built.library, folder, leave_out=b"6__half")
+    units = [unit for unit in built.units if "_bfloat16_" in unit.name]
+    for kernel, unit, instruction, other in PRODUCTS:
+        products = {name: text for name, text in functions.items() if kernel in name}
+        assert len(products) == len([each for each in units if unit in each.name]) > 0
+        for name, text in products.items():
+            assert re.search(rf"\b{instruction}\.", text), name
+            assert not re.search(rf"\b({other}|HMMA)\.", text), name
+            # What is added to something is added by the memory itself.
+            added = "StoreE2" in name
+            assert "UTMALDG" in text and (not added) == ("UTMASTG" in text), name
+            assert added == ("UTMAREDG" in text), name
 
 
 def disassemble(library: Path, folder: Path, leave_out: bytes | None = None) -> dict[str, str]:
@@ -138,11 +157,15 @@ def disassemble(library: Path, folder: Path, leave_out: bytes | None = None) -> 
     return functions
 
 
-def test_loads_without_a_gpu_and_runs_on_the_cpu(built: BuildReport) -> None:
+@pytest.mark.parametrize("bundle", COMPILED, ids=lambda path: path.name)
+def test_loads_without_a_gpu_and_runs_on_the_cpu(bundle: Path) -> None:
     """The library of a GPU loads into a PyTorch without CUDA, and CPU tensors run the reference."""
-    folder = built.library.parents[1]
-    script = LOAD_LIBRARY.format(folder=str(folder), cell="grouped_linear__bf16")
-    subprocess.run([sys.executable, "-c", script], check=True, cwd="/")
+    report(bundle)
+    cells = [path.stem for path in sorted(bundle.glob("grouped_linear__*.py"))]
+    assert cells
+    for cell in cells:
+        script = LOAD_LIBRARY.format(folder=str(bundle), cell=cell)
+        subprocess.run([sys.executable, "-c", script], check=True, cwd="/")
 
 
 def test_exports_only_its_fingerprint(built: BuildReport) -> None:

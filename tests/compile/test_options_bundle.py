@@ -1,0 +1,55 @@
+"""Cells with choices that no committed bundle has, made anew: they compile as those do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusegen import api
+from fusegen.build import BuildReport, build
+
+from .test_bundles import check_matrix_instructions, register_limit
+
+pytestmark = pytest.mark.compile
+
+MAIN_GRADS = ("add_to_main_grad", "write_main_grad")
+MAIN_GRAD_RECIPES = ("bf16", "fp8_block", "mxfp8")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
+    """A recipe of every family of products with each choice of main_grad, and shared amaxes."""
+    out = tmp_path_factory.mktemp("choices")
+    for module, recipes, option in (
+        ("linear", ("fp8_delayed",), "reduced_amax"),
+        *(("grouped_linear", MAIN_GRAD_RECIPES, option) for option in MAIN_GRADS),
+    ):
+        request = api.Request(
+            out=out,
+            archs=("sm_90a",),
+            modules=(module,),
+            recipes=recipes,
+            options=(option,),
+            namespace="choices",
+        )
+        api.generate(request, api.Policy.WRITE)
+    return build(out / "sm_90a")
+
+
+def test_no_warnings_and_no_spills(built: BuildReport) -> None:
+    for unit in built.units:
+        assert unit.report.warnings == (), unit.name
+        for kernel in unit.report.kernels:
+            assert (kernel.spill_stores, kernel.spill_loads) == (0, 0), (unit.name, kernel.name)
+            assert kernel.registers <= register_limit(unit.name), (unit.name, kernel.registers)
+
+
+def test_products_use_their_matrix_instruction(built: BuildReport, tmp_path: Path) -> None:
+    check_matrix_instructions(built, tmp_path)
+
+
+def test_the_launchers_exist_for_every_cell(built: BuildReport) -> None:
+    cells = {Path(unit.name).stem for unit in built.units if unit.name.endswith(".cpp")}
+    expected = {f"grouped_linear__{r}__{o}" for r in MAIN_GRAD_RECIPES for o in MAIN_GRADS}
+    assert cells - {"fingerprint"} == expected | {"linear__fp8_delayed__reduced_amax"}
