@@ -21,6 +21,15 @@ def test_moe_layer_learns() -> None:
     assert ratio and int(ratio[1]) < 60, result.stdout
 
 
+def test_fsdp2_learns_and_loads() -> None:
+    words = [sys.executable, str(EXAMPLES / "fsdp2.py")]
+    result = subprocess.run(words, capture_output=True, text=True, cwd="/", check=False)
+    assert result.returncode == 0, result.stderr
+    losses = re.search(r"loss (\S+), after \d+ steps (\S+)", result.stdout)
+    assert losses and float(losses[2]) < 0.8 * float(losses[1]), result.stdout
+    assert "gives the same: True" in result.stdout
+
+
 @pytest.mark.slow
 def test_every_recipe_learns(tmp_path: Path) -> None:
     words = [sys.executable, str(EXAMPLES / "train_recipes.py"), "--steps", "8"]

@@ -1,0 +1,41 @@
+"""The examples in docs/features run as they stand, against a bundle made as they say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "features").glob("*.md"))
+FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Texts of the page's fenced blocks of one language; "" is a shell."""
+    return [body for found, body in FENCED.findall(page.read_text("utf-8")) if found == language]
+
+
+def test_there_are_pages() -> None:
+    assert len(PAGES) > 5
+    assert all(blocks(page, "python") or blocks(page, "") for page in PAGES)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem
+)
+def test_examples_run(page: Path, tmp_path: Path) -> None:
+    commands = [line for block in blocks(page, "") for line in block.splitlines()]
+    for line in commands:
+        words = shlex.split(line, comments=True)
+        assert words[:2] == ["fusegen", "generate"], line
+        subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, check=True)
+    script = tmp_path / "example.py"
+    script.write_text("\n".join(blocks(page, "python")), "utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
