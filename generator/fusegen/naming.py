@@ -9,6 +9,9 @@ from .model.dtypes import IO_DTYPES, DType
 from .model.primitives import GemmKind
 from .model.specs import PointSpec, Schedule
 
+UPDATE_STATE = "update_state"
+"""Name of the flag that lets a refresh move on what delayed scaling keeps."""
+
 _PART = r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*"
 
 

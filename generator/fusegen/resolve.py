@@ -26,9 +26,10 @@ from .passes.kernels import choose_kernels
 from .passes.liveness import add_conditions, saved
 from .passes.main_grad import keep_in_main_grad
 from .passes.math import derive_math
-from .passes.programs import backward_program, forward_program
+from .passes.programs import backward_program, forward_program, refresh_program
 from .passes.quantize import quantize, unquantized
 from .passes.sums import fold_sums
+from .passes.weight_cache import keep_quantized
 from .pointwise import Derivations
 
 ANEW = Derivations()
@@ -83,10 +84,13 @@ def resolve_module(
         reduced=OptionName.AMAX_REDUCTION in options,
         forward_only=OptionName.BACKWARD_PRECISION in options,
     )
+    if OptionName.WEIGHT_CACHE in options:
+        draft = keep_quantized(draft, recipe)
     draft = fold_sums(draft, arch)
     draft = add_conditions(draft)
     kept = saved(draft)
     draft, kernel_sets = choose_kernels(draft, arch, recipe)
+    dims = module_dims(module, specs)
     offered, further = conversions(recipe, arch) if quantizes else ((), ())
     return ModulePlan(
         cell=str(cell),
@@ -108,8 +112,9 @@ def resolve_module(
         reductions=draft.reductions,
         attributes=draft.attributes,
         buffers=tuple(draft.buffers.values()),
-        forward=forward_program(draft, kept, module_dims(module, specs)),
-        backward=backward_program(draft, kept, module_dims(module, specs)),
+        forward=forward_program(draft, kept, dims),
+        backward=backward_program(draft, kept, dims),
+        refresh=refresh_program(draft, dims) if draft.refresh else None,
         saved=kept,
         kernel_sets=tuple({each.name: each for each in (*kernel_sets, *further)}.values()),
         conversions=offered,
@@ -126,6 +131,7 @@ _IMPLEMENTED = {
     OptionName.AMAX_REDUCTION: ("reduced_amax",),
     OptionName.BACKWARD_PRECISION: ("high_precision_backward",),
     OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
+    OptionName.WEIGHT_CACHE: ("cached_weights",),
 }
 """Choices that a pass knows, by their words; the first choice of an option needs none."""
 

@@ -283,8 +283,7 @@ def used_specs(
         names |= {(SpecKind.MODULES, plan.module), (SpecKind.RECIPES, plan.recipe)}
         names |= {(SpecKind.ARCHS, plan.arch)}
         names |= {(SpecKind.OPS, item.op) for item in chain_of(module)}
-        steps = (*plan.forward.steps, *plan.backward.steps)
-        names |= {(SpecKind.FUSIONS, step.rule) for step in steps if step.rule}
+        names |= {(SpecKind.FUSIONS, step.rule) for step in plan.steps if step.rule}
     files = {Path(kind.folder) / f"{name}.yaml" for kind, name in names}
     return tuple(folder for folder in folders if any((folder / file).is_file() for file in files))
 

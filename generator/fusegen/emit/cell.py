@@ -13,7 +13,7 @@ from ..model.plan import (
     Result,
     StateFill,
 )
-from ..model.shapes import Expr, Sym, substitute, to_python
+from ..model.shapes import Expr, Sym, substitute, to_code, to_python
 from ..model.specs import Init
 from ..naming import gradient, need
 from .python import (
@@ -68,9 +68,11 @@ class StateText:
         path, holder, name: as of a parameter.
         argument: of the function.
         about: shape and type, for a docstring.
+        changed_by: what changes it, for people.
+        extents: its sizes, for people.
         shape: tuple source.
         dtype: attribute of torch.
-        init: source of the in-place fill, without the tensor.
+        init: source of the in-place fill, without the tensor; empty where a refresh fills it.
     """
 
     path: str
@@ -78,9 +80,37 @@ class StateText:
     name: str
     argument: str
     about: str
+    changed_by: str
+    extents: str
     shape: str
     dtype: str
     init: str
+
+    @property
+    def cached(self) -> bool:
+        """Whether it is a copy of a weight, which no state dict needs."""
+        return not self.init
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshText:
+    """The function that quantises the weights into their copies.
+
+    Attributes:
+        program: its op.
+        weights: what it quantises.
+        states: what it changes.
+        caches: those of them that the function reads.
+        op_arguments: what the op is called with.
+        call_arguments: how the class calls it.
+    """
+
+    program: ProgramText
+    weights: tuple[TensorText, ...]
+    states: tuple[StateText, ...]
+    caches: tuple[str, ...]
+    op_arguments: tuple[str, ...]
+    call_arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +168,17 @@ class CellContext:
         inputs: what the module is called with.
         arguments: what the function is called with.
         states: tensors kept between calls.
+        called_states: those of them that the function takes.
+        refresh: the function that quantises the weights, where they are kept so.
         keyword_only: whether the function has keywords besides its tensors.
         carried: state of the backward; it is neither saved nor returned.
+        held: copies of weights that the backward reads; they may not change before it.
         forward_reductions, backward_reductions: state that moves on after an op.
         main_grads: gradients that go to buffers of the caller's.
         take_forward: ``y, *_, x_amax =``: what the function takes of a call with gradients.
         first: the argument that gives device and dtype.
         own_type: arguments of the module's own type, which autocast decides where it is on.
-        programs: both directions.
+        programs: every op.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         op_arguments: what the forward op is called with.
@@ -178,8 +211,11 @@ class CellContext:
     arguments: tuple[TensorText, ...]
     attributes: tuple[AttributeText, ...]
     states: tuple[StateText, ...]
+    called_states: tuple[StateText, ...]
+    refresh: RefreshText | None
     keyword_only: bool
     carried: tuple[str, ...]
+    held: tuple[str, ...]
     forward_reductions: tuple[ReductionText, ...]
     backward_reductions: tuple[ReductionText, ...]
     take_forward: str
@@ -274,6 +310,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in own)
     histories = tuple(reduction.history for reduction in reductions[1])
     backward_states = (*histories, *read)
+    held = tuple(name for name in read if name in plan.caches)
     carried = tuple(name for name in backward_states if name not in by_name)
     groups = ("amax_group",) if reductions[1] else ()
     main_grads = tuple(_main_grad_text(plan, leaf, name) for leaf, name in plan.main_grads)
@@ -283,9 +320,10 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     apply_arguments = (*op_arguments, *carried, *groups, *buffers, *dummies)
     needs = tuple((a.flag, index) for index, a in enumerate(arguments) if a.flag)
     conditional = {f for r in plan.saved if r.buffer in by_name for f in r.when}
-    programs = program_text(plan, plan.forward), program_text(plan, plan.backward)
+    programs = tuple(program_text(plan, program) for program in plan.programs)
     parameters = _parameter_texts(plan)
     states = state_texts(plan)
+    called = called_states(plan)
     shared = {reduction.amax for reduction in plan.reductions}
     kept_results = tuple(r.buffer for r in plan.forward.results[len(plan.outputs) :])
     saved_results = tuple(name for name in kept_results if name not in shared)
@@ -316,8 +354,16 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         arguments=given,
         attributes=tuple(attribute_text(a) for a in plan.attributes),
         states=states,
-        keyword_only=bool(states or plan.attributes or main_grads),
-        carried=(*backward_states, *groups, *buffers, *dummies),
+        called_states=tuple(state for state in states if state.argument in called),
+        refresh=_refresh_text(plan, states),
+        keyword_only=bool(called or plan.attributes or main_grads),
+        carried=(
+            *(name for name in backward_states if name not in held),
+            *groups,
+            *buffers,
+            *dummies,
+        ),
+        held=held,
         main_grads=main_grads,
         forward_reductions=tuple(_reduction_text(plan, each, "") for each in reductions[0]),
         backward_reductions=tuple(_reduction_text(plan, each, "ctx.") for each in reductions[1]),
@@ -354,7 +400,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         forward_flags=plan.forward.flags,
         saving_needs=tuple(p for p in needs if p[0] in conditional and p[0] not in flags),
         backward_rest=(
-            *(f"ctx.{name}" for name in (*read, *buffers)),
+            *(f"ctx.{name}" for name in (*read, *buffers) if name not in held),
             *(f"needs[{dict(needs)[flag]}]" for flag in plan.backward.flags),
             *(f"ctx.{name}" for name in scalars),
         ),
@@ -376,6 +422,35 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
             (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
         ),
         description=description,
+    )
+
+
+def called_states(plan: ModulePlan) -> tuple[str, ...]:
+    """State that the function takes, for its forward, its backward or what follows them."""
+    taken = {a.buffer for p in (plan.forward, plan.backward) for a in p.arguments}
+    taken |= {name for each in plan.reductions for name in (each.history, each.scale)}
+    return tuple(state.buffer for state in plan.states if state.buffer in taken)
+
+
+def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshText | None:
+    if plan.refresh is None:
+        return None
+    printed = program_text(plan, plan.refresh)
+    paths = {p.buffer: f"self.{p.path}" for p in plan.parameters}
+    by_name = {state.argument: state for state in states}
+    changed = tuple(by_name[name] for name in plan.refresh.mutated)
+    weights = printed.unchanged
+    return RefreshText(
+        printed,
+        weights,
+        changed,
+        tuple(state.argument for state in changed if state.cached),
+        (*(argument.name for argument in printed.arguments), *printed.flags),
+        (
+            *(paths[weight.name] for weight in weights),
+            *(f"{state.argument}=self.{state.path}" for state in changed),
+            *(f"{flag}={flag}" for flag in printed.flags),
+        ),
     )
 
 
@@ -417,11 +492,14 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
         StateFill.ZEROS: "zero_()",
         StateFill.ONES: "fill_(1.0)",
         StateFill.SEED: "copy_(torch.stack((torch.randint(2**62, ()), torch.tensor(0))))",
+        StateFill.COPY: "",
     }
+    refreshed = plan.refresh.mutated if plan.refresh else ()
     words = {dim.symbol: Sym(dim.keyword) for dim in plan.dims}
     texts = []
     for state in plan.states:
         buffer = plan.buffer(state.buffer)
+        dims = buffer.shape.substitute(words).dims
         holder, _, name = state.path.rpartition(".")
         dtype = dtypes.info(buffer.dtype).torch
         texts.append(
@@ -430,8 +508,11 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
                 holder=holder,
                 name=name,
                 argument=state.buffer,
-                about=f"{buffer.shape} {dtype}, changed in place",
-                shape=", ".join(to_python(dim) for dim in buffer.shape.substitute(words).dims),
+                about=f"{buffer.shape} {dtype}, changed in place"
+                + (" by `refresh_weights`" if state.fill is StateFill.COPY else ""),
+                changed_by="`refresh_weights`" if state.buffer in refreshed else "training steps",
+                extents=", ".join(to_python(dim) for dim in dims),
+                shape=", ".join(to_code(dim) for dim in dims),
                 dtype=dtype,
                 init=fills[state.fill],
             )
@@ -441,7 +522,8 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
 
 def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:
     paths = {parameter.buffer: f"self.{parameter.path}" for parameter in plan.parameters}
-    states = (f"{state.buffer}=self.{state.path}" for state in plan.states)
+    called = called_states(plan)
+    states = (f"{s.buffer}=self.{s.path}" for s in plan.states if s.buffer in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
     scalars += ["amax_group=self.amax_group"] if plan.reductions else []
     for leaf, name in plan.main_grads:

@@ -50,7 +50,7 @@ def explain(plan: ModulePlan) -> Iterator[str]:
     yield ""
     yield "buffers"
     yield from _table(_buffer_rows(plan))
-    for program in (plan.forward, plan.backward):
+    for program in plan.programs:
         yield ""
         yield from _program(plan, program)
     yield ""
@@ -68,14 +68,14 @@ def explain(plan: ModulePlan) -> Iterator[str]:
 
 def _decoding_traffic(plan: ModulePlan) -> Iterator[Buffer]:
     """What decoding reads and writes, and what products read in place of codes."""
-    for step in (*plan.forward.steps, *plan.backward.steps):
+    for step in plan.steps:
         if step.primitive in DECODING:
             yield from (plan.buffer(name) for name in (*step.reads, *step.writes))
             yield plan.buffer(step.out)
 
 
 def _buffer_rows(plan: ModulePlan) -> Iterator[tuple[str, ...]]:
-    used = {name for p in (plan.forward, plan.backward) for name in _names(p)}
+    used = {name for program in plan.programs for name in _names(program)}
     for buffer in plan.buffers:
         if buffer.name in used:
             size = f"{to_markdown(size_in_bytes(buffer))} bytes"
@@ -93,6 +93,8 @@ def _place(plan: ModulePlan, name: str) -> str:
     paths = {parameter.buffer: f"parameter {parameter.path}" for parameter in plan.parameters}
     if name in paths:
         return paths[name] + (", optional" if plan.buffer(name).optional else "")
+    if name in plan.caches:
+        return f"buffer {plan.state(name).path}, filled by refresh"
     if name in plan.inputs:
         return "input"
     if name in plan.outputs:
@@ -107,7 +109,8 @@ def _place(plan: ModulePlan, name: str) -> str:
 def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
     arguments = ", ".join(argument.buffer for argument in program.arguments)
     results = ", ".join(result.buffer for result in program.results)
-    yield f"{program.name} ({arguments}) -> {results}"
+    changed = f", changes {', '.join(program.mutated)}" if not program.results else ""
+    yield f"{program.name} ({arguments}) -> {results or 'nothing'}{changed}"
     yield from _table(_step_row(plan, step, i) for i, step in enumerate(program.steps, 1))
 
 

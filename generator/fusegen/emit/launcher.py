@@ -1,4 +1,4 @@
-"""Context of a cell's C++ launcher: one function per direction."""
+"""Context of a cell's C++ launcher: one function per op."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LaunchProgram:
         results: allocations.
         workspace: allocations inside the call.
         steps: launches.
-        returned: source of the return value.
+        returned: source of the return value; empty where there is none.
     """
 
     name: str
@@ -171,7 +171,9 @@ def _parameters(plan: ModulePlan, program: Program) -> tuple[str, ...]:
 def _return_type(program: Program) -> str:
     optional = program.returns_none
     types = ["std::optional<Tensor>" if r.when and optional else "Tensor" for r in program.results]
-    return types[0] if len(types) == 1 else f"std::tuple<{', '.join(types)}>"
+    if len(types) == 1:
+        return types[0]
+    return f"std::tuple<{', '.join(types)}>" if types else "void"
 
 
 def _returned(plan: ModulePlan, program: Program) -> str:
@@ -186,7 +188,7 @@ def _returned(plan: ModulePlan, program: Program) -> str:
             values.append(f"{when} ? std::optional<Tensor>({name}) : std::nullopt")
         else:
             values.append(f"{when} ? {name} : {_nothing(plan, name, first)}")
-    return values[0] if len(values) == 1 else f"{{{', '.join(values)}}}"
+    return values[0] if len(values) == 1 else f"{{{', '.join(values)}}}" if values else ""
 
 
 def _check_line(plan: ModulePlan, check: Check) -> str:

@@ -88,10 +88,10 @@ class ResultText:
 
 @dataclass(frozen=True, slots=True)
 class ProgramText:
-    """One direction, printed.
+    """One op, printed.
 
     Attributes:
-        direction: ``forward`` or ``backward``.
+        direction: ``forward``, ``backward`` or ``refresh``.
         op: name of the op without its namespace.
         schema: of the op, cut into pieces that fit a line.
         arguments: tensors.
@@ -229,6 +229,14 @@ def schema(plan: ModulePlan, program: Program) -> str:
     return f"({', '.join(parts)}) -> {end}"
 
 
+def return_annotation(types: Iterable[str]) -> str:
+    """Of a function that returns tensors of these types, perhaps none at all."""
+    found = tuple(types)
+    if len(found) == 1:
+        return found[0]
+    return f"tuple[{', '.join(found)}]" if found else "None"
+
+
 def pieces(text: str, separator: str = ", ", width: int = 84) -> tuple[str, ...]:
     """A long text cut after separators, to be printed as adjacent string literals."""
     pieces = [""]
@@ -245,13 +253,12 @@ def op_name(plan: ModulePlan, program: Program) -> str:
 
 
 def program_text(plan: ModulePlan, program: Program) -> ProgramText:
-    """One direction, printed."""
+    """One op, printed."""
     gradients = plan.gradients
     first = plan.buffer(program.arguments[0].buffer)
     results = tuple(_result_text(plan, program, result, first) for result in program.results)
     shapes = [plan.buffer(result.buffer).shape for result in program.results]
     used = {name for shape in shapes for dim in shape.dims for name in symbols(dim)}
-    annotations = [result.annotation for result in results]
     return ProgramText(
         direction=program.name,
         op=op_name(plan, program),
@@ -264,7 +271,7 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
         attributes=tuple(attribute_text(a) for a in plan.attributes),
         mutated=len(program.mutated),
         results=results,
-        returns=annotations[0] if len(results) == 1 else f"tuple[{', '.join(annotations)}]",
+        returns=return_annotation(result.annotation for result in results),
         first=first.name,
         fake_dims=bind_lines(program, used),
     )

@@ -29,6 +29,7 @@ from .python import (
     bind_lines,
     condition,
     program_text,
+    return_annotation,
     step_comment,
     uses_math,
 )
@@ -87,7 +88,7 @@ class PointwiseText:
 
 @dataclass(frozen=True, slots=True)
 class CheckedProgram:
-    """A direction of the reference with its argument checks.
+    """An op of the reference with its argument checks.
 
     Attributes:
         text: signature.
@@ -145,8 +146,7 @@ class ReferenceContext:
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
     """What ``reference/<cell>.py`` states."""
-    steps = (*plan.forward.steps, *plan.backward.steps)
-    pointwise = tuple(_pointwise_text(plan, step) for step in steps if step.pointwise)
+    pointwise = tuple(_pointwise_text(plan, step) for step in plan.steps if step.pointwise)
     programs = tuple(_checked(view, program) for view, program in plan.ops)
     lines = [line for text in pointwise for line in text.body]
     lines += [line for program in programs for line in program.type_checks]
@@ -239,7 +239,10 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
         dims=bind_lines(program, words),
         steps=steps,
         returned=", ".join(
-            (*(_returned(plan, program, result) for result in program.results), *program.mutated)
+            (
+                *(_returned(plan, program, result) for result in program.results),
+                *(_part(program, name) for name in program.mutated),
+            )
         ),
         returns=_reference_returns(program),
     )
@@ -252,16 +255,26 @@ def _reference_returns(program: Program) -> str:
         "Tensor | None" if result.when and optional else "Tensor" for result in program.results
     ]
     types += ["Tensor" for _ in program.mutated]
-    return types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
+    return return_annotation(types)
+
+
+def _writer(program: Program, buffer: str) -> Step | None:
+    return next((step for step in program.steps if buffer in step.writes), None)
+
+
+def _part(program: Program, buffer: str) -> str:
+    """A buffer after the last step; part of a copy that the program made by its field."""
+    writer = _writer(program, buffer)
+    for copy in writer.copies if writer and writer.primitive is Primitive.QUANTIZE else ():
+        for name, part in zip(copy.buffers, ("data", "scale", "amax"), strict=False):
+            if name == buffer:
+                return f"{_copy_name(copy)}.{part}"
+    return buffer
 
 
 def _returned(plan: ModulePlan, program: Program, result: Result) -> str:
-    """A result, or None where its step ran for the sake of others; part of a copy by its field."""
-    writer = next((step for step in program.steps if result.buffer in step.writes), None)
-    source = result.buffer
-    for copy in writer.copies if writer and writer.primitive is Primitive.QUANTIZE else ():
-        for name, part in zip(copy.buffers, ("data", "scale", "amax"), strict=False):
-            source = f"{_copy_name(copy)}.{part}" if name == result.buffer else source
+    """A result, or None where its step ran for the sake of others."""
+    writer, source = _writer(program, result.buffer), _part(program, result.buffer)
     always_there = writer is not None and writer.when == result.when and program.returns_none
     if not result.when or always_there:
         return source
@@ -381,16 +394,16 @@ def _rows(plan: ModulePlan, step: Step) -> str:
 
 def _update_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
     """The state after a step that keeps some; a forward without grad leaves it alone."""
-    if step.primitive is not Primitive.QUANTIZE or not step.mutates:
+    if step.primitive is not Primitive.QUANTIZE or not step.updates:
         return None
     updated = condition(program.updated_when(step))
-    comment = f"{index}. state after it: {', '.join(step.mutates)}"
+    comment = f"{index}. state after it: {', '.join(step.updates)}"
     rng = step.input("rng_state")
     if rng:
         return StepText(comment, updated, (rng,), f"quantized.advance({rng})")
-    role, grouped = step.copies[0].role.value.upper(), plan.per_group(step.mutates[-1])
-    words = f"{', '.join(step.mutates)}, {_group_amax(plan, step)}, {role}, grouped={grouped}"
-    return StepText(comment, updated, step.mutates, f"quantized.delayed_update({words})")
+    role, grouped = step.copies[0].role.value.upper(), plan.per_group(step.updates[-1])
+    words = f"{', '.join(step.updates)}, {_group_amax(plan, step)}, {role}, grouped={grouped}"
+    return StepText(comment, updated, step.updates, f"quantized.delayed_update({words})")
 
 
 def _read_copies(plan: ModulePlan, program: Program, step: Step) -> list[str]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ..model import dtypes
 from ..model.dtypes import DType
 from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, Program, StateFill
-from ..model.shapes import evaluate, product, to_python
+from ..model.shapes import evaluate, product, to_code, to_python
+from .cell import called_states
 from .python import op_name
 
 _ROWS, _GROUPS = 96, 4
@@ -70,6 +71,12 @@ class TestContext:
     forward_states: str
     backward_states: str
     reduces: bool
+    caches: str
+    refresh_op: str
+    refresh_arguments: str
+    refresh_flags: str
+    refresh_alone: str
+    kept_states: str
     main_grads: str
     main_grad_paths: str
     keeps_main_grads: bool
@@ -92,6 +99,9 @@ def test_context(plan: ModulePlan) -> TestContext:
     scalars = [repr(attribute.default) for attribute in plan.attributes]
     flags = ["True"] * len(plan.forward.flags) + scalars
     results = [result.buffer for result in plan.forward.results]
+    called = called_states(plan)
+    moving = [name for name in called if name not in plan.caches]
+    refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
         function_name=plan.module,
@@ -120,9 +130,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         cpu_constructor=_constructor(plan, sizes, '"cpu"'),
         input_names=_tuple(list(plan.inputs)),
         refusals=tuple(_refusals(plan, sizes)),
-        states=_tuple(
-            [*(state.buffer for state in plan.states), *(name for _, name in plan.main_grads)]
-        ),
+        states=_tuple([*called, *(name for _, name in plan.main_grads)]),
         main_grads=repr(dict(plan.main_grads)),
         main_grad_paths=_tuple(
             [p.path for p in plan.parameters if p.buffer in dict(plan.main_grads)]
@@ -131,9 +139,15 @@ def test_context(plan: ModulePlan) -> TestContext:
         two_batches=1e-6 if not plan.states else plan.tolerance.end_to_end,
         adds=any(step.input("accumulate") for step in plan.backward.steps),
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
-        forward_states=_tuple(_changed(plan, plan.forward)) if plan.states else "",
+        forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
         backward_states=_tuple(_changed(plan, plan.backward)),
         reduces=bool(plan.reductions),
+        caches=_tuple(list(plan.caches)) if plan.caches else "",
+        refresh_op=op_name(plan, plan.refresh) if plan.refresh else "",
+        refresh_arguments=_tuple(refreshed),
+        refresh_flags=", ".join(["True"] * len(plan.refresh.flags)) if plan.refresh else "",
+        refresh_alone=_tuple([s.buffer for s in plan.states if s.buffer not in called]),
+        kept_states=_tuple(moving) if plan.caches else "STATES",
     )
 
 
@@ -177,10 +191,13 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         StateFill.ZEROS: "torch.zeros({shape}, device=device)",
         StateFill.ONES: "torch.ones({shape}, device=device)",
         StateFill.SEED: "torch.tensor([seed, 0], device=device)",
+        StateFill.COPY: "torch.empty({shape}, device=device, dtype=torch.{dtype})",
     }
     for state in plan.states:
-        dims = ", ".join(to_python(dim) for dim in plan.buffer(state.buffer).shape.dims)
-        yield f'"{state.buffer}": {fills[state.fill].format(shape=dims)},'
+        buffer = plan.buffer(state.buffer)
+        dims = ", ".join(to_code(dim) for dim in buffer.shape.dims)
+        dtype = dtypes.info(buffer.dtype).torch
+        yield f'"{state.buffer}": {fills[state.fill].format(shape=dims, dtype=dtype)},'
     for _, name in plan.main_grads:
         dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
         yield f'"{name}": torch.zeros({dims}, device=device),'
@@ -230,6 +247,8 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
     first = plan.inputs[0]
     for check in plan.forward.checks:
         name = check.tensor
+        if name in plan.caches:  # PyTorch makes no bad ones from tensors of these formats
+            continue
         here = f'tensors["{name}"]'
         match check.kind:
             case CheckKind.IO_DTYPE:

@@ -1,4 +1,4 @@
-"""The plan of one module: two straight-line programs over typed buffers.
+"""The plan of one module: straight-line programs over typed buffers.
 
 The C++ launcher, the op schemas, the fakes, the reference, the tests and the README of a module are
 all printed from this object, so they cannot drift apart.  Everything here is plain data.
@@ -80,11 +80,16 @@ class Parameter:
 
 
 class StateFill(str, Enum):
-    """What a state tensor starts as; SEED is a random seed and an offset of 0."""
+    """What a state tensor starts as.
+
+    SEED is a random seed and an offset of 0; COPY is a copy of a weight, which the program
+    ``refresh`` makes, so that a state dict has no need of it.
+    """
 
     ZEROS = "zeros"
     ONES = "ones"
     SEED = "seed"
+    COPY = "copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +264,11 @@ class Step:
         return next((r.when for r in self.output_when if r.buffer == buffer), ())
 
     @property
+    def updates(self) -> tuple[str, ...]:
+        """State that it moves on: changed from what it was, not just written."""
+        return tuple(name for name in self.mutates if name in self.reads)
+
+    @property
     def decoded(self) -> bool:
         """Whether a product of quantised copies reads them decoded to 16 bits."""
         product = self.primitive in PRODUCTS and bool(self.copies)
@@ -349,12 +359,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One direction of a module.
+    """One op of a module.
 
     Attributes:
-        name: ``forward`` or ``backward``.
+        name: ``forward``, ``backward`` or ``refresh``.
         arguments: tensors in schema order; the first one gives device, dtype and leading shape.
-        flags: gradient flags in schema order.
+        flags: gradient flags in schema order; of ``refresh``, whether state moves on.
         results: tensors returned.
         steps: in order.
         workspace: buffers that live inside the call.
@@ -378,7 +388,7 @@ class Program:
 
     def updated_when(self, step: Step) -> tuple[str, ...]:
         """Flags under which a step changes its state: a forward without grad leaves it alone."""
-        return self.flags if self.name == "forward" else step.when
+        return self.flags if self.name in ("forward", "refresh") else step.when
 
     @property
     def returns_none(self) -> bool:
@@ -534,7 +544,8 @@ class ModulePlan:
         reductions: state that moves on between ops, by an amax of all ranks.
         attributes: scalar keywords.
         buffers: every buffer by name, in order of first use.
-        forward, backward: the programs.
+        forward, backward: the programs of a training step.
+        refresh: the one that quantises the weights, where the module keeps them so.
         saved: what the backward reads of the forward, each with the flags that ask for it.
         kernel_sets: kernels of the steps.
         exact: forward steps without quantisation, what the recipe's error is measured against.
@@ -567,6 +578,7 @@ class ModulePlan:
     buffers: tuple[Buffer, ...]
     forward: Program
     backward: Program
+    refresh: Program | None
     saved: tuple[Result, ...]
     kernel_sets: tuple[KernelSet, ...]
     exact: tuple[Step, ...]
@@ -576,6 +588,21 @@ class ModulePlan:
     conversions: tuple[Conversion, ...]
     tolerance: Tolerance
     sources: tuple[str, ...]
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Every program of the module."""
+        return (self.forward, self.backward, *([self.refresh] if self.refresh else []))
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Every step of every program."""
+        return tuple(step for program in self.programs for step in program.steps)
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """Buffers of weights that are kept quantised."""
+        return tuple(state.buffer for state in self.states if state.fill is StateFill.COPY)
 
     @property
     def gradients(self) -> frozenset[str]:
@@ -599,6 +626,10 @@ class ModulePlan:
                 return buffer
         raise KeyError(name)
 
+    def state(self, name: str) -> State:
+        """The state in a buffer.  Raises KeyError for a buffer without one."""
+        return {state.buffer: state for state in self.states}[name]
+
     @property
     def is_identity(self) -> bool:
         """Whether the outputs are the inputs, so that there is nothing to run."""
@@ -607,8 +638,8 @@ class ModulePlan:
     @property
     def ops(self) -> tuple[tuple[ModulePlan, Program], ...]:
         """Every op: a program with steps, and the plan that its names are of."""
-        directions = [(self, each) for each in (self.forward, self.backward) if each.steps]
-        return (*directions, *((self.of(each), each.program) for each in self.conversions))
+        own = [(self, each) for each in self.programs if each.steps]
+        return (*own, *((self.of(each), each.program) for each in self.conversions))
 
     def of(self, conversion: Conversion) -> ModulePlan:
         """The plan as a conversion's program sees it."""

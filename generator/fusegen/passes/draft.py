@@ -51,6 +51,7 @@ class Draft:
         parameters: of all ops in order.
         attributes: scalar keywords.
         forward, backward: steps.
+        refresh: steps that quantise weights which the module keeps so.
         states: tensors that steps change in place.
         main_grads: parameters and the buffers of the caller's that their gradients go to.
         reductions: amaxes that leave the ops, to change state between them.
@@ -65,6 +66,7 @@ class Draft:
     attributes: tuple[Attribute, ...]
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
+    refresh: tuple[Step, ...] = ()
     states: tuple[State, ...] = ()
     main_grads: tuple[tuple[str, str], ...] = ()
     reductions: tuple[Reduction, ...] = ()

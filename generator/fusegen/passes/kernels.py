@@ -54,7 +54,9 @@ def choose_kernels(
 
     forward = tuple(choose(step) for step in draft.forward)
     backward = tuple(choose(step) for step in draft.backward)
-    return replace(draft, forward=forward, backward=backward), tuple(sets.values())
+    refresh = tuple(choose(step) for step in draft.refresh)
+    draft = replace(draft, forward=forward, backward=backward, refresh=refresh)
+    return draft, tuple(sets.values())
 
 
 def _check_known(step: Step) -> None:

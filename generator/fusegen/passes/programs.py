@@ -8,7 +8,7 @@ from ..model.dtypes import DType
 from ..model.plan import Argument, Binding, Buffer, Check, CheckKind, Program, Result, Step
 from ..model.primitives import DECODING, Primitive
 from ..model.shapes import Binary, Const, Expr, Operator, Sym, symbols
-from ..naming import gradient, need
+from ..naming import UPDATE_STATE, gradient, need
 from .draft import Draft, NotPossible
 from .liveness import flags_of, forward_conditions
 
@@ -59,6 +59,16 @@ def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Pro
     )
     arguments = (*incoming, *kept, *_states(draft, draft.backward), *main_grads)
     return program("backward", draft, draft.backward, arguments, flags, results, dims)
+
+
+def refresh_program(draft: Draft, dims: Dims) -> Program:
+    """The op that quantises the weights a module keeps so; other state moves on if asked for."""
+    read = {name for step in draft.refresh for name in step.reads}
+    weights = tuple(Argument(name, False) for name in draft.arguments if name in read)
+    moves_on = any(step.updates for step in draft.refresh)
+    flags = (UPDATE_STATE,) if moves_on else ()
+    arguments = (*weights, *_states(draft, draft.refresh))
+    return program("refresh", draft, draft.refresh, arguments, flags, (), dims)
 
 
 def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:

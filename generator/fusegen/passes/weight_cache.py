@@ -1,0 +1,53 @@
+"""Weights are quantised when asked for, not in every forward: their copies outlive the call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model.plan import Copy, State, StateFill, Step
+from ..model.primitives import Primitive
+from ..model.specs import RecipeSpec
+from .draft import Draft, NotPossible
+
+
+def keep_quantized(draft: Draft, recipe: RecipeSpec) -> Draft:
+    """Move the steps that quantise parameters into ``refresh``, which changes the copies in place.
+
+    What reads the copies stays where it is; the copies become state of the module.
+
+    Raises:
+        NotPossible: the recipe quantises no parameter, or its amaxes are shared between ranks,
+            which happens next to the forward and the backward only.
+    """
+    paths = {parameter.buffer: parameter.path for parameter in draft.parameters}
+    moved = tuple(step for step in draft.forward if _quantizes(step) and step.reads[0] in paths)
+    if not moved:
+        raise NotPossible(f"recipe {recipe.name!r} quantises no weight that could be cached")
+    if draft.reductions:
+        raise NotPossible("amaxes of cached weights are not shared between ranks")
+    copies = [copy for step in moved for copy in step.copies]
+    caches = tuple(
+        State(buffer, _path(paths[copy.source], copy, buffer), StateFill.COPY)
+        for copy in copies
+        for buffer in copy.buffers
+    )
+    return replace(
+        draft,
+        forward=tuple(step for step in draft.forward if step not in moved),
+        refresh=tuple(_in_place(step) for step in moved),
+        states=(*caches, *draft.states),
+    )
+
+
+def _quantizes(step: Step) -> bool:
+    return step.primitive is Primitive.QUANTIZE
+
+
+def _in_place(step: Step) -> Step:
+    copied = (buffer for copy in step.copies for buffer in copy.buffers)
+    return replace(step, mutates=(*step.mutates, *copied))
+
+
+def _path(weight: str, copy: Copy, buffer: str) -> str:
+    """``fc1.weight`` and ``fc1_weight_rowwise`` give ``fc1.weight_rowwise``."""
+    return weight + buffer.removeprefix(copy.source)
