@@ -13,18 +13,21 @@ from .test_bundles import check_matrix_instructions, register_limit
 
 pytestmark = pytest.mark.compile
 
-MAIN_GRADS = ("add_to_main_grad", "write_main_grad")
 MAIN_GRAD_RECIPES = ("bf16", "fp8_block", "mxfp8")
+CACHED_RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
+CHOICES = (
+    ("linear", ("fp8_delayed",), "reduced_amax"),
+    ("grouped_linear", MAIN_GRAD_RECIPES, "add_to_main_grad"),
+    ("grouped_linear", MAIN_GRAD_RECIPES, "write_main_grad"),
+    ("grouped_linear", CACHED_RECIPES, "cached_weights"),
+)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
-    """A recipe of every family of products with each choice of main_grad, and shared amaxes."""
+    """Every choice that changes a launcher or a kernel."""
     out = tmp_path_factory.mktemp("choices")
-    for module, recipes, option in (
-        ("linear", ("fp8_delayed",), "reduced_amax"),
-        *(("grouped_linear", MAIN_GRAD_RECIPES, option) for option in MAIN_GRADS),
-    ):
+    for module, recipes, option in CHOICES:
         request = api.Request(
             out=out,
             archs=("sm_90a",),
@@ -51,5 +54,7 @@ def test_products_use_their_matrix_instruction(built: BuildReport, tmp_path: Pat
 
 def test_the_launchers_exist_for_every_cell(built: BuildReport) -> None:
     cells = {Path(unit.name).stem for unit in built.units if unit.name.endswith(".cpp")}
-    expected = {f"grouped_linear__{r}__{o}" for r in MAIN_GRAD_RECIPES for o in MAIN_GRADS}
-    assert cells - {"fingerprint"} == expected | {"linear__fp8_delayed__reduced_amax"}
+    expected = {
+        f"{module}__{recipe}__{option}" for module, recipes, option in CHOICES for recipe in recipes
+    }
+    assert cells - {"fingerprint"} == expected

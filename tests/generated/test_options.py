@@ -16,6 +16,10 @@ CASES = {
     "chain": ("grouped_mlp", "nvfp4", "add_to_main_grad"),
     "both": ("linear", "fp8_delayed", "add_to_main_grad", "reduced_amax"),
     "forward only": ("grouped_mlp", "nvfp4", "high_precision_backward"),
+    "cached": ("grouped_mlp", "fp8_block", "cached_weights"),
+    "cached state": ("grouped_linear", "fp8_delayed", "cached_weights"),
+    "cached and added": ("linear", "mxfp8", "add_to_main_grad", "cached_weights"),
+    "cached, forward only": ("linear", "nvfp4", "cached_weights", "high_precision_backward"),
     "shared": ("grouped_mlp", "fp8_delayed", "reduced_amax"),
 }
 

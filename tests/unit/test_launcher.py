@@ -14,7 +14,12 @@ from fusegen.paths import builtin_specs
 from fusegen.resolve import resolve
 
 SPECS = load([builtin_specs()])
-CELLS = [Cell(module, recipe) for module in SPECS.modules for recipe in SPECS.recipes]
+CELLS = [
+    Cell(module, recipe, options)
+    for module in SPECS.modules
+    for recipe in SPECS.recipes
+    for options in ((), ("cached_weights",))
+]
 PLANS = [
     plan
     for arch, spec in SPECS.archs.items()
@@ -44,6 +49,18 @@ def test_what_nobody_asked_for_has_no_address(plan: ModulePlan) -> None:
                     assert size[1].startswith(f"{when} ? "), name
                 else:
                     assert "?" not in address[1] and "?" not in size[1], name
+
+
+def test_a_refresh_returns_nothing_and_writes_to_its_arguments() -> None:
+    plan = next(plan for plan in PLANS if plan.cell == "linear__fp8_current__cached_weights")
+    context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
+    refresh = next(program for program in context.programs if program.name == "refresh")
+    assert (refresh.returns, refresh.returned, refresh.results) == ("void", "", ())
+    assert refresh.operands == ("const auto weight_dense = dense(weight);",)
+    text = "\n".join(line for step in refresh.steps for line in step.lines)
+    assert "quantize.rowwise.data = writable(weight_rowwise);" in text
+    assert "quantize.columnwise.scale = writable(weight_columnwise_scale);" in text
+    assert any("weight_amax" in line for line in refresh.workspace)
 
 
 def test_a_chain_has_such_buffers() -> None:

@@ -350,6 +350,14 @@ def test_choices_that_lead_nowhere_say_why(tmp_path: Path) -> None:
     plain = Cell("linear", RECIPE, ("high_precision_backward",))
     (found,) = resolve(specs, "cpu", [plain]).unsupported
     assert found.reason == "recipe 'bf16' quantises nothing, forward or backward"
+    cached = [
+        Cell("linear", RECIPE, ("cached_weights",)),
+        Cell("linear", "fp8_delayed", ("cached_weights", "reduced_amax")),
+    ]
+    assert [cell.reason for cell in resolve(specs, "cpu", cached).unsupported] == [
+        "recipe 'bf16' quantises no weight that could be cached",
+        "amaxes of cached weights are not shared between ranks",
+    ]
 
 
 def test_a_backward_of_high_precision_saves_what_it_reads() -> None:
@@ -360,6 +368,77 @@ def test_a_backward_of_high_precision_saves_what_it_reads() -> None:
     assert [s.kernels for s in plan.backward.steps] == [
         "gemm_sm90_dgrad", "gemm_sm90_wgrad", "group_sum"
     ]  # fmt: skip
+
+
+CACHED = [
+    plan
+    for arch in ("cpu", "sm_90a")
+    for plan in resolve(
+        builtin(),
+        arch,
+        [
+            Cell(module, recipe, ("cached_weights",))
+            for module in builtin().modules
+            for recipe in builtin().recipes
+        ],
+    ).modules
+]
+every_cached_plan = pytest.mark.parametrize(
+    "plan", CACHED, ids=lambda plan: f"{plan.arch}-{plan.cell}"
+)
+
+
+def test_every_quantised_product_can_have_its_weights_cached() -> None:
+    made = {(plan.arch, plan.module, plan.recipe) for plan in CACHED}
+    offering = {name for name, module in builtin().modules.items() if module.options}
+    assert offering >= {"linear", "grouped_linear", "grouped_mlp"}
+    assert made == {
+        (plan.arch, plan.module, plan.recipe)
+        for plan in PLANS
+        if plan.module in offering and plan.recipe != RECIPE
+    }
+
+
+@every_cached_plan
+def test_cached_weights_are_quantised_by_the_refresh_alone(plan: ModulePlan) -> None:
+    plain = resolve_module(builtin(), Cell(plan.module, plan.recipe), plan.arch)
+    weights = {p.buffer for p in plan.parameters if not plan.buffer(p.buffer).optional}
+    assert plan.refresh is not None and plain.refresh is None
+    assert {step.reads[0] for step in plan.refresh.steps} == weights
+    for step in (*plan.forward.steps, *plan.backward.steps):
+        assert not (step.primitive is Primitive.QUANTIZE and step.reads[0] in weights)
+    forward = [step for step in plain.forward.steps if step.reads[0] not in weights]
+    assert [(s.primitive, s.reads, s.writes) for s in plan.forward.steps] == [
+        (s.primitive, s.reads, s.writes) for s in forward
+    ]
+    assert {k.name for k in plan.kernel_sets} == {k.name for k in plain.kernel_sets}
+
+
+@every_cached_plan
+def test_copies_of_weights_are_arguments_and_never_saved(plan: ModulePlan) -> None:
+    assert plan.refresh is not None
+    copied = {b for s in plan.refresh.steps for c in s.copies for b in c.buffers}
+    assert set(plan.caches) == copied
+    assert not copied & {result.buffer for result in plan.saved}
+    for program in (plan.forward, plan.backward):
+        assert not copied & {*program.mutated, *program.workspace}
+        assert not copied & {result.buffer for result in program.results}
+        read = {name for step in program.steps for name in step.reads}
+        assert copied & read == copied & {a.buffer for a in program.arguments} != set()
+    assert copied <= set(plan.refresh.mutated) and plan.refresh.results == ()
+    history = {name for name in plan.refresh.mutated if name not in copied}
+    assert bool(history) == (plan.recipe == "fp8_delayed") == (plan.refresh.flags != ())
+    assert not history & {a.buffer for p in (plan.forward, plan.backward) for a in p.arguments}
+
+
+def test_explain_tells_of_cached_weights() -> None:
+    cell = Cell("grouped_mlp", "fp8_block", ("cached_weights",))
+    text = "\n".join(explain(resolve_module(builtin(), cell, "sm_90a")))
+    assert "buffer fc1.weight_rowwise_scale, filled by refresh" in text
+    assert "-> nothing, changes fc1_weight_rowwise, fc1_weight_rowwise_scale, " in text
+    assert text.count("quantize: fc1_weight ->") == 1
+    forward, _, refresh = text.partition("\nrefresh (fc1_weight, fc2_weight, ")
+    assert "quantize: fc1_weight" not in forward and "quantize: fc1_weight" in refresh
 
 
 def test_two_codes_of_four_bits_are_one_byte() -> None:

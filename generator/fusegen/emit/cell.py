@@ -100,7 +100,8 @@ class RefreshText:
         program: its op.
         weights: what it quantises.
         states: what it changes.
-        caches: those of them that the function reads.
+        caches: those of them that are copies of weights.
+        cache_paths: where these are in the class.
         op_arguments: what the op is called with.
         call_arguments: how the class calls it.
     """
@@ -109,6 +110,7 @@ class RefreshText:
     weights: tuple[TensorText, ...]
     states: tuple[StateText, ...]
     caches: tuple[str, ...]
+    cache_paths: tuple[str, ...]
     op_arguments: tuple[str, ...]
     call_arguments: tuple[str, ...]
 
@@ -436,18 +438,19 @@ def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshTex
     if plan.refresh is None:
         return None
     printed = program_text(plan, plan.refresh)
-    paths = {p.buffer: f"self.{p.path}" for p in plan.parameters}
+    paths = {parameter.buffer: f"self.{parameter.path}" for parameter in plan.parameters}
     by_name = {state.argument: state for state in states}
     changed = tuple(by_name[name] for name in plan.refresh.mutated)
-    weights = printed.unchanged
+    caches = tuple(state for state in changed if state.cached)
     return RefreshText(
-        printed,
-        weights,
-        changed,
-        tuple(state.argument for state in changed if state.cached),
-        (*(argument.name for argument in printed.arguments), *printed.flags),
-        (
-            *(paths[weight.name] for weight in weights),
+        program=printed,
+        weights=printed.unchanged,
+        states=changed,
+        caches=tuple(state.argument for state in caches),
+        cache_paths=tuple(state.path for state in caches),
+        op_arguments=(*(argument.name for argument in printed.arguments), *printed.flags),
+        call_arguments=(
+            *(paths[weight.name] for weight in printed.unchanged),
             *(f"{state.argument}=self.{state.path}" for state in changed),
             *(f"{flag}={flag}" for flag in printed.flags),
         ),

@@ -241,7 +241,7 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
         returned=", ".join(
             (
                 *(_returned(plan, program, result) for result in program.results),
-                *(_part(program, name) for name in program.mutated),
+                *(_stored(plan, name, _part(program, name)) for name in program.mutated),
             )
         ),
         returns=_reference_returns(program),
@@ -270,6 +270,18 @@ def _part(program: Program, buffer: str) -> str:
             if name == buffer:
                 return f"{_copy_name(copy)}.{part}"
     return buffer
+
+
+def _stored(plan: ModulePlan, buffer: str, source: str) -> str:
+    """A value as its buffer has it: perhaps as bytes."""
+    as_bytes = plan.buffer(buffer).dtype is DType.UINT8
+    return f"{source}.view(torch.uint8)" if as_bytes else source
+
+
+def _loaded(plan: ModulePlan, buffer: str, dtype: DType) -> str:
+    """A buffer as the value that it stands for; inverse of ``_stored``."""
+    as_bytes = plan.buffer(buffer).dtype is DType.UINT8
+    return f"{buffer}.view(torch.{dtypes.info(dtype).torch})" if as_bytes else buffer
 
 
 def _returned(plan: ModulePlan, program: Program, result: Result) -> str:
@@ -439,7 +451,12 @@ def _saved_copy(plan: ModulePlan, copy: Copy) -> str:
         flat = Shape(None, (product(flat.dims[:-1]), flat.dims[-1]))
     shape = ", ".join(to_code(dim) for dim in flat.dims)
     columnwise = copy.orientation is Orientation.COLUMNWISE
-    words = [copy.data, copy.scale, copy.role.value.upper(), f"({shape})"]
+    spec = dict(plan.quantizations)[copy.role]
+    data, scale = (
+        _loaded(plan, buffer, dtype)
+        for buffer, dtype in ((copy.data, spec.format), (copy.scale, spec.scale.dtype))
+    )
+    words = [data, scale, copy.role.value.upper(), f"({shape})"]
     words += [f"amax={copy.amax}"] if copy.amax else []
     return f"quantized.Operand({', '.join(words)}, columnwise={columnwise}, layout=LAYOUT)"
 

@@ -72,6 +72,7 @@ class TestContext:
     backward_states: str
     reduces: bool
     caches: str
+    reads_caches_again: bool
     refresh_op: str
     refresh_arguments: str
     refresh_flags: str
@@ -143,6 +144,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         backward_states=_tuple(_changed(plan, plan.backward)),
         reduces=bool(plan.reductions),
         caches=_tuple(list(plan.caches)) if plan.caches else "",
+        reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
         refresh_op=op_name(plan, plan.refresh) if plan.refresh else "",
         refresh_arguments=_tuple(refreshed),
         refresh_flags=", ".join(["True"] * len(plan.refresh.flags)) if plan.refresh else "",

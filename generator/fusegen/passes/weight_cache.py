@@ -1,10 +1,16 @@
-"""Weights are quantised when asked for, not in every forward: their copies outlive the call."""
+"""Weights are quantised when asked for, not in every forward: their copies outlive the call.
+
+Codes and 8-bit scales are stored as bytes.  A compiled graph cannot change tensors of some of their
+types in place (inductor refuses E8M0, and FP8 where Triton lacks it), and collectives cannot carry
+them, which DDP asks of every buffer.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.plan import Copy, State, StateFill, Step
+from ..model.dtypes import DType, bits
+from ..model.plan import Buffer, Copy, State, StateFill, Step
 from ..model.primitives import Primitive
 from ..model.specs import RecipeSpec
 from .draft import Draft, NotPossible
@@ -31,8 +37,9 @@ def keep_quantized(draft: Draft, recipe: RecipeSpec) -> Draft:
         for copy in copies
         for buffer in copy.buffers
     )
+    stored = {cache.buffer: _bytes(draft.buffers[cache.buffer]) for cache in caches}
     return replace(
-        draft,
+        draft.with_buffers(stored),
         forward=tuple(step for step in draft.forward if step not in moved),
         refresh=tuple(_in_place(step) for step in moved),
         states=(*caches, *draft.states),
@@ -46,6 +53,10 @@ def _quantizes(step: Step) -> bool:
 def _in_place(step: Step) -> Step:
     copied = (buffer for copy in step.copies for buffer in copy.buffers)
     return replace(step, mutates=(*step.mutates, *copied))
+
+
+def _bytes(buffer: Buffer) -> Buffer:
+    return replace(buffer, dtype=DType.UINT8) if bits(buffer.dtype) <= 8 else buffer
 
 
 def _path(weight: str, copy: Copy, buffer: str) -> str:
