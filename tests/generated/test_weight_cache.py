@@ -242,6 +242,29 @@ def test_checkpoint(bundle: str, compile_it: bool) -> None:
 
 
 @every_recipe
+def test_export(bundle: str, recipe: str) -> None:
+    layer = make(bundle, "grouped_mlp", recipe).requires_grad_(False)
+    exported = torch.export.export(layer, tuple(inputs("grouped_mlp"))).module()
+    data = inputs("grouped_mlp", seed=2)
+    assert torch.equal(exported(*data), layer(*data))
+
+
+@every_recipe
+def test_ranks_broadcast_the_copies(bundle: str, recipe: str) -> None:
+    """As DDP does with every buffer before each forward."""
+    layer = make(bundle, "grouped_mlp", recipe)
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(layer)
+        for _ in range(2):
+            parallel(*inputs("grouped_mlp")).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert layer.fc1.weight.grad.any()
+
+
+@every_recipe
 def test_autocast(bundle: str, recipe: str) -> None:
     """Parameters in fp32 are quantised as the forward would cast them."""
     low, high = (make(bundle, "grouped_mlp", recipe) for _ in range(2))

@@ -38,6 +38,7 @@ def keep_quantized(draft: Draft, recipe: RecipeSpec) -> Draft:
         for buffer in copy.buffers
     )
     stored = {cache.buffer: _bytes(draft.buffers[cache.buffer]) for cache in caches}
+    # First among states: the backward takes them right after what was saved.
     return replace(
         draft.with_buffers(stored),
         forward=tuple(step for step in draft.forward if step not in moved),
