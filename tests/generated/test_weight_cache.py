@@ -8,7 +8,6 @@ import importlib.util
 import io
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -359,13 +358,3 @@ def test_a_recipe_without_quantised_weights_says_so() -> None:
     made = {row.recipe: row for row in rows}
     assert {recipe for recipe, row in made.items() if row.status == "native"} == {*RECIPES}
     assert made["bf16"].reason == "recipe 'bf16' quantises no weight that could be cached"
-
-
-def test_the_readme_trains(bundle: str) -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    code = text.partition("### Weights that stay quantised")[2].split("```")[1]
-    code = code.removeprefix("python").replace("generated.cpu", bundle)
-    data = (torch.randn(8, 64).bfloat16(), torch.tensor([2] * 4), torch.rand(8))
-    names: dict[str, Any] = {"torch": torch, "batches": [[data] * 2] * 2}
-    exec(code, names)
-    assert torch.isfinite(names["layer"].fc1.weight).all()
