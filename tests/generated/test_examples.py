@@ -30,6 +30,14 @@ def test_fsdp2_learns_and_loads() -> None:
     assert "gives the same: True" in result.stdout
 
 
+def test_megatron_style_learns() -> None:
+    words = [sys.executable, str(EXAMPLES / "megatron_style.py")]
+    result = subprocess.run(words, capture_output=True, text=True, cwd="/", check=False)
+    assert result.returncode == 0, result.stderr
+    losses = re.search(r"loss (\S+), after .* micro-batches (\S+)", result.stdout)
+    assert losses and float(losses[2]) < 0.85 * float(losses[1]), result.stdout
+
+
 @pytest.mark.slow
 def test_every_recipe_learns(tmp_path: Path) -> None:
     words = [sys.executable, str(EXAMPLES / "train_recipes.py"), "--steps", "8"]
