@@ -129,11 +129,17 @@ def _output(*words: str) -> str:
 _QUERY = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
 
 
+def _commit() -> str:
+    """Of what is measured; "-dirty" where files differ, other than results just written."""
+    changed = _output("git", "status", "--porcelain", "-uno", "--", ":!benchmarks/results")
+    return _output("git", "rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+
+
 def environment() -> dict[str, Any]:
     """The date, this commit, and the processor's share of the facts."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "commit": _output("git", "describe", "--always", "--dirty", "--exclude=*"),
+        "commit": _commit(),
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "device": "cpu",
     }

@@ -106,9 +106,9 @@ def _check(shape: shapes.Expert, steps: dict[str, Step]) -> None:
     expected = steps[PEER]()
     for name, step in steps.items():
         step()
+        case, tolerance = f"{shape.name} {name}", TOLERANCES.get(name, TOLERANCE)
         for got, wanted in zip(step(), expected, strict=True):
-            case = f"{shape.name} {name}"
-            common.require_close(case, got, wanted, TOLERANCES.get(name, TOLERANCE))
+            common.require_close(case, got, wanted, tolerance)
 
 
 def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Row]:

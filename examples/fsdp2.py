@@ -1,7 +1,9 @@
 """Experts under FSDP2 on two processes: train, save a distributed checkpoint, load it elsewhere.
 
-python examples/fsdp2.py                  # the CPU bundle of this repository, gloo
-python examples/fsdp2.py PATH/TO/sm_90a   # a compiled bundle on two GPUs, NCCL
+    python examples/fsdp2.py                  # the CPU bundle of this repository, gloo
+    python examples/fsdp2.py PATH/TO/sm_90a   # a compiled bundle on two GPUs, NCCL
+
+Nothing of the generated module knows of this: its parameters are plain ones.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 // Skeleton of pointwise kernels: loads, one call of the generated Math per element, stores.
 //
 // Work is cut into pieces of a row, one warp each: the whole row where a result is summed over it,
-// otherwise a fixed number of columns. There are as many blocks as that takes: the hardware starts the
-// next one sooner than a loop would come to its next piece. A warp reads 16 bytes a lane and operand at a time where
-// sizes and addresses allow, one element otherwise. Row sums go through fp32 registers and a
-// butterfly, so they repeat bit for bit. Operands without rows of their own form one long row.
+// otherwise a fixed number of columns. There are as many blocks as that takes: the hardware starts
+// the next one sooner than a loop would come to its next piece. A warp reads 16 bytes a lane and
+// operand at a time where sizes and addresses allow, one element otherwise. Row sums go through
+// fp32 registers and a butterfly, so they repeat bit for bit. Operands without rows of their own
+// form one long row.
 #pragma once
 
 #include <cuda_bf16.h>
