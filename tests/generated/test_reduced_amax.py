@@ -36,6 +36,7 @@ for step in range(3):
 state = {name: tensor for name, tensor in layer.state_dict().items() if name != "weight"}
 torch.save({"state": state, "gradient": layer.weight.grad}, f"{folder}/{rank}.pt")
 torch.distributed.barrier()
+torch.distributed.destroy_process_group()  # joins gloo's threads, which must not outlive Python
 """.replace("CELL", CELL)
 )
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -179,23 +180,16 @@ def test_a_refused_expression_is_refused_every_time(tmp_path: Path) -> None:
     assert entries(tmp_path) == []
 
 
-def _derive_all(folder: Path, results: multiprocessing.Queue[list[Program]]) -> None:
+def _derive_all(folder: Path) -> list[Program]:
     texts = [f"gate * up * {n}" for n in range(1, 21)]
-    results.put([Derivations(folder).forward(expression(text)) for text in texts])
+    return [Derivations(folder).forward(expression(text)) for text in texts]
 
 
 def test_concurrent_writers_leave_whole_entries(tmp_path: Path, forbid: Callable[[], None]) -> None:
-    context = multiprocessing.get_context("spawn")
-    results: multiprocessing.Queue[list[Program]] = context.Queue()
-    writers = [context.Process(target=_derive_all, args=(tmp_path, results)) for _ in range(4)]
-    for writer in writers:
-        writer.start()
-    found = [results.get(timeout=60) for _ in writers]
-    for writer in writers:
-        writer.join()
+    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as writers:
+        found = list(writers.map(_derive_all, [tmp_path] * 4, timeout=300))
     forbid()
-    again = [Derivations(tmp_path).forward(expression(f"gate * up * {n}")) for n in range(1, 21)]
-    assert found == [again] * len(writers)
+    assert found == [_derive_all(tmp_path)] * 4
     assert len(entries(tmp_path)) == 20
 
 

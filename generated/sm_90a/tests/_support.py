@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ def form_group() -> None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        # Gloo's threads may hold tensors; left to the end, they free them after Python is gone.
+        atexit.register(torch.distributed.destroy_process_group)
 
 
 def give_main_grads(layer: torch.nn.Module, paths: Sequence[str]) -> None:
