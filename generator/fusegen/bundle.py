@@ -20,6 +20,7 @@ from .emit.kernels import (
 from .emit.launcher import launcher_context
 from .emit.python import op_name, schema
 from .emit.reference import reference_context
+from .emit.sharding import sharding_context
 from .emit.tests import TestContext, test_context
 from .fileset import Artifact, ArtifactKind, FileSet
 from .model.plan import Kernel, KernelSet, ModulePlan
@@ -102,6 +103,7 @@ def render_bundle(
     for plan in plans:
         files += _cell(plan, renderer)
     files += _statics(renderer, "reference", files, owners, _IMPORT, {"__init__.py"})
+    files += _statics(renderer, "sharding", files, owners, _IMPORT, {"__init__.py"})
     if arch.has_kernels:
         files += _compiled(plans, context, arch, renderer)
         files += _statics(renderer, "csrc", files, owners, _INCLUDE, _BUILD_FILES)
@@ -223,6 +225,8 @@ def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]
     if plan.ops:
         reference = reference_context(plan)
         yield rendered(f"reference/{plan.cell}.py", "reference/cell.py.j2", reference)
+        sharding = sharding_context(plan)
+        yield rendered(f"sharding/{plan.cell}.py", "sharding/cell.py.j2", sharding)
 
 
 def _compiled(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .load import SpecSet
 from .model.plan import Dimension, ModulePlan, Status, Tolerance, Unsupported
@@ -28,6 +28,7 @@ from .passes.main_grad import keep_in_main_grad
 from .passes.math import derive_math
 from .passes.programs import backward_program, forward_program, refresh_program
 from .passes.quantize import quantize, unquantized
+from .passes.sharding import module_shardings
 from .passes.sums import fold_sums
 from .passes.weight_cache import keep_quantized
 from .pointwise import Derivations
@@ -92,7 +93,7 @@ def resolve_module(
     draft, kernel_sets = choose_kernels(draft, arch, recipe)
     dims = module_dims(module, specs)
     offered, further = conversions(recipe, arch) if quantizes else ((), ())
-    return ModulePlan(
+    plan = ModulePlan(
         cell=str(cell),
         module=cell.module,
         recipe=cell.recipe,
@@ -125,6 +126,7 @@ def resolve_module(
         tolerance=_tolerance(recipe),
         sources=_sources(specs, module, recipe, arch, draft),
     )
+    return replace(plan, shardings=module_shardings(plan))
 
 
 _IMPLEMENTED = {

@@ -216,17 +216,26 @@ def absent_source(plan: ModulePlan, program: Program, result: Result) -> str:
 
 def schema(plan: ModulePlan, program: Program) -> str:
     """Schema of an op: tensors, then flags, then scalars."""
+    flags = tuple(f"bool {flag}" for flag in program.flags)
+    optional = program.returns_none
+    returns = [f"Tensor{'?' if result.when and optional else ''}" for result in program.results]
+    return _schema(plan, program, flags, returns)
+
+
+def twin_schema(plan: ModulePlan, program: Program) -> str:
+    """Schema of the op's twin for DTensors: integers instead of flags, and no optional result."""
+    return _schema(plan, program, ("int flags", "int ways"), ["Tensor"] * len(program.results))
+
+
+def _schema(plan: ModulePlan, program: Program, flags: tuple[str, ...], returns: list[str]) -> str:
     letters = iter("abcdefghijklmnopqrstuvwxyz")
-    parts = [
+    tensors = [
         f"Tensor{f'({next(letters)}!)' if a.mutated else ''}{'?' if a.optional else ''} {a.buffer}"
         for a in program.arguments
     ]
-    parts += [f"bool {flag}" for flag in program.flags]
-    parts += [f"{_SCHEMA_TYPE[a.type]} {a.name}" for a in plan.attributes]
-    optional = program.returns_none
-    returns = [f"Tensor{'?' if result.when and optional else ''}" for result in program.results]
+    scalars = [f"{_SCHEMA_TYPE[a.type]} {a.name}" for a in plan.attributes]
     end = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
-    return f"({', '.join(parts)}) -> {end}"
+    return f"({', '.join((*tensors, *flags, *scalars))}) -> {end}"
 
 
 def return_annotation(types: Iterable[str]) -> str:

@@ -492,6 +492,31 @@ class Tolerance:
     float32: float
 
 
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """One way to split a module over ranks: each runs the ops, unchanged, on its shards.
+
+    Attributes:
+        symbol: dimension that is split.
+        axes: (buffer, axis) that are split, leading dimensions counted as one axis; all other
+            buffers are whole on every rank.
+        partial: buffers of which every rank has a summand.
+        unit: number that the dimension of a shard is a multiple of, so that no block with a scale
+            of its own lies on two ranks.
+        gradients: whether it holds for calls that ask for gradients, too.
+    """
+
+    symbol: str
+    axes: frozenset[tuple[str, int]]
+    partial: frozenset[str]
+    unit: int
+    gradients: bool
+
+    def axis(self, buffer: str) -> int | None:
+        """The axis of a buffer that is split, if any."""
+        return next((axis for name, axis in self.axes if name == buffer), None)
+
+
 class Form(str, Enum):
     """How the rows of a tensor that is quantised by itself belong together."""
 
@@ -512,6 +537,7 @@ class Conversion:
         copies: rowwise, then columnwise.
         amax: buffer of the largest elements, where one scale spans the tensor or group.
         program: its flags ask for an orientation each.
+        shardings: how it may be split over ranks.
     """
 
     role: Role
@@ -521,6 +547,7 @@ class Conversion:
     copies: tuple[Copy, ...]
     amax: str | None
     program: Program
+    shardings: tuple[Sharding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,6 +580,7 @@ class ModulePlan:
         quantizations: how each role is quantised.
         layout: of quantised copies.
         conversions: what its functions ``quantize`` and ``dequantize`` offer.
+        shardings: how the module may be split over ranks, besides not at all.
         tolerance: of its tests.
         sources: spec files it was made from.
     """
@@ -588,6 +616,7 @@ class ModulePlan:
     conversions: tuple[Conversion, ...]
     tolerance: Tolerance
     sources: tuple[str, ...]
+    shardings: tuple[Sharding, ...] = ()
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -650,6 +679,7 @@ class ModulePlan:
             inputs=inputs,
             attributes=(),
             layout=conversion.layout,
+            shardings=conversion.shardings,
         )
 
     @property

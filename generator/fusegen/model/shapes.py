@@ -11,7 +11,9 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 from functools import cache
+from math import lcm
 
 
 class Operator(Enum):
@@ -141,6 +143,46 @@ def total(terms: Iterator[Expr] | tuple[Expr, ...]) -> Expr:
     for term in terms:
         result = add(result, term)
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How an expression divides where one of its names does.
+
+    Attributes:
+        slope: what it grows by with the name.
+        unit: number that the name must be a multiple of, or a quotient would be rounded.
+        proportional: whether it is 0 where the name is, so that equal parts add up to the whole.
+    """
+
+    slope: Fraction
+    unit: int
+    proportional: bool
+
+
+def split(expr: Expr, name: str) -> Split | None:
+    """How an expression divides with a name; None where it is not linear in it."""
+    match expr:
+        case Const(value=value):
+            return Split(Fraction(0), 1, value == 0)
+        case Sym(name=found):
+            return Split(Fraction(int(found == name)), 1, found == name)
+        case Binary(operator=operator, left=left, right=right):
+            a, b = split(left, name), split(right, name)
+            return _joined(operator, a, b, left, right) if a and b else None
+
+
+def _joined(operator: Operator, a: Split, b: Split, left: Expr, right: Expr) -> Split | None:
+    unit = lcm(a.unit, b.unit)
+    if operator is Operator.ADD:
+        return Split(a.slope + b.slope, unit, a.proportional and b.proportional)
+    if operator is Operator.MUL and isinstance(left, Const):
+        return Split(left.value * b.slope, unit, b.proportional)
+    if operator in _DIVIDING and isinstance(right, Const):
+        quotient = a.slope / right.value
+        slope = a.slope if operator is Operator.ALIGN else quotient
+        return Split(slope, lcm(unit, quotient.denominator), a.proportional)
+    return Split(Fraction(0), unit, False) if a.slope == b.slope == 0 else None
 
 
 _AST_INFIX: dict[type[ast.operator], Operator] = {

@@ -35,6 +35,7 @@ from .copies import Source, make_copy, quantize_step, scratch
 from .draft import Draft
 from .kernels import choose_kernels
 from .programs import program
+from .sharding import op_shardings
 
 _T, _N, _K, _E = (Sym(symbol) for symbol in "TNKE")
 _DIMS = {"T": "tokens", "N": "rows", "K": "columns", "E": "groups"}
@@ -156,5 +157,6 @@ class _Maker:
             step.copies,
             amax,
             printed,
+            op_shardings(draft.buffers, printed, self.recipe.roles),
         )
         return conversion, kernel_sets

@@ -1,0 +1,225 @@
+"""Pass 9, sharding: the ways in which ranks may run a module's ops, each on its shards.
+
+A way begins with one axis of one argument and follows it through all steps by the symbols of the
+dimensions: an axis is split together with every axis of the same step that its symbols occur in.
+It is valid if every step gives on shards what it gives on the whole:
+
+- a product whose contraction is split leaves a summand on every rank, and so does a sum;
+- a copy is quantised alike only if its scale is split with its data, each block on one rank; a
+  scale that does not grow with the dimension spans all of it;
+- groups of rows start where all groups before them end, so neither rows in groups nor the groups
+  can be split;
+- a pointwise step that reads halves of a row needs the whole row.
+
+Summands leave the ops, where they are added; no step reads one, but for the bias that a product
+adds: it is divided among the ranks beforehand.  Modules that keep state between calls are not
+split: scales of the past are of whole tensors, and random numbers are drawn by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import lcm
+
+from ..model.plan import Access, Buffer, ModulePlan, Program, Sharding, Step
+from ..model.primitives import DECODING, PRINTED, PRODUCTS, SUMMED, SUMS, Primitive
+from ..model.shapes import split, symbols
+from ..model.specs import QuantizationSpec, Role
+from ..naming import gradient
+
+_HALVES = (Access.FIRST_HALF, Access.SECOND_HALF)
+
+Axis = tuple[str, int]
+
+
+def module_shardings(plan: ModulePlan) -> tuple[Sharding, ...]:
+    """Every way to split the ops of a training step alike, and those of a forward alone."""
+    if plan.states or plan.main_grads:
+        return ()
+    ends = tuple((name, gradient(name)) for name in plan.outputs)
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    roles = dict(plan.quantizations)
+    whole = _Ops(buffers, (plan.forward, plan.backward), ends, roles, gradients=True)
+    ways = {way.axes: way for way in whole.shardings()}
+    if plan.forward.flags:
+        alone = _Ops(buffers, (plan.forward,), (), roles, gradients=False)
+        known = {_of(way, plan.forward) for way in ways.values()}
+        ways |= {w.axes: w for w in alone.shardings() if _of(w, plan.forward) not in known}
+    return tuple(ways.values())
+
+
+def op_shardings(
+    buffers: Mapping[str, Buffer], program: Program, roles: Mapping[Role, QuantizationSpec]
+) -> tuple[Sharding, ...]:
+    """Every way to split one op by itself."""
+    if program.mutated:
+        return ()
+    return tuple(_Ops(buffers, (program,), (), roles, gradients=True).shardings())
+
+
+def _of(way: Sharding, program: Program) -> frozenset[Axis]:
+    given = {argument.buffer for argument in program.arguments}
+    return frozenset(axis for axis in way.axes if axis[0] in given)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ops:
+    """Ops that are split alike.
+
+    Attributes:
+        buffers: by name.
+        programs: of the ops, the forward first.
+        ends: (output, its gradient), which lie on the ranks in the same way.
+        roles: how each is quantised.
+        gradients: whether the ops are asked for everything; else for what no flag asks for.
+    """
+
+    buffers: Mapping[str, Buffer]
+    programs: tuple[Program, ...]
+    ends: tuple[tuple[str, str], ...]
+    roles: Mapping[Role, QuantizationSpec]
+    gradients: bool
+
+    def shardings(self) -> Iterator[Sharding]:
+        """Each way once, in the order of the arguments."""
+        seen: set[Axis] = set()
+        for argument in self.programs[0].arguments:
+            for index in range(len(self.buffers[argument.buffer].shape.flat)):
+                if (argument.buffer, index) in seen:
+                    continue
+                axes = self._followed((argument.buffer, index))
+                seen |= axes
+                way = self._judged((argument.buffer, index), axes)
+                if way is not None:
+                    yield way
+
+    def _steps(self) -> Iterator[Step]:
+        return (step for program in self.programs for step in program.steps)
+
+    def _writes(self, step: Step) -> tuple[str, ...]:
+        """Results that are asked for, without the scratch of kernels that quantise."""
+        names = step.writes if self.gradients else [n for n in step.writes if not step.wanted(n)]
+        if step.primitive is not Primitive.QUANTIZE:
+            return tuple(names)
+        copied = {name for copy in step.copies for name in copy.buffers}
+        summed = {operand.buffer for operand in step.outputs if operand.slot == SUMMED}
+        results = {result.buffer for program in self.programs for result in program.results}
+        return tuple(name for name in names if name in copied | summed | results)
+
+    def _symbols(self, axis: Axis) -> frozenset[str]:
+        return symbols(self.buffers[axis[0]].shape.flat[axis[1]])
+
+    def _axes(self, step: Step) -> list[Axis]:
+        names = dict.fromkeys((*step.reads, *self._writes(step)))
+        return [(name, i) for name in names for i in range(len(self.buffers[name].shape.flat))]
+
+    def _followed(self, first: Axis) -> set[Axis]:
+        """All axes that are split where the first one is."""
+        axes = {first}
+        count = 0
+        while count != len(axes):
+            count = len(axes)
+            for step in self._steps():
+                own = self._axes(step)
+                names = frozenset().union(*(self._symbols(axis) for axis in own if axis in axes))
+                axes |= {axis for axis in own if self._symbols(axis) & names}
+            for one, other in (*self.ends, *(end[::-1] for end in self.ends)):
+                axes |= {(other, index) for name, index in axes if name == one}
+        return axes
+
+    def _judged(self, first: Axis, axes: set[Axis]) -> Sharding | None:
+        """The way that splits these axes, if it is valid."""
+        parts = dict(axes)
+        names = self._symbols(first)
+        if len(parts) != len(axes) or len(names) != 1:
+            return None
+        (symbol,) = names
+        touched = [s for s in self._steps() if parts.keys() & {*s.reads, *self._writes(s)}]
+        if not all(self._valid(step, parts) for step in touched):
+            return None
+        partial = {name for step in touched for name in self._summands(step, parts)}
+        unit = self._unit(parts, symbol)
+        if unit is None or not all(_may_read(step, partial) for step in self._steps()):
+            return None
+        return Sharding(symbol, frozenset(axes), frozenset(partial), unit, self.gradients)
+
+    def _valid(self, step: Step, parts: Mapping[str, int]) -> bool:
+        """Whether a step gives on shards its part, or a summand, of what it gives on the whole."""
+        if step.input("groups") and self._ragged(step) & self._split_symbols(step, parts):
+            return False
+        if step.primitive in (*PRODUCTS, *SUMS):
+            return True
+        if step.primitive in PRINTED:
+            return self._valid_pointwise(step, parts)
+        if step.primitive is Primitive.QUANTIZE:
+            return {*self._writes(step)} - {*self._summands(step, parts)} <= parts.keys()
+        return step.primitive in DECODING and step.out in parts
+
+    def _summands(self, step: Step, parts: Mapping[str, int]) -> tuple[str, ...]:
+        """What of a step's results is split into summands, and of its operands then has to be."""
+        if step.primitive is Primitive.QUANTIZE:
+            written = [o.buffer for o in step.outputs if o.slot == SUMMED]
+        else:
+            written = [name for name in self._writes(step) if step.primitive not in DECODING]
+        found = tuple(name for name in written if name not in parts)
+        bias = step.input("add") if step.primitive in PRODUCTS and found else None
+        return (*found, bias) if bias else found
+
+    def _split_symbols(self, step: Step, parts: Mapping[str, int]) -> frozenset[str]:
+        split_axes = (axis for axis in self._axes(step) if parts.get(axis[0]) == axis[1])
+        return frozenset().union(*(self._symbols(axis) for axis in split_axes))
+
+    def _ragged(self, step: Step) -> frozenset[str]:
+        """Symbols of the rows in groups, and of the groups."""
+        groups = self.buffers[step.input("groups") or ""].shape
+        return groups.symbols() | self._symbols((self.programs[0].arguments[0].buffer, 0))
+
+    def _valid_pointwise(self, step: Step, parts: Mapping[str, int]) -> bool:
+        math = step.pointwise
+        assert math is not None
+        columns = {name for name, axis in parts.items() if self._is_last((name, axis))}
+        halved = any(
+            each.access in _HALVES and each.buffer in columns
+            for each in (*math.operands, *math.results)
+        )
+        sums = {each.buffer for each in math.results if each.access is Access.ROW}
+        return not halved and {*self._summands(step, parts)} <= sums
+
+    def _unit(self, parts: Mapping[str, int], symbol: str) -> int | None:
+        """What a shard is a multiple of; None where shards would not make up the whole."""
+        ends = {*self._ends()}
+        copies = {name for step in self._steps() for c in step.copies for name in c.buffers}
+        units = [1]
+        for buffer in parts.keys() & (ends | copies):
+            way = split(self.buffers[buffer].shape.flat[parts[buffer]], symbol)
+            if way is None or (buffer in ends and not way.proportional):
+                return None
+            units.append(way.unit)
+        innermost = {axis for axis in parts.items() if axis[1] and self._is_last(axis)}
+        for step in self._steps():
+            units += [step.alignment] if innermost & {*self._axes(step)} else []
+            units += [
+                self._transform(copy.role) for copy in step.copies if {*copy.buffers} & parts.keys()
+            ]
+        return lcm(*units)
+
+    def _ends(self) -> Iterator[str]:
+        """Arguments and results of the ops."""
+        for program in self.programs:
+            yield from (argument.buffer for argument in program.arguments)
+            asked = (r for r in program.results if self.gradients or not r.when)
+            yield from (result.buffer for result in asked)
+
+    def _is_last(self, axis: Axis) -> bool:
+        return axis[1] == len(self.buffers[axis[0]].shape.flat) - 1
+
+    def _transform(self, role: Role) -> int:
+        spec = self.roles[role]
+        return spec.hadamard.size if spec.hadamard else 1
+
+
+def _may_read(step: Step, partial: set[str]) -> bool:
+    """Whether a step reads no summand, but for the share of a bias in a product of summands."""
+    adds = step.input("add") if step.primitive in PRODUCTS and step.out in partial else None
+    return all(name == adds for name in step.reads if name in partial)
