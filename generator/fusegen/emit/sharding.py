@@ -10,6 +10,10 @@ from ..model.shapes import split
 from .python import op_name, pieces, twin_schema
 
 _WHOLE, _SUMMAND = "WHOLE", "SUMMAND"
+_SHARED_AMAXES = (
+    "its amaxes are reduced over a process group between ops; where all ranks have the whole "
+    "tensors they are the same on all, and the cell without reduced_amax does it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,10 @@ class WayText:
 
 @dataclass(frozen=True, slots=True)
 class ShardedOpText:
-    """An op, its twin's schema and the ways to split it; tuples are Python source."""
+    """An op, its twin's schema and the ways to split it; tuples are Python source.
+
+    ``refusal`` says why it takes no DTensors; it is empty where it does.
+    """
 
     name: str
     schema: tuple[str, ...]
@@ -44,6 +51,7 @@ class ShardedOpText:
     saved: str
     asked: str
     ways: tuple[WayText, ...]
+    refusal: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,7 @@ def _op_text(plan: ModulePlan, program: Program) -> ShardedOpText:
             for way in plan.shardings
             if way.gradients or program is not plan.backward
         ),
+        refusal=pieces(_SHARED_AMAXES, " ", 80) if plan.reductions else (),
     )
 
 

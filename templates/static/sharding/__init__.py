@@ -66,6 +66,7 @@ class Op:
         saved: arguments that an op of the forward made; they stay where they are.
         asked: of each result, the flags that ask for it, as bits; 0 is always.
         ways: besides every tensor whole on every rank.
+        refusal: why it takes no DTensors; empty where it does.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Op:
     saved: tuple[int, ...]
     asked: tuple[int, ...]
     ways: tuple[Way, ...]
+    refusal: str = ""
 
     def ways_for(self, rank: int) -> tuple[Way, ...]:
         """Every way for a first argument of so many dimensions, the unsplit one first."""
@@ -168,18 +170,20 @@ def _on_dtensors(op: Op, twin: Callable[..., Any]) -> Callable[..., Any]:
             if _may_be_split(op, way, tensors, bits)
         )
         results = twin(*tensors, bits, allowed, *args[count + op.flags :])
-        if len(op.asked) < 2 or op.mutated:
-            return results if len(op.asked) != 1 or not op.asked[0] or bits else None
-        return tuple(
-            each if not asked or bits & asked else None
-            for each, asked in zip(results, op.asked, strict=True)
-        )
+        if op.mutated or not op.asked:  # what nobody asked for is empty, as without DTensors
+            return results
+        wanted = [not asked or bits & asked for asked in op.asked]
+        if len(wanted) == 1:
+            return results if wanted[0] else None
+        return tuple(each if keep else None for each, keep in zip(results, wanted, strict=True))
 
     return run
 
 
 def _check(op: Op, tensors: Sequence[Any]) -> None:
     """Raise where an argument is no DTensor, or changes in place and is not whole everywhere."""
+    if op.refusal:
+        raise RuntimeError(f"{op.name}: expected plain tensors, got DTensors: {op.refusal}")
     for index, (name, tensor) in enumerate(zip(op.tensors, tensors, strict=True)):
         if tensor is not None and not isinstance(tensor, DTensor):
             raise RuntimeError(
