@@ -173,7 +173,7 @@ def test_a_recipe_adds_only_its_own_files_and_leaves_without_a_trace(toy: api.Re
         else:
             assert "grouped_mlp__toy" in inside
     added = [path for path in after if path not in before]
-    assert len([path for path in added if path.startswith("cpu/")]) == 3
+    assert len([path for path in added if path.startswith("cpu/")]) == 4
     api.generate(api.Request(toy.out, (), toy.archs, toy.modules, toy.recipes, remove=True))
     assert differing(before, contents(toy.out)) == set()
 
