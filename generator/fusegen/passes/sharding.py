@@ -84,11 +84,12 @@ class _Ops:
     def shardings(self) -> Iterator[Sharding]:
         """Each way once, in the order of the arguments."""
         seen: set[Axis] = set()
+        steps = [{a: self._symbols(a) for a in self._axes(step)} for step in self._steps()]
         for argument in self.programs[0].arguments:
             for index in range(len(self.buffers[argument.buffer].shape.flat)):
                 if (argument.buffer, index) in seen:
                     continue
-                axes = self._followed((argument.buffer, index))
+                axes = self._followed((argument.buffer, index), steps)
                 seen |= axes
                 way = self._judged((argument.buffer, index), axes)
                 if way is not None:
@@ -114,16 +115,15 @@ class _Ops:
         names = dict.fromkeys((*step.reads, *self._writes(step)))
         return [(name, i) for name in names for i in range(len(self.buffers[name].shape.flat))]
 
-    def _followed(self, first: Axis) -> set[Axis]:
-        """All axes that are split where the first one is."""
+    def _followed(self, first: Axis, steps: list[dict[Axis, frozenset[str]]]) -> set[Axis]:
+        """All axes that are split where the first one is; ``steps`` has the symbols of theirs."""
         axes = {first}
         count = 0
         while count != len(axes):
             count = len(axes)
-            for step in self._steps():
-                own = self._axes(step)
-                names = frozenset().union(*(self._symbols(axis) for axis in own if axis in axes))
-                axes |= {axis for axis in own if self._symbols(axis) & names}
+            for own in steps:
+                names = {name for axis in own.keys() & axes for name in own[axis]}
+                axes |= {axis for axis, found in own.items() if found & names}
             for one, other in (*self.ends, *(end[::-1] for end in self.ends)):
                 axes |= {(other, index) for name, index in axes if name == one}
         return axes
