@@ -46,7 +46,7 @@ def test_every_recipe_learns(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     runs = json.loads((tmp_path / "recipes_cpu.json").read_text())["runs"]
-    assert len(runs) == 7 and (tmp_path / "recipes_cpu.png").stat().st_size > 10_000
+    assert len(runs) == 8 and (tmp_path / "recipes_cpu.png").stat().st_size > 10_000
     for recipe, run in runs.items():
         first, last = run["curve"][0], run["curve"][-1]
         assert first > 5 and last < 0.75 * first, recipe
