@@ -164,7 +164,8 @@ def _parameters(plan: ModulePlan, program: Program) -> tuple[str, ...]:
         for a in program.arguments
     )
     flags = (f"[[maybe_unused]] bool {flag}" for flag in program.flags)
-    scalars = (f"[[maybe_unused]] {_CPP_TYPE[a.type]} {a.name}" for a in plan.attributes)
+    attributes = plan.attributes_of(program)
+    scalars = (f"[[maybe_unused]] {_CPP_TYPE[a.type]} {a.name}" for a in attributes)
     return (*tensors, *flags, *scalars)
 
 

@@ -222,7 +222,7 @@ def schema(plan: ModulePlan, program: Program) -> str:
         for a in program.arguments
     ]
     parts += [f"bool {flag}" for flag in program.flags]
-    parts += [f"{_SCHEMA_TYPE[a.type]} {a.name}" for a in plan.attributes]
+    parts += [f"{_SCHEMA_TYPE[a.type]} {a.name}" for a in plan.attributes_of(program)]
     optional = program.returns_none
     returns = [f"Tensor{'?' if result.when and optional else ''}" for result in program.results]
     end = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
@@ -268,7 +268,7 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
             tensor_text(plan, a, gradients) for a in program.arguments if not a.mutated
         ),
         flags=program.flags,
-        attributes=tuple(attribute_text(a) for a in plan.attributes),
+        attributes=tuple(attribute_text(a) for a in plan.attributes_of(program)),
         mutated=len(program.mutated),
         results=results,
         returns=return_annotation(result.annotation for result in results),
