@@ -28,6 +28,7 @@ from .passes.main_grad import keep_in_main_grad
 from .passes.math import derive_math
 from .passes.programs import backward_program, forward_program, refresh_program
 from .passes.quantize import quantize, unquantized
+from .passes.recompute import recompute_activations
 from .passes.sharding import module_shardings
 from .passes.sums import fold_sums
 from .passes.weight_cache import keep_quantized
@@ -74,6 +75,8 @@ def resolve_module(
     draft = write_backward(expand(module, specs.ops))
     draft = derive_math(draft, derivations)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
+    if OptionName.SAVE in options:
+        draft = recompute_activations(draft)
     if OptionName.MAIN_GRAD in options:
         draft = keep_in_main_grad(draft, add=options[OptionName.MAIN_GRAD] == "add_to_main_grad")
     quantizes = all(step.primitive is Primitive.QUANTIZE for step in draft.forward)
@@ -133,6 +136,7 @@ _IMPLEMENTED = {
     OptionName.AMAX_REDUCTION: ("reduced_amax",),
     OptionName.BACKWARD_PRECISION: ("high_precision_backward",),
     OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
+    OptionName.SAVE: ("recompute_activations",),
     OptionName.WEIGHT_CACHE: ("cached_weights",),
 }
 """Choices that a pass knows, by their words; the first choice of an option needs none."""

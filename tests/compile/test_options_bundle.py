@@ -20,6 +20,7 @@ CHOICES = (
     ("grouped_linear", MAIN_GRAD_RECIPES, "add_to_main_grad"),
     ("grouped_linear", MAIN_GRAD_RECIPES, "write_main_grad"),
     ("grouped_linear", CACHED_RECIPES, "cached_weights"),
+    ("grouped_mlp", ("fp8_delayed",), "recompute_activations"),
 )
 
 

@@ -355,3 +355,23 @@ def test_step(kernels: Kernels, recipe: str, case: str) -> None:
         data = _case(case, torch.bfloat16)
         plain = Case(data.x.nan_to_num(1.0, 1.0, 1.0), data.splits)
         Step(kernels, recipe, plain, update).launch(rowwise, columnwise)
+
+
+@pytest.mark.parametrize(
+    "recipe", [name for name, recipe in RECIPES.items() if recipe.quantization.source == "history"]
+)
+def test_step_by_a_given_scale(kernels: Kernels, recipe: str) -> None:
+    """Neither history nor amax: a backward that makes a copy again has the scale alone."""
+    for case in ("ragged", "no rows", "dense", "nothing"):
+        data = _case(case, torch.bfloat16)
+        step = Step(kernels, recipe, data, update=False)
+        scale = step.scale
+        assert scale is not None
+        made = reference.quantize(
+            data.x, step.q, rowwise=False, columnwise=True, split_sizes=data.splits, scale=scale
+        )
+        step._add_copy("columnwise", made.columnwise)
+        given = scale.to(kernels.device)
+        step.arguments.quantize.scale = address(given)
+        kernels.call("run_step", step.run.half, step.run.recipe.config, step.arguments)
+        check({n: (b.bytes(), w) for n, (b, w) in step.outputs.items()}, case)

@@ -1,7 +1,8 @@
-"""Bundles in other interpreters: how one is loaded by path there, and its own tests run."""
+"""Bundles by path, here and in other interpreters, and the tests that they bring."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,17 @@ def load(name, folder):
     spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
 """
+
+
+def load_bundle(name: str, folder: Path) -> str:
+    """Import a bundle under a name, which comes back: its cells are submodules of that."""
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec and spec.loader
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    return name
 
 
 def run_generated_tests(bundle: Path) -> None:

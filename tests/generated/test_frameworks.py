@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from .loading import load_bundle
+
 BUNDLE = Path(__file__).parents[2] / "generated" / "cpu"
 RECIPES = ("bf16", "fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
@@ -30,12 +31,7 @@ def load(cell: str) -> ModuleType:
     """A cell of the committed bundle, loaded by path."""
     name = "framework_bundle"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            name, BUNDLE / "__init__.py", submodule_search_locations=[str(BUNDLE)]
-        )
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
+        load_bundle(name, BUNDLE)
     return importlib.import_module(f"{name}.{cell}")
 
 

@@ -21,6 +21,27 @@ CASES = {
     "cached and added": ("linear", "mxfp8", "add_to_main_grad", "cached_weights"),
     "cached, forward only": ("linear", "nvfp4", "cached_weights", "high_precision_backward"),
     "shared": ("grouped_mlp", "fp8_delayed", "reduced_amax"),
+    "made again": ("grouped_mlp", "bf16", "recompute_activations"),
+    "made again by old scales": ("grouped_mlp_srelu", "fp8_delayed", "recompute_activations"),
+    "made again, shared": (
+        "grouped_mlp",
+        "fp8_delayed",
+        "add_to_main_grad",
+        "recompute_activations",
+        "reduced_amax",
+    ),
+    "made again, cached": (
+        "grouped_mlp_clamped_qgeglu",
+        "nvfp4",
+        "cached_weights",
+        "recompute_activations",
+    ),
+    "made again, forward only": (
+        "grouped_mlp",
+        "mxfp8",
+        "recompute_activations",
+        "high_precision_backward",
+    ),
 }
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-import importlib.util
 import io
-import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -18,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fusegen import api
 
+from .loading import load_bundle
+
 RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 CLASSES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
 T, E, K, N = 24, 3, 32, 48
@@ -28,7 +28,7 @@ every_module = pytest.mark.parametrize("module", CLASSES)
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Name of a package with fresh and cached cells next to each other."""
-    folder, name = tmp_path_factory.mktemp("cache"), "weight_cache_bundle"
+    folder = tmp_path_factory.mktemp("cache")
     for options in ((), ("cached_weights",)):
         request = api.Request(
             out=folder,
@@ -39,14 +39,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
             namespace="weight_cache",
         )
         api.generate(request)
-    place = folder / "cpu"
-    spec = importlib.util.spec_from_file_location(
-        name, place / "__init__.py", submodule_search_locations=[str(place)]
-    )
-    assert spec and spec.loader
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-    return name
+    return load_bundle("weight_cache_bundle", folder / "cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -128,7 +128,7 @@ class ReductionText:
     """State that moves on by an amax of all ranks: names, and sources for the backward.
 
     Attributes:
-        amax: result of the op.
+        amax: source of what the op found; None where it did not quantise.
         history, scale: source of the state.
         role: constant of the reference.
         grouped: whether a group whose amax is 0 keeps its history; Python source.
@@ -367,8 +367,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         ),
         held=held,
         main_grads=main_grads,
-        forward_reductions=tuple(_reduction_text(plan, each, "") for each in reductions[0]),
-        backward_reductions=tuple(_reduction_text(plan, each, "ctx.") for each in reductions[1]),
+        forward_reductions=tuple(_reduction_text(plan, each, each.amax) for each in reductions[0]),
+        backward_reductions=tuple(
+            _reduction_text(plan, each, _amax_source(plan, each.amax, dict(needs)), "ctx.")
+            for each in reductions[1]
+        ),
         take_forward=", ".join(
             ("y", *(["*_"] if kept_results else []), *(each.amax for each in reductions[0]))
         )
@@ -467,14 +470,24 @@ def _main_grad_text(plan: ModulePlan, leaf: str, name: str) -> MainGradText:
     return MainGradText(leaf, paths[leaf], name, _dummy(leaf), need(leaf), f"{shape} float32")
 
 
-def _reduction_text(plan: ModulePlan, reduction: Reduction, prefix: str) -> ReductionText:
+def _reduction_text(
+    plan: ModulePlan, reduction: Reduction, amax: str, prefix: str = ""
+) -> ReductionText:
     return ReductionText(
-        reduction.amax,
+        amax,
         f"{prefix}{reduction.history}",
         f"{prefix}{reduction.scale}",
         reduction.role.value.upper(),
         str(plan.per_group(reduction.scale)),
     )
+
+
+def _amax_source(plan: ModulePlan, amax: str, needs: dict[str, int]) -> str:
+    """An amax as the backward op returned it; an empty stand-in becomes None again."""
+    when = next(r.when for r in plan.backward.results if r.buffer == amax)
+    if not when or plan.backward.returns_none:
+        return amax
+    return f"{amax} if {' or '.join(f'needs[{needs[flag]}]' for flag in when)} else None"
 
 
 def _gradient_source(plan: ModulePlan, argument: TensorText, needs: dict[str, int]) -> str:

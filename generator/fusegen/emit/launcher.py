@@ -164,7 +164,8 @@ def _parameters(plan: ModulePlan, program: Program) -> tuple[str, ...]:
         for a in program.arguments
     )
     flags = (f"[[maybe_unused]] bool {flag}" for flag in program.flags)
-    scalars = (f"[[maybe_unused]] {_CPP_TYPE[a.type]} {a.name}" for a in plan.attributes)
+    attributes = plan.attributes_of(program)
+    scalars = (f"[[maybe_unused]] {_CPP_TYPE[a.type]} {a.name}" for a in attributes)
     return (*tensors, *flags, *scalars)
 
 
@@ -252,7 +253,7 @@ def _asked(program: Program, result: Result) -> tuple[str, ...]:
     if program.name == "backward":
         return result.when
     writer = next((step for step in program.steps if result.buffer in step.writes), None)
-    return writer.wanted(result.buffer) if writer else ()
+    return writer.wanted(result.buffer) or writer.when if writer else ()
 
 
 def _allocation(plan: ModulePlan, program: Program, result: Result) -> list[str]:
@@ -310,6 +311,8 @@ def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> 
         lines = _pointwise_launch(plan, step, reading)
     elif step.primitive is Primitive.QUANTIZE:
         lines = _quantize_launch(plan, program, step, reading)
+    elif step.primitive is Primitive.SNAPSHOT:
+        lines = _snapshot_launch(plan, step, reading)
     elif step.primitive is Primitive.DEQUANTIZE:
         lines = _dequantize_launch(plan, step, reading)
     elif step.primitive is Primitive.DEQUANTIZE_GROUPS:
@@ -359,6 +362,14 @@ def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
             f"/*scale_b=*/floats({reading(b.scale)})",
         ],
     )
+
+
+def _snapshot_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
+    """A copy of memory, in the order of the stream."""
+    size = to_cpp(size_in_bytes(plan.buffer(step.out)))
+    words = f"writable({step.out}), {reading(step.reads[0])}, {size}"
+    copying = f"cudaMemcpyAsync({words}, cudaMemcpyDeviceToDevice, stream)"
+    return ["check(kCell,", f"      {copying},", '      "cudaMemcpyAsync");']
 
 
 def _pitch(plan: ModulePlan, copy: Copy) -> str:

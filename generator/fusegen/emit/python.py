@@ -233,7 +233,7 @@ def _schema(plan: ModulePlan, program: Program, flags: tuple[str, ...], returns:
         f"Tensor{f'({next(letters)}!)' if a.mutated else ''}{'?' if a.optional else ''} {a.buffer}"
         for a in program.arguments
     ]
-    scalars = [f"{_SCHEMA_TYPE[a.type]} {a.name}" for a in plan.attributes]
+    scalars = [f"{_SCHEMA_TYPE[a.type]} {a.name}" for a in plan.attributes_of(program)]
     end = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
     return f"({', '.join((*tensors, *flags, *scalars))}) -> {end}"
 
@@ -277,7 +277,7 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
             tensor_text(plan, a, gradients) for a in program.arguments if not a.mutated
         ),
         flags=program.flags,
-        attributes=tuple(attribute_text(a) for a in plan.attributes),
+        attributes=tuple(attribute_text(a) for a in plan.attributes_of(program)),
         mutated=len(program.mutated),
         results=results,
         returns=return_annotation(result.annotation for result in results),

@@ -146,7 +146,8 @@ class ReferenceContext:
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
     """What ``reference/<cell>.py`` states."""
-    pointwise = tuple(_pointwise_text(plan, step) for step in plan.steps if step.pointwise)
+    texts = (_pointwise_text(plan, step) for step in plan.steps if step.pointwise)
+    pointwise = tuple(dict.fromkeys(texts))  # a step that both directions run is one function
     programs = tuple(_checked(view, program) for view, program in plan.ops)
     lines = [line for text in pointwise for line in text.body]
     lines += [line for program in programs for line in program.type_checks]
@@ -217,7 +218,6 @@ def _literal(value: object) -> str:
 def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
     sized = [check for check in program.checks if check.expr is not None]
     used = {name for check in sized if check.expr for name in symbols(check.expr)}
-    backward = program.name == "backward"
     steps = tuple(
         text
         for i, step in enumerate(program.steps, 1)
@@ -235,7 +235,11 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
         check_dims=bind_lines(program, used),
         size_checks=tuple(_check_line(plan, check) for check in sized),
-        absent=tuple(r.buffer for r in program.results if r.when) if backward else (),
+        absent=tuple(
+            r.buffer
+            for r in program.results
+            if r.when and (program.name == "backward" or _runs_for(program, r))
+        ),
         dims=bind_lines(program, words),
         steps=steps,
         returned=", ".join(
@@ -262,6 +266,12 @@ def _writer(program: Program, buffer: str) -> Step | None:
     return next((step for step in program.steps if buffer in step.writes), None)
 
 
+def _runs_for(program: Program, result: Result) -> bool:
+    """Whether the step that gives a result runs exactly where the result is asked for."""
+    writer = _writer(program, result.buffer)
+    return writer is not None and writer.when == result.when
+
+
 def _part(program: Program, buffer: str) -> str:
     """A buffer after the last step; part of a copy that the program made by its field."""
     writer = _writer(program, buffer)
@@ -286,8 +296,8 @@ def _loaded(plan: ModulePlan, buffer: str, dtype: DType) -> str:
 
 def _returned(plan: ModulePlan, program: Program, result: Result) -> str:
     """A result, or None where its step ran for the sake of others."""
-    writer, source = _writer(program, result.buffer), _part(program, result.buffer)
-    always_there = writer is not None and writer.when == result.when and program.returns_none
+    source = _part(program, result.buffer)
+    always_there = _runs_for(program, result) and program.returns_none
     if not result.when or always_there:
         return source
     return f"{source} if {condition(result.when)} else {absent_source(plan, program, result)}"
@@ -325,6 +335,8 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
 def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
     """A step's call; none where a copy is decoded for a product, which reads it as it is."""
     comment, when = step_comment(step, index), condition(step.when)
+    if step.primitive is Primitive.SNAPSHOT:
+        return StepText(comment, when, step.writes, f"{step.reads[0]}.clone()")
     if step.primitive is Primitive.QUANTIZE:
         return StepText(comment, when, *_quantize_call(plan, step))
     if step.primitive in DECODING and plan.buffer(step.out).dtype is not DType.IO:

@@ -638,6 +638,10 @@ class ModulePlan:
         """Names of all gradients, those that go to the caller's buffers included."""
         return frozenset(f"d{leaf}" for leaf in self.differentiated)
 
+    def attributes_of(self, program: Program) -> tuple[Attribute, ...]:
+        """Scalars that a program takes; a refresh quantises weights, which asks for none."""
+        return () if program is self.refresh else self.attributes
+
     def per_group(self, scale: str) -> bool:
         """Whether the scale of a history is one of several, so that a group without rows waits."""
         return self.buffer(scale).shape.dims != (Const(1),)

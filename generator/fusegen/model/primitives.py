@@ -21,6 +21,7 @@ class Primitive(str, Enum):
     QUANTIZE = "quantize"
     DEQUANTIZE = "dequantize"
     DEQUANTIZE_GROUPS = "dequantize_groups"
+    SNAPSHOT = "snapshot"
     POINTWISE_QUANTIZE = "pointwise_quantize"
     POINTWISE_GRAD_QUANTIZE = "pointwise_grad_quantize"
     NORM = "norm"
@@ -83,6 +84,7 @@ SIGNATURES: dict[Primitive, Signature] = {
     Primitive.QUANTIZE: Signature(("a",), ("groups",), outputs=("out",)),
     Primitive.DEQUANTIZE: Signature(variadic=True),
     Primitive.DEQUANTIZE_GROUPS: Signature(variadic=True),
+    Primitive.SNAPSHOT: Signature(variadic=True),
     Primitive.POINTWISE_QUANTIZE: Signature(variadic=True),
     Primitive.POINTWISE_GRAD_QUANTIZE: Signature(variadic=True),
     Primitive.NORM: Signature(
@@ -139,3 +141,7 @@ PRODUCTS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
 
 PRINTED = frozenset((Primitive.POINTWISE, Primitive.POINTWISE_GRAD))
 """Steps whose math is printed from their expression, so that the reference needs no function."""
+
+COPYING = frozenset((Primitive.SNAPSHOT,))
+"""Steps that keep what a buffer holds before it changes.  PyTorch and CUDA copy memory themselves:
+these need neither a function of the reference nor a kernel."""

@@ -8,6 +8,7 @@ from ..model.dtypes import IO_DTYPES, DType
 from ..model.plan import Kernel, KernelSet, SelectionRule, Step, Variant
 from ..model.predicate import Predicate
 from ..model.primitives import (
+    COPYING,
     DECODING,
     PRINTED,
     PRODUCTS,
@@ -44,6 +45,8 @@ def choose_kernels(
     sets: dict[str, KernelSet] = {}
 
     def choose(step: Step) -> Step:
+        if step.primitive in COPYING:
+            return step
         _check_known(step)
         step = step if step.sizes else with_sizes(draft, step)
         if not arch.has_kernels:

@@ -63,16 +63,16 @@ def saved(draft: Draft) -> tuple[Result, ...]:
 
 
 def forward_conditions(steps: tuple[Step, ...], kept: tuple[Result, ...]) -> tuple[Step, ...]:
-    """Forward steps whose results for the backward are written only under their flags."""
+    """Forward steps whose results for the backward are written only under their flags.
+
+    A step with one result runs for it alone.
+    """
     read = {name for step in steps for name in step.reads}
-    return tuple(
-        replace(
-            step,
-            output_when=tuple(
-                each for each in kept if each.buffer in step.writes and each.buffer not in read
-            ),
-        )
-        if len(step.writes) > 1
-        else step
-        for step in steps
-    )
+
+    def conditioned(step: Step) -> Step:
+        own = tuple(r for r in kept if r.buffer in step.writes and r.buffer not in read)
+        if len(step.writes) > 1:
+            return replace(step, output_when=own)
+        return replace(step, when=own[0].when) if own else step
+
+    return tuple(conditioned(step) for step in steps)

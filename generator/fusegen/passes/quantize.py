@@ -2,7 +2,9 @@
 
 Each product reads copies of its operands whose blocks run along the contraction: fprop and dgrad
 read rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All
-copies of a tensor are made in one step, from high precision, where its first product needs one.
+copies of a tensor are made in one step, from high precision, where its first product needs one;
+those that the backward reads of a tensor which it makes again, in the backward, by the scales that
+the forward used.
 
 An explicit ``quantize`` step gives back what the rowwise copy stands for, in the module's own
 type.  A role that the recipe does not name stays in that type: an explicit step of such a role, as
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ..model.dtypes import DType
 from ..model.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
@@ -95,6 +98,14 @@ def _round_trips(draft: Draft, recipe: RecipeSpec) -> Draft:
     return replace(draft, forward=tuple(expanded(step) for step in draft.forward))
 
 
+class _Tensor(NamedTuple):
+    """What copies are made of: a tensor in a role; ``again`` where the backward makes it again."""
+
+    name: str
+    role: Role
+    again: bool
+
+
 @dataclass(slots=True)
 class _Copies:
     """Copies made so far, in the order in which products ask for them."""
@@ -103,20 +114,22 @@ class _Copies:
     arch: ArchSpec
     reduced: bool
     forward_only: bool
-    made: dict[tuple[str, Role], dict[Orientation, Copy]] = field(default_factory=dict)
+    made: dict[_Tensor, dict[Orientation, Copy]] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
+    kept: dict[_Tensor, tuple[Operand, ...]] = field(default_factory=dict)
     reductions: list[Reduction] = field(default_factory=list)
     emulated: str = ""
 
     def insert(self, draft: Draft) -> Draft:
         """Give every product its copies and put a step that makes them before the first of them."""
-        programs = [
-            [self._with_copies(draft, step) for step in program]
-            for program in (draft.forward, draft.backward)
-        ]
-        done: set[tuple[str, Role]] = set()
-        forward, backward = (tuple(self._with_steps(draft, program, done)) for program in programs)
+        none = frozenset[str]()
+        again = _written(draft.forward) & _written(draft.backward)
+        first = [self._with_copies(draft, step, none) for step in draft.forward]
+        second = [self._with_copies(draft, step, again) for step in draft.backward]
+        done: set[_Tensor] = set()
+        forward = tuple(self._with_steps(draft, first, none, done))
+        backward = tuple(self._with_steps(draft, second, again, done))
         return replace(
             draft.with_buffers(self.buffers),
             forward=forward,
@@ -126,13 +139,14 @@ class _Copies:
             emulated=self.emulated,
         )
 
-    def _with_copies(self, draft: Draft, step: Step) -> Step:
+    def _with_copies(self, draft: Draft, step: Step, again: frozenset[str]) -> Step:
         if step.primitive is Primitive.DEQUANTIZE:
             source = draft.buffers[step.reads[0]]
             if source.role not in self.recipe.roles or source.role is None:
                 raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {source.name}")
             groups = step.input("groups")
-            copy = self._copy(draft, source.name, source.role, Orientation.ROWWISE, groups)
+            key = _Tensor(source.name, source.role, source.name in again)
+            copy = self._copy(draft, key, Orientation.ROWWISE, groups)
             return replace(whole_copy(source, copy, step.out), item=step.item)
         if step.primitive not in PRODUCTS:
             return step
@@ -146,7 +160,8 @@ class _Copies:
             if role is None or orientation is None or role not in self.recipe.roles:
                 inputs.append(operand)
                 continue
-            copy = self._copy(draft, operand.buffer, role, orientation, step.input("groups"))
+            key = _Tensor(operand.buffer, role, operand.buffer in again)
+            copy = self._copy(draft, key, orientation, step.input("groups"))
             copies.append(copy)
             inputs += copy_slots(operand.slot, copy)
         if len(copies) == 1:
@@ -156,15 +171,15 @@ class _Copies:
         return replace(step, inputs=tuple(inputs), copies=tuple(copies))
 
     def _copy(
-        self, draft: Draft, source: str, role: Role, orientation: Orientation, groups: str | None
+        self, draft: Draft, key: _Tensor, orientation: Orientation, groups: str | None
     ) -> Copy:
-        known = self.made.setdefault((source, role), {})
+        known = self.made.setdefault(key, {})
         if orientation not in known:
             copy, buffers = make_copy(
-                draft.buffers[source],
-                role,
+                draft.buffers[key.name],
+                key.role,
                 orientation,
-                self.recipe.roles[role],
+                self.recipe.roles[key.role],
                 self.arch.layout,
                 draft.buffers[groups] if groups else None,
             )
@@ -173,14 +188,16 @@ class _Copies:
         return known[orientation]
 
     def _with_steps(
-        self, draft: Draft, program: list[Step], done: set[tuple[str, Role]]
+        self, draft: Draft, program: list[Step], again: frozenset[str], done: set[_Tensor]
     ) -> Iterable[Step]:
         for step in program:
             for copy in step.copies:
-                key = (copy.source, copy.role)
+                key = _Tensor(copy.source, copy.role, copy.source in again)
                 if key not in done:
                     done.add(key)
-                    yield self._step(draft, key, step.item)
+                    quantized = self._step(draft, key, step.item)
+                    yield from self._snapshots(key, step.item)
+                    yield quantized
             yield from self._emulated(draft, step)
 
     def _emulated(self, draft: Draft, step: Step) -> Iterable[Step]:
@@ -195,13 +212,15 @@ class _Copies:
         self.buffers |= {buffer.name: buffer for buffer in buffers}
         yield from steps
 
-    def _step(self, draft: Draft, key: tuple[str, Role], item: str) -> Step:
+    def _step(self, draft: Draft, key: _Tensor, item: str) -> Step:
         copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
         groups = copies[0].groups
         extent = draft.buffers[groups].shape.dims[0] if groups else None
-        tensor = Source.of(draft.buffers[key[0]].shape, key[1], extent)
-        states = self._states(copies[0], item)
-        needed = scratch(tensor, copies, self.recipe.roles[key[1]])
+        tensor = Source.of(draft.buffers[key.name].shape, key.role, extent)
+        earlier = self.kept.get(key._replace(again=False)) if key.again else None
+        states = self._states(copies[0], item) if earlier is None else self._used(key, earlier)
+        self.kept[key] = states
+        needed = scratch(tensor, copies, self.recipe.roles[key.role])
         kept = {operand.slot: operand.buffer for operand in states}
         if self.reduced and "amax_history" in kept:
             amax = dict(needed)["amax"].name
@@ -209,12 +228,42 @@ class _Copies:
                 Reduction(amax, kept["amax_history"], kept["scale"], copies[0].role)
             )
             states = tuple(o for o in states if o.slot != "amax_history")
-        elif not self.arch.has_kernels:
+        elif not self.arch.has_kernels or ("scale" in kept and "amax_history" not in kept):
             needed = ()
         self.buffers |= {buffer.name: buffer for _, buffer in needed}
         step = quantize_step(tensor, copies, states, needed)
-        changed = (o.buffer for o in states if o.slot == "rng_state" or not self.reduced)
+        moves = any(operand.slot == "amax_history" for operand in states)
+        changed = (o.buffer for o in states if o.slot == "rng_state" or moves)
         return replace(step, item=item, mutates=tuple(changed))
+
+    def _used(self, key: _Tensor, states: tuple[Operand, ...]) -> tuple[Operand, ...]:
+        """What the forward's step had of the state that it has moved on since.
+
+        Raises:
+            NotPossible: it drew random numbers.
+        """
+        if any(operand.slot == "rng_state" for operand in states):
+            raise NotPossible(
+                f"recipe {self.recipe.name!r} rounds {key.name!r} stochastically: made again, it"
+                " would be rounded otherwise"
+            )
+        return tuple(Operand(o.slot, _as_used(o.buffer)) for o in states if o.slot == "scale")
+
+    def _snapshots(self, key: _Tensor, item: str) -> Iterable[Step]:
+        """Scales of a forward's step as they are before it, if the backward quantises by them."""
+        if key.again or key._replace(again=True) not in self.made:
+            return
+        for operand in self.kept[key]:
+            if operand.slot == "scale":
+                name = _as_used(operand.buffer)
+                self.buffers[name] = replace(self.buffers[operand.buffer], name=name)
+                yield Step(
+                    Primitive.SNAPSHOT,
+                    None,
+                    item,
+                    inputs=(Operand("a", operand.buffer),),
+                    outputs=(Operand("out", name),),
+                )
 
     def _states(self, copy: Copy, item: str) -> tuple[Operand, ...]:
         """What the role's rules keep between calls: amax history and scale, or random numbers."""
@@ -238,6 +287,15 @@ class _Copies:
             self.buffers[buffer.name] = buffer
             self.states[buffer.name] = State(buffer.name, path, fill)
         return tuple(Operand(slot, buffer.name) for slot, _, buffer, _ in kept)
+
+
+def _as_used(scale: str) -> str:
+    """The buffer of a scale as a forward used it, before its step moved it on."""
+    return f"{scale}_used"
+
+
+def _written(steps: tuple[Step, ...]) -> frozenset[str]:
+    return frozenset(name for step in steps for name in step.writes)
 
 
 def _drop_identities(draft: Draft) -> Draft:

@@ -1,0 +1,49 @@
+"""Activations that the backward makes again instead of the forward saving them.
+
+What a pointwise step gives follows, bit for bit, from what it read.  Where the backward has that
+anyway, because it is an argument or saved for another step, the result itself need not be saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..model.plan import Step
+from ..model.primitives import Primitive
+from .draft import Draft, NotPossible
+
+
+def recompute_activations(draft: Draft) -> Draft:
+    """Repeat pointwise steps of the forward in the backward, each before its first reader there.
+
+    Liveness then saves what they read in place of what they give, and quantisation makes copies
+    of a tensor in the program that makes the tensor.
+
+    Raises:
+        NotPossible: the backward reads nothing that pointwise steps could make again.
+    """
+    steps = list(draft.backward)
+    for step in _again(draft):
+        first = next(i for i, reader in enumerate(steps) if set(step.writes) & set(reader.reads))
+        steps.insert(first, step)
+    if len(steps) == len(draft.backward):
+        raise NotPossible("no pointwise step gives an activation that is saved for the backward")
+    return replace(draft, backward=tuple(steps))
+
+
+def _again(draft: Draft) -> Iterator[Step]:
+    """Pointwise steps whose results the backward can have without saving them, last one first."""
+    made = {name for step in draft.backward for name in step.writes}
+    wanted = {name for step in draft.backward for name in step.reads} - made
+    known = {*draft.arguments, *wanted}
+    repeatable = []
+    for step in draft.forward:
+        if step.primitive is Primitive.POINTWISE and known.issuperset(step.reads):
+            known.update(step.writes)
+            repeatable.append(step)
+    wanted -= {*draft.outputs}  # the caller has them, so that saving them costs nothing
+    for step in reversed(repeatable):
+        if wanted.intersection(step.writes):
+            wanted.update(step.reads)
+            yield step
