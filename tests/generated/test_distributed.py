@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from .loading import LOAD
+from .ranks import run_ranks
 
 BUNDLE = Path(__file__).parents[2] / "generated" / "cpu"
-RANKS = 2
-COMMON = (
-    LOAD
-    + """
-import torch
-folder, bundle, recipe = sys.argv[1:4]
-rank, ranks = map(int, sys.argv[4:6])
-module = getattr(load("bundle", bundle), f"grouped_mlp__{recipe}")
+COMMON = """
+import importlib
+module = importlib.import_module(f"bundle.grouped_mlp__{words[0]}")
 
 def make():
     torch.manual_seed(0)
@@ -41,7 +34,6 @@ def train(call, parameters, steps):
         losses.append(loss.item())
     return losses
 """
-)
 SINGLE = (
     COMMON
     + """
@@ -54,13 +46,10 @@ torch.save({"losses": losses, "state": layer.state_dict()}, f"{folder}/single.pt
 WRAPPED = (
     COMMON
     + """
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group(
-    "gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
 layer = make()
 ddp = DistributedDataParallel(layer)
 found = {"ddp": train(ddp, ddp.parameters(), 4), "state": layer.state_dict()}
@@ -75,24 +64,16 @@ set_model_state_dict(other, state["model"])
 with torch.no_grad():
     found["loaded"] = other(*batch(9)), sharded(*batch(9))
 torch.save(found, f"{folder}/{rank}.pt")
-dist.barrier()
-dist.destroy_process_group()
 """
 )
 
 
-def run(script: str, folder: Path, recipe: str, ranks: int) -> None:
-    words = [sys.executable, "-c", script, str(folder), str(BUNDLE), recipe]
-    running = [subprocess.Popen([*words, str(rank), str(ranks)], cwd="/") for rank in range(ranks)]
-    assert [process.wait(timeout=300) for process in running] == [0] * ranks
-
-
 @pytest.mark.parametrize("recipe", ["bf16", "fp8_delayed", "fp8_block", "nvfp4"])
 def test_training_equals_one_process(recipe: str, tmp_path: Path) -> None:
-    run(SINGLE, tmp_path, recipe, 1)
-    run(WRAPPED, tmp_path, recipe, RANKS)
+    run_ranks(SINGLE, tmp_path, BUNDLE, recipe, ranks=1)
+    run_ranks(WRAPPED, tmp_path, BUNDLE, recipe)
     single = torch.load(tmp_path / "single.pt")
-    for rank in range(RANKS):
+    for rank in range(2):
         found = torch.load(tmp_path / f"{rank}.pt")
         assert found["ddp"] == single["losses"]
         assert found["fsdp"] == pytest.approx(single["losses"], rel=1e-3)

@@ -19,24 +19,17 @@ from fusegen.load import load
 from fusegen.paths import builtin_specs
 
 from .loading import LOAD
+from .ranks import run_ranks
 
 BUNDLE = Path(__file__).parents[2] / "generated" / "cpu"
 QUANTISED = ("fp8_current", "fp8_rowwise", "fp8_block", "mxfp8")
 SPLIT = ("bf16", "fp8_block", "mxfp8")  # no scale spans a dimension of a matrix
-COMMON = (
-    LOAD
-    + """
-import copy, importlib, torch, torch.distributed as dist
+COMMON = """
+import copy, importlib
 from torch import nn
 from torch.distributed.tensor import (
     DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor)
-folder, bundle = sys.argv[1:3]
-rank, ranks = map(int, sys.argv[3:5])
-words = sys.argv[5:]
-load("bundle", bundle)
 cell = lambda name: importlib.import_module(f"bundle.{name}")
-dist.init_process_group(
-    "gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
 mesh = dist.init_device_mesh("cpu", (2, 2) if ranks == 4 else (ranks,))
 WHOLE = [Replicate()] * mesh.ndim
 
@@ -65,10 +58,7 @@ def step(layer, x, others, dy):
 def finish(found):
     if rank == 0:
         torch.save(found, f"{folder}/found.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 """
-)
 PLACEMENTS = (
     COMMON
     + """
@@ -112,16 +102,7 @@ def tolerance(recipe: str) -> float:
 
 def run(script: str, folder: Path, *words: str, ranks: int = 2) -> Any:
     """What rank 0 saved after all ranks ran the script."""
-    command = [sys.executable, "-c", script, str(folder), str(BUNDLE)]
-    running = [
-        subprocess.Popen([*command, str(rank), str(ranks), *words], cwd="/")
-        for rank in range(ranks)
-    ]
-    try:
-        assert [process.wait(timeout=300) for process in running] == [0] * ranks
-    finally:
-        for process in running:
-            process.kill()
+    run_ranks(script, folder, BUNDLE, *words, ranks=ranks)
     return torch.load(folder / "found.pt", weights_only=False)
 
 

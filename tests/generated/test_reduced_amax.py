@@ -12,33 +12,24 @@ import torch
 from fusegen import api
 
 from .loading import LOAD
+from .ranks import run_ranks
 
 CELL = "linear__fp8_delayed__reduced_amax"
-RANKS = 2
 # One rank: trains on its own rows, and leaves its state and gradients in a file.
-RANK = (
-    LOAD
-    + """
-import torch
-folder, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-module = load("bundle", f"{folder}/out/cpu").CELL
-torch.distributed.init_process_group(
-    "gloo", store=torch.distributed.FileStore(f"{folder}/store", ranks), rank=rank,
-    world_size=ranks)
+RANK = """
+import importlib
+module = importlib.import_module("bundle.CELL")
 torch.manual_seed(0)
 layer = module.Linear(32, 16)
 call = layer
-if sys.argv[4] == "compiled":
+if words == ["compiled"]:
     call = torch.compile(layer, fullgraph=True, backend="aot_eager")
 for step in range(3):
     x = (torch.randn(8, 32) * (1 + rank) * (step + 1)).bfloat16().requires_grad_()
     call(x).sum().mul(1 + 3 * rank).backward()
 state = {name: tensor for name, tensor in layer.state_dict().items() if name != "weight"}
 torch.save({"state": state, "gradient": layer.weight.grad}, f"{folder}/{rank}.pt")
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()  # joins gloo's threads, which must not outlive Python
 """.replace("CELL", CELL)
-)
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, mode: str) -> list[dict[str, dict[str, torch.Tensor]]]:
-    (folder / "store").unlink(missing_ok=True)
-    words = [sys.executable, "-c", RANK, str(folder)]
-    running = [
-        subprocess.Popen([*words, str(rank), str(RANKS), mode], cwd="/") for rank in range(RANKS)
-    ]
-    assert [process.wait(timeout=300) for process in running] == [0] * RANKS
-    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+    run_ranks(RANK, folder, folder / "out" / "cpu", mode)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])

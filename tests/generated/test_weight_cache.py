@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import io
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from fusegen import api
 
 from .loading import load_bundle
+from .ranks import run_ranks
 
 RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 CLASSES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
@@ -241,19 +244,36 @@ def test_export(bundle: str, recipe: str) -> None:
     assert torch.equal(exported(*data), layer(*data))
 
 
-@every_recipe
-def test_ranks_broadcast_the_copies(bundle: str, recipe: str) -> None:
-    """As DDP does with every buffer before each forward."""
-    layer = make(bundle, "grouped_mlp", recipe)
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        parallel = nn.parallel.DistributedDataParallel(layer)
-        for _ in range(2):
-            parallel(*inputs("grouped_mlp")).sum().backward()
-    finally:
-        torch.distributed.destroy_process_group()
-    assert layer.fc1.weight.grad.any()
+# Ranks begin with other weights and copies; DDP gives all those of the first, and its buffers again
+# before each forward.
+BROADCAST = """
+import importlib
+from torch import nn
+found = {}
+for recipe in words:
+    module = importlib.import_module(f"bundle.grouped_mlp__{recipe}__cached_weights")
+    torch.manual_seed(rank)
+    layer = module.GroupedMLP(3, 32, 48, bias=True)
+    parallel = nn.parallel.DistributedDataParallel(layer)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(24, 32, generator=generator).bfloat16()
+    data = x, torch.tensor([9, 0, 13]), torch.rand(24, generator=generator)
+    y = [parallel(*data) for _ in range(2)]
+    y[1].float().square().sum().backward()
+    found[recipe] = {"y": y[0].detach(), "gradient": layer.fc1.weight.grad}
+    for name, buffer in layer.named_buffers():
+        found[recipe][name] = buffer
+torch.save(found, f"{folder}/{rank}.pt")
+"""
+
+
+def test_ranks_broadcast_the_copies(bundle: str, tmp_path: Path) -> None:
+    folder = Path(str(sys.modules[bundle].__file__)).parent
+    run_ranks(BROADCAST, tmp_path, folder, *RECIPES)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    for recipe in RECIPES:
+        assert first[recipe]["gradient"].any() and len(first[recipe]) > 6
+        same(first[recipe], second[recipe])
 
 
 @every_recipe
