@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from ..model.predicate import Comparison, Condition, Predicate, SizeVariable
@@ -89,21 +89,28 @@ def choose(rules: Sequence[RuleSpec], sizes: Mapping[SizeVariable, int]) -> str:
 
 @dataclass(frozen=True)
 class _Beginning:
-    """Rules so far, the samples they leave, and what the ones they took cost.
+    """Rules so far, and what comes of them with the best point for all that they leave.
 
     Attributes:
         rules: none of them unconditional.
-        rest: indices of samples.
-        cost: regret of the others, summed.
+        before: samples, by index, that the rules before the last one leave.
+        cost: regret of those the rules take, summed.
         default: point that is best for the rest.
         total: regret of all samples, with that point for the rest.
     """
 
     rules: Rules
-    rest: tuple[int, ...]
+    before: tuple[int, ...]
     cost: float
-    default: str = field(default="")
-    total: float = field(default=math.inf)
+    default: str
+    total: float
+
+    def rest(self, observations: Observations) -> tuple[int, ...]:
+        """Samples that the rules leave."""
+        if not self.rules:
+            return self.before
+        holds = self.rules[-1].when.holds
+        return tuple(i for i in self.before if not holds(observations.sizes[i]))
 
 
 def fit(observations: Observations, *, most_rules: int = MOST_RULES) -> Rules:
@@ -113,16 +120,16 @@ def fit(observations: Observations, *, most_rules: int = MOST_RULES) -> Rules:
         observations: of one kind.
         most_rules: the unconditional one included.
     """
-    everything = tuple(range(len(observations.sizes)))
-    beam = [_completed(_Beginning((), everything, 0.0), observations)]
-    best = beam[0]
+    best = _nothing(observations)
+    beam = {best.before: best}
     for _ in range(most_rules - 1):
-        longer = [new for old in beam for new in _extended(old, observations)]
-        unlike: dict[tuple[int, ...], _Beginning] = {}
+        longer = [new for rest, old in beam.items() for new in _extended(old, rest, observations)]
+        beam = {}
         for new in sorted(longer, key=lambda each: each.total):
-            unlike.setdefault(new.rest, new)
-        beam = list(unlike.values())[:_BEAM]
-        best = min([best, *beam], key=lambda each: _objective(each, observations))
+            beam.setdefault(new.rest(observations), new)
+            if len(beam) == _BEAM:
+                break
+        best = min([best, *beam.values()], key=lambda each: _objective(each, observations))
     return _tidy((*best.rules, RuleSpec(best.default)))
 
 
@@ -130,43 +137,40 @@ def _objective(beginning: _Beginning, observations: Observations) -> float:
     return beginning.total / len(observations.sizes) + PENALTY * len(beginning.rules)
 
 
-def _completed(beginning: _Beginning, observations: Observations) -> _Beginning:
-    sums = {p: sum(observations.regrets[i][p] for i in beginning.rest) for p in observations.points}
+def _nothing(observations: Observations) -> _Beginning:
+    sums = {p: sum(each[p] for each in observations.regrets) for p in observations.points}
     default = min(sums, key=lambda point: sums[point])
-    return _Beginning(
-        beginning.rules, beginning.rest, beginning.cost, default, beginning.cost + sums[default]
-    )
+    everything = tuple(range(len(observations.sizes)))
+    return _Beginning((), everything, 0.0, default, sums[default])
 
 
-def _extended(old: _Beginning, observations: Observations) -> Iterator[_Beginning]:
+def _extended(
+    old: _Beginning, rest: tuple[int, ...], observations: Observations
+) -> Iterator[_Beginning]:
     """Beginnings with one rule more: samples beyond each threshold, with the best point for them.
 
-    Only one that leaves something and chooses otherwise than the default is worth a rule.
+    Every rule takes some of the rest and leaves some.
     """
     for variable in observations.variables:
-        ordered = sorted(old.rest, key=lambda i: observations.sizes[i][variable])
+        ordered = sorted(rest, key=lambda i: observations.sizes[i][variable])
         values = [observations.sizes[i][variable] for i in ordered]
         below = _running(ordered, observations)
-        above = {point: sums[-1] for point, sums in below.items()}
         for cut in range(1, len(ordered)):
             if values[cut - 1] == values[cut]:
                 continue
             threshold = between(values[cut - 1], values[cut])
             low = {point: sums[cut] for point, sums in below.items()}
-            high = {point: above[point] - low[point] for point in low}
-            lower, upper = tuple(sorted(ordered[:cut])), tuple(sorted(ordered[cut:]))
+            high = {point: sums[-1] - sums[cut] for point, sums in below.items()}
             for comparison, taken, left in (
-                (Comparison.GE, high, lower),
-                (Comparison.LT, low, upper),
+                (Comparison.GE, high, low),
+                (Comparison.LT, low, high),
             ):
-                other = low if taken is high else high
                 use = min(taken, key=lambda point: taken[point])
-                default = min(other, key=lambda point: other[point])
+                default = min(left, key=lambda point: left[point])
                 when = Predicate((Condition(variable, comparison, threshold),))
                 cost = old.cost + taken[use]
-                yield _Beginning(
-                    (*old.rules, RuleSpec(use, when)), left, cost, default, cost + other[default]
-                )
+                rules = (*old.rules, RuleSpec(use, when))
+                yield _Beginning(rules, rest, cost, default, cost + left[default])
 
 
 def _running(ordered: Sequence[int], observations: Observations) -> dict[str, list[float]]:
@@ -181,15 +185,16 @@ def _running(ordered: Sequence[int], observations: Observations) -> dict[str, li
 
 
 def between(low: int, high: int) -> int:
-    """A round number above `low`, at most `high`, near the middle of their logarithms.
+    """A round number near the middle of two by their logarithms; `high` where none is between.
 
     As few binary digits as there can be: between 256 and 512 it is 384.
     """
     middle = math.sqrt(max(low, 1) * high)
-    for bits in range(1, high.bit_length() + 1):
-        step = 1 << max(math.floor(math.log2(middle)) - bits, 0)
+    exponent = math.floor(math.log2(middle))
+    for digits in range(1, exponent + 1):
+        step = 1 << (exponent - digits)
         near = [n * step for n in (math.floor(middle / step), math.ceil(middle / step))]
-        inside = [number for number in near if low < number <= high]
+        inside = [number for number in near if low < number < high]
         if inside:
             return min(inside, key=lambda number: abs(math.log(number / middle)))
     return high

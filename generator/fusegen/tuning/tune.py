@@ -6,7 +6,7 @@ import difflib
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..load import SpecSet, load
@@ -55,7 +55,7 @@ def _choice_json(choice: Choice) -> dict[str, object]:
 
 
 def tune(specs: SpecSet, arch: str, family: str, measured: Measured) -> Tuned:
-    """Fit the rules of every kind that was measured.
+    """Fit the rules of every kind that was measured, among the points that the arch lists.
 
     Raises:
         UsageError: an unknown family, or samples that lack one of its points.
@@ -63,14 +63,15 @@ def tune(specs: SpecSet, arch: str, family: str, measured: Measured) -> Tuned:
     choices = {}
     for kind, spec in family_named(specs.archs[arch], family).kinds.items():
         samples = [sample for sample in measured.samples if sample.kind is kind]
-        points = {point.name for point in spec.points}
-        if any(sample.times.keys() != points for sample in samples):
-            raise UsageError(
-                f"{family} {kind.value}: the measurements are not of the points that "
-                f"{arch} lists; measure anew"
-            )
+        points = [point.name for point in spec.points]
+        for point in points:
+            if any(point not in sample.times for sample in samples):
+                raise UsageError(
+                    f"{family} {kind.value}: {point} was not measured on every case; measure anew"
+                )
         if samples:
-            choices[kind] = chosen(samples, spec.select)
+            listed = (replace(s, times={p: s.times[p] for p in points}) for s in samples)
+            choices[kind] = chosen(listed, spec.select)
     return Tuned(arch, family, measured, choices)
 
 
