@@ -1,8 +1,8 @@
 """Times every point of a kernel family on a GPU, for the selection rules of its architecture.
 
 A product's time is that of its kernel alone, as the profiler saw it, in the op it is part of: with
-operands that this op has just quantised, where it does, and nothing else in the cache. What is
-measured, fitted and written is in `fusegen.tuning`.
+operands that this op has just quantised, where it does, and nothing else in the cache. Grids, fits
+and the spec's new text are in `fusegen.tuning`.
 """
 
 from __future__ import annotations
@@ -202,12 +202,12 @@ class GpuTimer:
         steps = _steps(self._loaded(recipe), case, self._flush)
         self._check(f"{recipe}, {case}", steps)
         samples: dict[GemmKind, dict[str, list[float]]] = {}
-        with _profiled() as events:
+        with _profiled() as launches:
             for turn in range(REPEATS):
                 shift = turn % len(steps)
                 for step in steps[shift:] + steps[:shift]:
                     step()
-        for kind, point, milliseconds in events():
+        for kind, point, milliseconds in launches():
             if kind in self._recipes[recipe]:
                 samples.setdefault(kind, {}).setdefault(point, []).append(milliseconds)
         del steps
@@ -272,25 +272,46 @@ def _gradient(
     return y.detach(), gradient
 
 
+@dataclass(frozen=True)
+class Ran:
+    """Something that ran on the device: its name, and microseconds of its begin and end."""
+
+    name: str
+    start: float
+    end: float
+
+
+def alone(ran: Sequence[Ran]) -> Iterator[tuple[str, float]]:
+    """Names and milliseconds, each from when what ran before has ended.
+
+    A kernel may be launched before its predecessor's end, for which it then waits.
+    """
+    ended = 0.0
+    for each in sorted(ran, key=lambda each: each.start):
+        yield each.name, (each.end - max(each.start, ended)) / 1e3
+        ended = max(ended, each.end)
+
+
 @contextmanager
 def _profiled() -> Iterator[Callable[[], list[tuple[GemmKind, str, float]]]]:
-    """Kernels of ours that run inside: kind, point and milliseconds, once it has ended."""
+    """Products of ours that run inside: kind, point and milliseconds, once it has ended."""
     import torch
+    from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     selection = importlib.import_module("selection")  # of tests/gpu, where kernel names are read
     profiler: Any = profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU])
 
-    def events() -> list[tuple[GemmKind, str, float]]:
-        found = []
-        for event in profiler.events():
-            launch = selection.launch_of(event.name)
-            if launch is not None:
-                milliseconds = event.time_range.elapsed_us() / 1e3
-                found.append((GemmKind(launch.kind), launch.point, milliseconds))
-        return found
+    def launches() -> list[tuple[GemmKind, str, float]]:
+        ran = [
+            Ran(event.name, event.time_range.start, event.time_range.end)
+            for event in profiler.events()
+            if event.device_type == DeviceType.CUDA
+        ]
+        times = ((selection.launch_of(name), milliseconds) for name, milliseconds in alone(ran))
+        return [(GemmKind(each.kind), each.point, time) for each, time in times if each]
 
     torch.cuda.synchronize()
     with profiler:
-        yield events
+        yield launches
         torch.cuda.synchronize()

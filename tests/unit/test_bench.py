@@ -401,6 +401,18 @@ def test_a_case_is_timed_under_every_point(
         timer(recipe, Case(3, 100, 16, 32))
 
 
+def test_a_kernel_that_waits_for_another_is_not_charged_for_it(
+    benchmarks: bench.Benchmarks,
+) -> None:
+    module = benchmarks.module("sweep")
+    ran = [
+        module.Ran("waits", 1500, 4000),
+        module.Ran("first", 1000, 3000),
+        module.Ran("later", 5000, 5500),
+    ]
+    assert dict(module.alone(ran)) == {"first": 2, "waits": 1, "later": 0.5}
+
+
 def test_points_that_disagree_are_not_timed(
     benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
