@@ -856,7 +856,10 @@ def _show_sweep(swept: Any, *, dry_run: bool, as_json: bool) -> None:
         click.echo(swept.difference, nl=False)
     else:
         click.echo(str(swept.spec))
-        _say("wrote the rules; next: fusegen generate, fusegen build, and the tests on a GPU")
+        _say(
+            "wrote the rules; see that the comments beside them still hold; next: fusegen "
+            "generate, fusegen build, and the tests on a GPU"
+        )
 
 
 @program.command(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fusegen import api, paths
+from fusegen.build import read_sources
 from fusegen.load import SpecSet, load
 from fusegen.model.predicate import Comparison, Condition, Predicate, SizeVariable
 from fusegen.model.primitives import GemmKind
@@ -168,6 +169,10 @@ def test_a_variant_dispatches_to_one_point(
         text = (variant.folder / "_library.py").read_text()
         namespaces |= set(re.findall(r'NAMESPACE = "(\w+)"', text))
         assert (variant.folder / f"grouped_linear__{recipe}.py").is_file()
+        sources = read_sources(variant.folder / "csrc" / "sources.cmake")
+        # A point comes as one kernel per kind and element type.
+        named_units = [name for name in sources.kernel_sources if f"/{family}_" in name]
+        assert len(named_units) == 2 * len(GemmKind)
     assert len(namespaces) == len(made)
 
 
