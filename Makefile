@@ -20,6 +20,7 @@ test: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check generator tests benchmarks examples
 	$(BIN)/mypy
+	cd benchmarks && MYPYPATH=.:../generator:../tests/gpu:../tests/compile $(abspath $(BIN))/mypy --config-file ../pyproject.toml *.py kernels/*.py
 	$(BIN)/fusegen check
 	$(BIN)/python tests/gpu/ledger.py readme --check
 	# Tests run side by side; threads of PyTorch's own would only wait for each other.

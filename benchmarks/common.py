@@ -6,6 +6,7 @@ import datetime
 import importlib
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
 
-import bundles
+import bundles as bundles  # for the others: it is importable from here on
 
 DEVICE = bundles.DEVICE
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,18 +89,60 @@ def with_ratios(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def write(name: str, rows: Sequence[Row], facts: Mapping[str, Any]) -> Path:
-    """Write one result file and print its rows."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
+Result = Mapping[str, Any]
+"""What a result file holds: the benchmark's name, its environment, and what it measured."""
+
+
+def result(name: str, rows: Sequence[Row], facts: Mapping[str, Any]) -> Result:
+    """The result of one benchmark."""
+    return {"name": name, "environment": dict(facts), "rows": with_ratios(rows)}
+
+
+def save(result: Result, folder: Path = RESULTS, samples: Sequence[object] = ()) -> Path:
+    """Write one result file, named after benchmark, device and day.
+
+    Args:
+        samples: a last key of their own, one a line, where there are many.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = result["environment"]
     device = str(facts["device"]).lower().replace(" ", "-")
-    path = RESULTS / f"{name}_{device}_{facts['date'][:10]}.json"
-    found = with_ratios(rows)
-    data = {"name": name, "environment": dict(facts), "rows": found}
-    path.write_text(json.dumps(data, indent=1) + "\n")
-    for each in found:
+    path = folder / f"{result['name']}_{device}_{facts['date'][:10]}.json"
+    text = json.dumps(result, indent=1)
+    if samples:
+        lines = ",\n".join(f"  {json.dumps(each)}" for each in samples)
+        text = f'{text[:-2]},\n "samples": [\n{lines}\n ]\n}}'
+    path.write_text(text + "\n")
+    return path
+
+
+def newest(folder: Path = RESULTS) -> dict[tuple[str, str], Result]:
+    """The newest result per benchmark and device."""
+    found: dict[tuple[str, str], Result] = {}
+    for path in sorted(folder.glob("*.json")):
+        each = json.loads(path.read_text("utf-8"))
+        key = (each["name"], each["environment"]["device"])
+        if key not in found or each["environment"]["date"] > found[key]["environment"]["date"]:
+            found[key] = each
+    return found
+
+
+def write(result: Result, folder: Path = RESULTS) -> Path:
+    """Write one result file and print its rows."""
+    for each in result["rows"]:
         print(describe(each))
+    path = save(result, folder)
     print(path)
     return path
+
+
+# A product's tiles are contenders named by their schedule; the fastest also stands under our name.
+_TILE = re.compile(r"_\d+x\d+x\d+_")
+
+
+def is_tile(contender: str) -> bool:
+    """Whether a contender is one tile of ours among several."""
+    return _TILE.search(contender) is not None
 
 
 def describe(data: Mapping[str, Any]) -> str:

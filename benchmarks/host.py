@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import common
+import peers
 import torch
 from common import OURS, Row
 from torch import Tensor, nn
@@ -61,10 +62,11 @@ def _contenders(package: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
 
 def _transformer_engine() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
     """TransformerEngine's modules of the same size, where it is installed."""
-    try:
-        te: Any = importlib.import_module("transformer_engine.pytorch")
-    except ImportError:
+    name = "TransformerEngine"
+    there = peers.installed({name: peers.PEERS[name]})
+    if not there:
         return {}
+    te: Any = importlib.import_module(there[name].module)
     make = {"bias": False, "params_dtype": torch.bfloat16}
     found: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
         "te.Linear": (te.Linear(WIDTH, WIDTH, **make), ())

@@ -1,13 +1,15 @@
-"""Matrix products, grouped and dense: fprop, dgrad and wgrad against torch on the same operands."""
+"""Matrix products, grouped and dense: fprop, dgrad and wgrad, others on the same operands."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import common
+import peers
 import shapes
 import torch
 from common import OURS, Row
@@ -27,15 +29,21 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x, weight, dy) -> the produ
 
 @dataclass(frozen=True)
 class Product:
-    """One kind of product on one shape; groups = 0 is dense."""
+    """One kind of product on one shape; groups = 0 and no sizes are dense."""
 
-    case: str
+    kind: str
+    name: str
     groups: int
     tokens: int
     n: int
     k: int
     ours: Run
     torch: Run
+    sizes: Tensor | None = None
+
+    @property
+    def case(self) -> str:
+        return f"{self.name} {self.kind}"
 
     def operands(self) -> tuple[Tensor, Tensor, Tensor]:
         shape = (self.groups, self.n, self.k) if self.groups else (self.n, self.k)
@@ -75,7 +83,7 @@ def grouped_products(package: Any, shape: shapes.Grouped) -> Iterator[Product]:
     }
     for kind, (ours, theirs) in runs.items():
         yield Product(
-            *(f"{shape.name} {kind}", shape.groups, shape.tokens, shape.n, shape.k, ours, theirs)
+            *(kind, shape.name, shape.groups, shape.tokens, shape.n, shape.k, ours, theirs, sizes)
         )
 
 
@@ -98,24 +106,30 @@ def dense_products(package: Any, tokens: int, n: int, k: int) -> Iterator[Produc
         ),
     }
     for kind, (ours, theirs) in runs.items():
-        yield Product(f"{tokens}x{n}x{k} {kind}", 0, tokens, n, k, ours, theirs)
+        yield Product(kind, f"{tokens}x{n}x{k}", 0, tokens, n, k, ours, theirs)
 
 
-def measure(product: Product, copy_rate: float) -> list[Row]:
-    """Check the product, then time it, torch's, and the dense 8192^3 one in turns."""
+def measure(product: Product, copy_rate: float, others: Mapping[str, peers.Peer]) -> list[Row]:
+    """Check the product, then time it, those of others, and the dense 8192^3 one in turns."""
     sets = [product.operands() for _ in range(min(4, common.operand_sets(product.bytes)))]
-    common.require_close(product.case, product.ours(*sets[0]), product.torch(*sets[0]))
+    expected = product.torch(*sets[0])
+    common.require_close(product.case, product.ours(*sets[0]), expected)
     a, b = common.normal(DENSE, DENSE), common.normal(DENSE, DENSE)
-    samples = common.compare(
-        {
-            OURS: lambda index: product.ours(*sets[index % len(sets)]),
-            "torch": lambda index: product.torch(*sets[index % len(sets)]),
-            "dense": lambda index: a @ b.t(),
-        }
-    )
+    contenders: dict[str, common.Contender] = {
+        OURS: lambda index: product.ours(*sets[index % len(sets)]),
+        "torch": lambda index: product.torch(*sets[index % len(sets)]),
+    }
+    if product.sizes is not None:
+        found = peers.calls(others, product.kind, product.sizes, sets, expected)
+        contenders |= {name: partial(_turn, runs) for name, runs in found.items()}
+    samples = common.compare({**contenders, "dense": lambda index: a @ b.t()})
     dense_rate = 2 * DENSE**3 / statistics.median(samples.pop("dense")) * 1e3
     floor = 1e3 * max(product.flops / dense_rate, product.bytes / copy_rate)
     return [_row(product, name, times, dense_rate, floor) for name, times in samples.items()]
+
+
+def _turn(runs: Sequence[peers.Call], index: int) -> Tensor:
+    return runs[index % len(runs)]()
 
 
 def _row(
@@ -135,11 +149,13 @@ def _row(
     )
 
 
-def _measure_all(products: Iterator[Product]) -> list[Row]:
+def _measure_all(
+    products: Iterator[Product], others: Mapping[str, peers.Peer] | None = None
+) -> list[Row]:
     copy_rate = common.copy_rate()
     rows = []
     for product in products:
-        rows += measure(product, copy_rate)
+        rows += measure(product, copy_rate, others or {})
         torch.cuda.empty_cache()
     return rows
 
@@ -147,7 +163,8 @@ def _measure_all(products: Iterator[Product]) -> list[Row]:
 def grouped() -> list[Row]:
     """Grouped products at the shapes of three models, group sizes unrounded."""
     package = common.bundle()
-    return _measure_all(p for shape in shapes.GROUPED for p in grouped_products(package, shape))
+    products = (p for shape in shapes.GROUPED for p in grouped_products(package, shape))
+    return _measure_all(products, peers.installed())
 
 
 def dense() -> list[Row]:

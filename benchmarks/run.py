@@ -4,6 +4,7 @@
     python benchmarks/run.py generate                            anywhere
     python benchmarks/run.py summary                             write docs/performance.md
 
+The same as `fusegen bench NAME...`, which also compares with records and sweeps selection rules.
 Each writes benchmarks/results/<name>_<device>_<date>.json and takes about a minute on an H200.
 """
 
@@ -26,12 +27,16 @@ GPU = {
     "host": ("host", "host"),
     "pointwise": ("pointwise", "pointwise"),
     "mlp": ("mlp", "mlp"),
+    "kernels_gemm_fp8_bench": ("kernels.run", "gemm_fp8_bench"),
+    "kernels_quantize_bench": ("kernels.run", "quantize_bench"),
 }
 CPU = {"generate": ("generation", "generate")}
+SUMMARY = "summary"
+NAMES = (*GPU, *CPU, SUMMARY)
 
 
-def measure(name: str) -> Path:
-    """Run one benchmark and write its result."""
+def measure(name: str) -> common.Result:
+    """Run one benchmark."""
     module, function = {**GPU, **CPU}[name]
     benchmark: Callable[[], list[common.Row]]
     benchmark = getattr(importlib.import_module(module), function)
@@ -39,7 +44,12 @@ def measure(name: str) -> Path:
     rows = benchmark()
     if name in GPU:
         facts["clocks_after"] = common.gpu_environment()["clocks"]
-    return common.write(name, rows, facts)
+    return common.result(name, rows, facts)
+
+
+def summarise() -> list[Path]:
+    """Write the page and the figure of all results."""
+    return [Path(path) for path in importlib.import_module("summary").summarise()]
 
 
 def main() -> None:
@@ -47,12 +57,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="+", choices=[*GPU, *CPU, "summary"], metavar="NAME")
+    parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME")
     for name in parser.parse_args().names:
-        if name == "summary":
-            print(importlib.import_module("summary").summarise())
+        if name == SUMMARY:
+            print(*summarise(), sep="\n")
         else:
-            measure(name)
+            common.write(measure(name))
 
 
 if __name__ == "__main__":

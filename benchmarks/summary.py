@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common import OURS, RESULTS, ROOT
+import common
+from common import OURS, RESULTS, ROOT, Result
 
 PAGE = ROOT / "docs" / "performance.md"
 FIGURE = ROOT / "docs" / "performance.png"
@@ -54,26 +53,16 @@ NOTES = {
 INTRODUCTION = """\
 # Performance
 
-Written by `python benchmarks/run.py summary` from `benchmarks/results/`. Times are medians over
+Written by `fusegen bench summary` from `benchmarks/results/`. Times are medians over
 rounds in which the contenders take turns, with the spread from least to largest behind them;
 ratios are taken within one run alone, because these cards are limited by power. The floor is the
 least time that operations and bytes allow at the rates measured in the same run.
 """
 
-Result = Mapping[str, Any]
 
-# Of a product's tiles the fastest stands for all, under our name.
-_TILE = re.compile(r"_\d+x\d+x\d+_")
-
-
-def newest() -> list[Result]:
+def newest(folder: Path = RESULTS) -> list[Result]:
     """The newest result per benchmark and device, in the page's order."""
-    found: dict[tuple[str, str], Result] = {}
-    for path in sorted(RESULTS.glob("*.json")):
-        result = json.loads(path.read_text("utf-8"))
-        key = (result["name"], result["environment"]["device"])
-        if key not in found or result["environment"]["date"] > found[key]["environment"]["date"]:
-            found[key] = result
+    found = common.newest(folder)
     order = list(TITLES)
     return [found[key] for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
 
@@ -105,7 +94,7 @@ def machine(facts: Mapping[str, Any]) -> str:
 
 
 def _shown(result: Result) -> list[Mapping[str, Any]]:
-    return [row for row in result["rows"] if not _TILE.search(row["contender"])]
+    return [row for row in result["rows"] if not common.is_tile(row["contender"])]
 
 
 def table(result: Result) -> str:
@@ -180,18 +169,21 @@ def draw(ratios: Mapping[str, float], path: Path) -> None:
     pyplot.close(figure)
 
 
-def summarise() -> Path:
+def summarise() -> list[Path]:
     """Write the page and, where contenders were compared, its figure (needs matplotlib).
+
+    Returns:
+        The files written.
 
     Raises:
         SystemExit: there is nothing to write about.
     """
     results = newest()
     if not results:
-        raise SystemExit(f"no results in {RESULTS}; run: python benchmarks/run.py grouped")
+        raise SystemExit(f"no results in {RESULTS}; run: fusegen bench grouped")
     ratios = bars(results)
     if ratios:
         draw(ratios, FIGURE)
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page(results, bool(ratios)), "utf-8")
-    return PAGE
+    return [PAGE, FIGURE] if ratios else [PAGE]

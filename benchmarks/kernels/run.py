@@ -82,7 +82,24 @@ def _measure(step: str, options: argparse.Namespace) -> None:
     if options.device == "cpu":
         return
     facts["clocks_after"] = common.gpu_environment()["clocks"]
-    common.write(f"kernels_{step}", rows, facts)
+    common.write(common.result(f"kernels_{step}", rows, facts))
+
+
+def gemm_fp8_bench() -> list[common.Row]:
+    """Build what is not built, and time the FP8 products."""
+    return _bench("gemm_fp8_bench")
+
+
+def quantize_bench() -> list[common.Row]:
+    """Build what is not built, and time the quantise kernels."""
+    return _bench("quantize_bench")
+
+
+def _bench(step: str) -> list[common.Row]:
+    _require_hopper()
+    build.build(build.targets(), min(MOST_JOBS, os.cpu_count() or 1))
+    rows: list[common.Row] = importlib.import_module(f"kernels.{step}").run()
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

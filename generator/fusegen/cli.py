@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -24,6 +24,7 @@ from fusegen.columns import aligned
 
 if TYPE_CHECKING:
     from fusegen.api import BundleReport, Generated, PlanRow, Sources
+    from fusegen.bench import Benchmarks
     from fusegen.build import BuildReport, Progress
 
 TRACEBACK = "FUSEGEN_TRACEBACK"
@@ -137,6 +138,7 @@ def _failed(error: Exception) -> int:
 
 def _code_of(error: Exception) -> ExitCode:
     """The exit code of an error that a command raised."""
+    from fusegen.bench import BenchError
     from fusegen.demo import DemoError
     from fusegen.fileset import RenderError
     from fusegen.lock import LockError
@@ -156,6 +158,7 @@ def _code_of(error: Exception) -> ExitCode:
         (ExistsError, ExitCode.REFUSED),
         # A folder that may not be written to, a full disk: the system refuses.
         (OSError, ExitCode.REFUSED),
+        (BenchError, ExitCode.REFUSED),
         (BuildError, ExitCode.BUILD),
     )
     return next((code for kind, code in known if isinstance(error, kind)), ExitCode.INTERNAL)
@@ -715,6 +718,148 @@ def demo(
             arch, out=out, say=_say, progress=progress, sources=_sources(specs, templates)
         )
     api.demo(ready, steps=steps, output=output, as_json=as_json)
+
+
+@program.command(
+    short_help="Measure, compare with records, tune.",
+    epilog=_examples("fusegen bench grouped mlp --check", "fusegen bench --sweep gemm_sm90"),
+)
+@click.argument("names", nargs=-1)
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 where a ratio got worse.")
+@click.option(
+    "--sweep",
+    "families",
+    metavar="FAMILY",
+    multiple=True,
+    help="Find the selection rules of a kernel family and write them into the spec of the "
+    "visible GPU's architecture. Repeatable.",
+)
+@click.option("--quick", is_flag=True, help="Sweep a part of the sizes.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    help="Time to measure each family of a sweep; what it is too short for is left out evenly.",
+)
+@click.option("--recorded", is_flag=True, help="Sweep without measuring: fit what is on record.")
+@click.option("--dry-run", is_flag=True, help="Leave the spec as it is; print the difference.")
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of records; by default `benchmarks/results` of the checkout.",
+)
+@_json
+def bench(
+    names: tuple[str, ...],
+    check: bool,
+    families: tuple[str, ...],
+    quick: bool,
+    seconds: float | None,
+    recorded: bool,
+    dry_run: bool,
+    results: Path | None,
+    as_json: bool,
+) -> int:
+    """Run benchmarks of the checkout by NAMES, by default all that run on this machine.
+
+    Records go to --results; `summary` writes docs/performance.md from those of the checkout. A
+    --check compares with the newest record of the same device: time of others over ours, and our
+    part of the ceiling, beyond the recorded spread and 5 %.
+    """
+    from fusegen import bench as benchmarks
+
+    found = benchmarks.find()
+    if families:
+        if names or check:
+            raise click.UsageError("--sweep goes neither with names nor with --check")
+        swept = found.sweep(
+            families,
+            quick=quick,
+            seconds=seconds,
+            recorded=recorded,
+            dry_run=dry_run,
+            folder=results,
+        )
+        _show_sweep(swept, dry_run=dry_run, as_json=as_json)
+        return ExitCode.OK
+    if quick or seconds or recorded or dry_run:
+        raise click.UsageError("--quick, --seconds, --recorded and --dry-run go with --sweep")
+    chosen = found.chosen(names)
+    if check:
+        return _check_benchmarks(found, chosen, results, as_json)
+    _run_benchmarks(found, chosen, results, as_json)
+    return ExitCode.OK
+
+
+def _run_benchmarks(
+    found: Benchmarks, names: Sequence[str], folder: Path | None, as_json: bool
+) -> None:
+    data: list[Mapping[str, Any]] = []
+    for name in names:
+        _say(f"benchmark {name}")
+        if name == "summary":
+            written = found.summarise()
+            data.append({"name": name, "files": [str(path) for path in written]})
+        else:
+            result = found.measure(name)
+            written = [found.save(result, folder)]
+            data.append({**result, "files": [str(path) for path in written]})
+            if not as_json:
+                click.echo("\n".join(found.lines(result)))
+        if not as_json:
+            click.echo("\n".join(str(path) for path in written))
+    if as_json:
+        _answer({"version": 1, "benchmarks": data})
+
+
+def _check_benchmarks(
+    found: Benchmarks, names: Sequence[str], folder: Path | None, as_json: bool
+) -> int:
+    records = found.records(names, folder)
+    findings = []
+    for name, record in records.items():
+        _say(f"benchmark {name}, against that of {record['environment']['date'][:10]}")
+        findings += found.findings(found.measure(name), record)
+    worse = [each for each in findings if each.worse]
+    if as_json:
+        from dataclasses import asdict
+
+        rows = [{**asdict(each), "worse": each.worse} for each in findings]
+        _answer({"version": 1, "worse": bool(worse), "findings": rows})
+    else:
+        for each in findings:
+            click.echo(f"{'worse' if each.worse else 'note '}  {each}")
+        if not worse:
+            _say(f"no ratio is worse than its record: {', '.join(names)}")
+    return ExitCode.DRIFT if worse else ExitCode.OK
+
+
+def _show_sweep(swept: Any, *, dry_run: bool, as_json: bool) -> None:
+    from fusegen.tuning.tune import report
+
+    if as_json:
+        _answer(
+            {
+                "version": 1,
+                "families": [each.to_json() for each in swept.tuned],
+                "files": [str(path) for path in swept.records],
+                "spec": str(swept.spec),
+                "written": bool(swept.difference) and not dry_run,
+                "diff": swept.difference,
+            }
+        )
+        return
+    lines = [line for each in swept.tuned for line in report(each)]
+    click.echo("\n".join([*lines, *map(str, swept.records)]))
+    if not swept.difference:
+        _say("the rules stay as they are")
+    elif dry_run:
+        click.echo(swept.difference, nl=False)
+    else:
+        click.echo(str(swept.spec))
+        _say(
+            "wrote the rules; see that the comments beside them still hold; next: fusegen "
+            "generate, fusegen build, and the tests on a GPU"
+        )
 
 
 @program.command(

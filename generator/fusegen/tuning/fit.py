@@ -1,0 +1,240 @@
+"""Ordered threshold rules that lose the least time against the fastest point of every case.
+
+A list of rules is built from its front: the first rule takes the cases beyond a threshold of one
+size, the next ones what is left, the last one the rest. The best few beginnings are kept at each
+length (a beam search), which finds the best list of one or two thresholds and a good longer one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..model.predicate import Comparison, Condition, Predicate, SizeVariable
+from ..model.specs import RuleSpec
+from .cases import Sample
+
+# In the order in which one prefers to read them where several say the same.
+VARIABLES = (
+    SizeVariable.MEAN_GROUP_TOKENS,
+    SizeVariable.DEPTH,
+    SizeVariable.COLUMNS,
+    SizeVariable.ROWS,
+    SizeVariable.GROUPS,
+    SizeVariable.TOKENS,
+)
+
+MOST_RULES = 5
+# A rule must lower the mean regret by this: less is within the noise of one measurement.
+PENALTY = 0.002
+_BEAM = 48
+
+Rules = tuple[RuleSpec, ...]
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Samples of one kind as the search reads them.
+
+    Attributes:
+        sizes: of every sample, by variable.
+        regrets: of every sample, by point.
+    """
+
+    sizes: tuple[Mapping[SizeVariable, int], ...]
+    regrets: tuple[Mapping[str, float], ...]
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample]) -> Observations:
+        """What the rules of these samples' kind may know, and what each point costs."""
+        found = tuple(samples)
+        return cls(
+            tuple(sample.case.sizes(sample.kind) for sample in found),
+            tuple(sample.regrets() for sample in found),
+        )
+
+    @cached_property
+    def points(self) -> tuple[str, ...]:
+        """Points that every sample has."""
+        return tuple(p for p in self.regrets[0] if all(p in each for each in self.regrets))
+
+    @cached_property
+    def variables(self) -> tuple[SizeVariable, ...]:
+        """Variables that tell samples apart, one of those that say the same."""
+        found: dict[tuple[int, ...], SizeVariable] = {}
+        for variable in VARIABLES:
+            values = tuple(sizes[variable] for sizes in self.sizes)
+            if len(set(values)) > 1:
+                found.setdefault(values, variable)
+        return tuple(found.values())
+
+    def regret(self, rules: Sequence[RuleSpec]) -> float:
+        """Mean over the samples, as a fraction of the fastest point's time."""
+        chosen = (choose(rules, sizes) for sizes in self.sizes)
+        pairs = zip(self.regrets, chosen, strict=True)
+        return sum(regrets[point] for regrets, point in pairs) / len(self.sizes)
+
+    def worst(self, rules: Sequence[RuleSpec]) -> float:
+        """The largest regret of one sample."""
+        pairs = zip(self.regrets, self.sizes, strict=True)
+        return max(regrets[choose(rules, sizes)] for regrets, sizes in pairs)
+
+
+def choose(rules: Sequence[RuleSpec], sizes: Mapping[SizeVariable, int]) -> str:
+    """The point of the first rule that holds."""
+    return next(rule.use for rule in rules if rule.when.holds(sizes))
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Rules so far, and what comes of them with the best point for all that they leave.
+
+    Attributes:
+        rules: none of them unconditional.
+        before: samples, by index, that the rules before the last one leave.
+        cost: regret of those the rules take, summed.
+        default: point that is best for the rest.
+        total: regret of all samples, with that point for the rest.
+    """
+
+    rules: Rules
+    before: tuple[int, ...]
+    cost: float
+    default: str
+    total: float
+
+    def rest(self, observations: Observations) -> tuple[int, ...]:
+        """Samples that the rules leave."""
+        if not self.rules:
+            return self.before
+        holds = self.rules[-1].when.holds
+        return tuple(i for i in self.before if not holds(observations.sizes[i]))
+
+
+def fit(observations: Observations, *, most_rules: int = MOST_RULES) -> Rules:
+    """The rules with the least mean regret plus `PENALTY` for every rule.
+
+    Args:
+        observations: of one kind.
+        most_rules: the unconditional one included.
+    """
+    best = _nothing(observations)
+    beam = {best.before: best}
+    for _ in range(most_rules - 1):
+        longer = [new for rest, old in beam.items() for new in _extended(old, rest, observations)]
+        beam = {}
+        for new in sorted(longer, key=lambda each: each.total):
+            beam.setdefault(new.rest(observations), new)
+            if len(beam) == _BEAM:
+                break
+        best = min([best, *beam.values()], key=lambda each: _objective(each, observations))
+    return _tidy((*best.rules, RuleSpec(best.default)))
+
+
+def _objective(beginning: _Beginning, observations: Observations) -> float:
+    return beginning.total / len(observations.sizes) + PENALTY * len(beginning.rules)
+
+
+def _nothing(observations: Observations) -> _Beginning:
+    sums = {p: sum(each[p] for each in observations.regrets) for p in observations.points}
+    default = min(sums, key=lambda point: sums[point])
+    everything = tuple(range(len(observations.sizes)))
+    return _Beginning((), everything, 0.0, default, sums[default])
+
+
+def _extended(
+    old: _Beginning, rest: tuple[int, ...], observations: Observations
+) -> Iterator[_Beginning]:
+    """Beginnings with one rule more: samples beyond each threshold, with the best point for them.
+
+    Every rule takes some of the rest and leaves some.
+    """
+    for variable in observations.variables:
+        ordered = sorted(rest, key=lambda i: observations.sizes[i][variable])
+        values = [observations.sizes[i][variable] for i in ordered]
+        below = _running(ordered, observations)
+        for cut in range(1, len(ordered)):
+            if values[cut - 1] == values[cut]:
+                continue
+            threshold = between(values[cut - 1], values[cut])
+            low = {point: sums[cut] for point, sums in below.items()}
+            high = {point: sums[-1] - sums[cut] for point, sums in below.items()}
+            for comparison, taken, left in (
+                (Comparison.GE, high, low),
+                (Comparison.LT, low, high),
+            ):
+                use = min(taken, key=lambda point: taken[point])
+                default = min(left, key=lambda point: left[point])
+                when = Predicate((Condition(variable, comparison, threshold),))
+                cost = old.cost + taken[use]
+                rules = (*old.rules, RuleSpec(use, when))
+                yield _Beginning(rules, rest, cost, default, cost + left[default])
+
+
+def _running(ordered: Sequence[int], observations: Observations) -> dict[str, list[float]]:
+    """Regret of the first so many of the samples, by point."""
+    sums: dict[str, list[float]] = {}
+    for point in observations.points:
+        total = [0.0]
+        for index in ordered:
+            total.append(total[-1] + observations.regrets[index][point])
+        sums[point] = total
+    return sums
+
+
+def between(low: int, high: int) -> int:
+    """A round number near the middle of two by their logarithms; `high` where none is between.
+
+    As few binary digits as there can be: between 256 and 512 it is 384.
+    """
+    middle = math.sqrt(max(low, 1) * high)
+    exponent = math.floor(math.log2(middle))
+    for digits in range(1, exponent + 1):
+        step = 1 << (exponent - digits)
+        near = [n * step for n in (math.floor(middle / step), math.ceil(middle / step))]
+        inside = [number for number in near if low < number < high]
+        if inside:
+            return min(inside, key=lambda number: abs(math.log(number / middle)))
+    return high
+
+
+def _tidy(rules: Rules) -> Rules:
+    """Without rules just before the last that choose what it chooses."""
+    last = rules[-1]
+    while len(rules) > 1 and rules[-2].use == last.use:
+        rules = (*rules[:-2], last)
+    return rules
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Rules before and after a sweep, with what each loses.
+
+    Attributes:
+        samples: how many they are judged by.
+        before, after: the rules; equal where new ones would not be worth a change.
+        regret_before, regret_after: mean over the samples.
+        worst_before, worst_after: of one sample.
+    """
+
+    samples: int
+    before: Rules
+    after: Rules
+    regret_before: float
+    regret_after: float
+    worst_before: float
+    worst_after: float
+
+
+def chosen(samples: Iterable[Sample], before: Rules, *, most_rules: int = MOST_RULES) -> Choice:
+    """Fit rules, and keep the old ones unless the new ones lose less, each rule counted."""
+    observed = Observations.of(samples)
+    after = fit(observed, most_rules=most_rules)
+    old, new = observed.regret(before), observed.regret(after)
+    if old + PENALTY * len(before) <= new + PENALTY * (len(after) + 1):
+        after, new = before, old
+    return Choice(
+        len(observed.sizes), before, after, old, new, observed.worst(before), observed.worst(after)
+    )

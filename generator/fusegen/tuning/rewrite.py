@@ -1,0 +1,107 @@
+"""New rules in the text of an architecture's spec; every other line stays as it is, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import yaml
+
+from ..model.primitives import GemmKind
+from ..model.specs import PointSpec, RuleSpec, Schedule
+
+Choices = Mapping[GemmKind, Sequence[RuleSpec]]
+
+
+def with_rules(text: str, family: str, choices: Choices) -> str:
+    """The text with other rules for some kinds of a family.
+
+    A point that no rule uses any more loses its line too: a spec may not list it.
+
+    Args:
+        text: of a valid spec.
+        family: whose kinds they are.
+        choices: rules by kind.
+
+    Raises:
+        ValueError: a list does not have its items on lines of their own.
+    """
+    lines = text.splitlines(keepends=True)
+    kinds = _value(_value(_value(_root(text), "kernels"), family), "kinds")
+    edits: list[tuple[int, int, list[str]]] = []
+    for kind, rules in choices.items():
+        spec = _value(kinds, kind.value)
+        edits.append(_select(_value(spec, "select"), rules, lines))
+        edits += _unused(_value(spec, "points"), {rule.use for rule in rules})
+    for start, end, new in sorted(edits, key=lambda edit: edit[0], reverse=True):
+        lines[start:end] = new
+    return "".join(lines)
+
+
+def _root(text: str) -> yaml.Node:
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert root is not None
+    return root
+
+
+def _value(node: yaml.Node, key: str) -> yaml.Node:
+    assert isinstance(node, yaml.MappingNode)
+    found: yaml.Node = next(value for name, value in node.value if name.value == key)
+    return found
+
+
+def _items(node: yaml.Node) -> list[yaml.Node]:
+    assert isinstance(node, yaml.SequenceNode)
+    items: list[yaml.Node] = node.value
+    return items
+
+
+def _lines_of(node: yaml.Node) -> list[tuple[yaml.Node, int, int]]:
+    """Items of a list, each with its first line and the one behind its last."""
+    if isinstance(node, yaml.CollectionNode) and node.flow_style:
+        raise ValueError(f"line {node.start_mark.line + 1}: put each item on a line of its own")
+    return [(item, item.start_mark.line, _last_line(item) + 1) for item in _items(node)]
+
+
+def _last_line(node: yaml.Node) -> int:
+    """The line a node ends on; of a block collection PyYAML marks the next token instead."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style:
+        last = node.value[-1]
+        return _last_line(last[1] if isinstance(last, tuple) else last)
+    return int(node.end_mark.line)
+
+
+def _select(
+    node: yaml.Node, rules: Sequence[RuleSpec], lines: Sequence[str]
+) -> tuple[int, int, list[str]]:
+    """The lines of a list of rules, and the new ones in their place."""
+    items = _lines_of(node)
+    start, indent = items[0][1], " " * node.start_mark.column
+    end = "\r\n" if lines[start].endswith("\r\n") else "\n"
+    return start, items[-1][2], [f"{indent}- {printed(rule)}{end}" for rule in rules]
+
+
+def _unused(node: yaml.Node, used: set[str]) -> Iterator[tuple[int, int, list[str]]]:
+    for item, start, end in _lines_of(node):
+        if _point_name(item) not in used:
+            yield start, end, []
+
+
+def _point_name(node: yaml.Node) -> str:
+    tile, cluster = (
+        [int(each.value) for each in _items(_value(node, key))] for key in ("tile", "cluster")
+    )
+    schedule = _value(node, "schedule")
+    assert isinstance(schedule, yaml.ScalarNode)
+    return PointSpec(
+        (tile[0], tile[1], tile[2]), (cluster[0], cluster[1]), Schedule(schedule.value)
+    ).name
+
+
+def printed(rule: RuleSpec) -> str:
+    """A rule as a spec spells it, on one line."""
+    by_variable: dict[str, list[str]] = {}
+    for each in rule.when.conditions:
+        words = f"{each.comparison.value}: {each.value}"
+        by_variable.setdefault(each.variable.value, []).append(words)
+    when = ", ".join(f"{name}: {{{', '.join(words)}}}" for name, words in by_variable.items())
+    return f"{{when: {{{when}}}, use: {rule.use}}}" if when else f"{{use: {rule.use}}}"

@@ -1,0 +1,141 @@
+"""A whole sweep: what to measure, the rules that follow from it, and the spec that states them."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..load import SpecSet, load
+from ..model.primitives import GemmKind
+from ..model.specs import RuleSpec
+from ..selection import UsageError
+from .cases import Measured
+from .fit import Choice, choose, chosen
+from .rewrite import printed, with_rules
+from .variants import family_named
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a sweep of one family found.
+
+    Attributes:
+        arch, family: what was swept.
+        measured: the samples.
+        choices: rules by kind; kinds that no recipe runs have none and stay as they are.
+    """
+
+    arch: str
+    family: str
+    measured: Measured
+    choices: Mapping[GemmKind, Choice]
+
+    def to_json(self) -> dict[str, object]:
+        """What was chosen, without the samples."""
+        return {
+            "arch": self.arch,
+            "family": self.family,
+            "left_out": self.measured.left_out,
+            "kinds": {kind.value: _choice_json(each) for kind, each in self.choices.items()},
+        }
+
+
+def _choice_json(choice: Choice) -> dict[str, object]:
+    return {
+        "cases": choice.samples,
+        "before": [printed(rule) for rule in choice.before],
+        "after": [printed(rule) for rule in choice.after],
+        "regret": [choice.regret_before, choice.regret_after],
+        "worst": [choice.worst_before, choice.worst_after],
+    }
+
+
+def tune(specs: SpecSet, arch: str, family: str, measured: Measured) -> Tuned:
+    """Fit the rules of every kind that was measured, among the points that the arch lists.
+
+    Raises:
+        UsageError: an unknown family, or samples that lack one of its points.
+    """
+    choices = {}
+    for kind, spec in family_named(specs.archs[arch], family).kinds.items():
+        samples = [sample for sample in measured.samples if sample.kind is kind]
+        points = [point.name for point in spec.points]
+        for point in points:
+            if any(point not in sample.times for sample in samples):
+                raise UsageError(
+                    f"{family} {kind.value}: {point} was not measured on every case; measure anew"
+                )
+        if samples:
+            listed = (replace(s, times={p: s.times[p] for p in points}) for s in samples)
+            choices[kind] = chosen(listed, spec.select)
+    return Tuned(arch, family, measured, choices)
+
+
+def rewritten(text: str, tuned: Sequence[Tuned]) -> str:
+    """The text of an arch's spec with the rules of sweeps; kinds without new ones stay."""
+    for each in tuned:
+        changed: dict[GemmKind, Sequence[RuleSpec]] = {
+            kind: choice.after
+            for kind, choice in each.choices.items()
+            if choice.after != choice.before
+        }
+        text = with_rules(text, each.family, changed)
+    return text
+
+
+def difference(path: Path, new: str) -> str:
+    """What writing a spec would change, as a unified diff."""
+    old = path.read_text("utf-8").splitlines(keepends=True)
+    return "".join(difflib.unified_diff(old, new.splitlines(keepends=True), str(path), str(path)))
+
+
+def write(path: Path, new: str, root: Path) -> None:
+    """Replace a spec below `root`, if the specs are valid with it.
+
+    Raises:
+        SpecError: they are not; nothing was written.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copytree(root, Path(folder) / root.name))
+        (copy / path.relative_to(root)).write_bytes(new.encode())
+        load([copy])
+    path.write_bytes(new.encode())
+
+
+def report(tuned: Tuned, most: int = 10) -> list[str]:
+    """What was found: per kind the rules, what they lose, and the cases that lose most."""
+    lines = []
+    for kind, choice in tuned.choices.items():
+        lines.append(
+            f"{tuned.family} {kind.value}: {choice.samples} cases, mean regret "
+            f"{choice.regret_before:.1%} -> {choice.regret_after:.1%}, worst "
+            f"{choice.worst_before:.1%} -> {choice.worst_after:.1%}"
+        )
+        lines += [f"  {printed(rule)}" for rule in choice.after]
+        gone = {rule.use for rule in choice.before} - {rule.use for rule in choice.after}
+        lines += [f"  {point}: no case is worth a rule, so it goes" for point in sorted(gone)]
+        lines += _worst(tuned, kind, choice, most)
+    if tuned.measured.left_out:
+        lines.append(f"{tuned.measured.left_out} cases left out for want of time")
+    return lines
+
+
+def _worst(tuned: Tuned, kind: GemmKind, choice: Choice, most: int) -> list[str]:
+    """Cases in which the rules lose most, or lost most before."""
+    rows = []
+    for sample in (each for each in tuned.measured.samples if each.kind is kind):
+        sizes, regrets = sample.case.sizes(kind), sample.regrets()
+        before, after = choose(choice.before, sizes), choose(choice.after, sizes)
+        times = ", ".join(f"{point} {ms:.4g} ms" for point, ms in sample.times.items())
+        rows.append(
+            (
+                max(regrets[before], regrets[after]),
+                f"    {sample.case} ({sample.recipe}): {times}; {before} -> {after}, "
+                f"{regrets[before]:.1%} -> {regrets[after]:.1%}",
+            )
+        )
+    return [text for lost, text in sorted(rows, reverse=True)[:most] if lost > 0]

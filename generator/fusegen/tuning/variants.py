@@ -1,0 +1,114 @@
+"""A bundle per schedule point: the same modules, with rules that always choose that point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .. import __version__
+from ..load import SpecSet
+from ..model.predicate import Predicate
+from ..model.primitives import GemmKind
+from ..model.specs import ArchSpec, FamilySpec, KindSpec, RuleSpec
+from ..naming import Cell
+from ..resolve import resolve
+from ..selection import Selection, UsageError, known
+from ..sources import Inputs, derivations
+
+MODULE = "grouped_linear"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A bundle in which every kind of a family has one point.
+
+    Attributes:
+        folder: the bundle.
+        points: the point of each kind.
+        recipes: of its cells.
+    """
+
+    folder: Path
+    points: Mapping[GemmKind, str]
+    recipes: tuple[str, ...]
+
+
+def family_named(arch: ArchSpec, name: str) -> FamilySpec:
+    """The family of a name.
+
+    Raises:
+        UsageError: the arch has none of it that rules choose for.
+    """
+    tunable = {each: family for each, family in arch.kernels.items() if family.kinds}
+    if not tunable:
+        raise UsageError(f"{arch.name} has no kernels that selection rules choose")
+    return tunable[known("kernel family", name, tunable)]
+
+
+def recipes_of(specs: SpecSet, arch: str, family: str) -> dict[str, frozenset[GemmKind]]:
+    """Recipes whose products the family runs, with their kinds; one of those with equal kernels.
+
+    Raises:
+        UsageError: there is none.
+    """
+    cells = [Cell(MODULE, recipe) for recipe in specs.recipes]
+    found: dict[tuple[str, ...], tuple[str, frozenset[GemmKind]]] = {}
+    for plan in resolve(specs, arch, cells, derivations()).modules:
+        sets = {
+            each.name: each.kind
+            for each in plan.kernel_sets
+            if each.kind and each.name.startswith(f"{family}_{each.kind.value}")
+        }
+        if sets:
+            found.setdefault(tuple(sorted(sets)), (plan.recipe, frozenset(sets.values())))
+    if not found:
+        raise UsageError(f"no recipe has products that {family} of {arch} runs: nothing to sweep")
+    return dict(found.values())
+
+
+def single(arch: ArchSpec, family: str, index: int) -> ArchSpec:
+    """The arch with one point per kind of a family: the one of this index, or the last."""
+    kinds = {
+        kind: _only(spec, min(index, len(spec.points) - 1))
+        for kind, spec in arch.kernels[family].kinds.items()
+    }
+    return replace(
+        arch, kernels={**arch.kernels, family: replace(arch.kernels[family], kinds=kinds)}
+    )
+
+
+def _only(spec: KindSpec, index: int) -> KindSpec:
+    point = spec.points[index]
+    return KindSpec((point,), (RuleSpec(point.name, Predicate(())),))
+
+
+def write_variants(
+    specs: SpecSet, arch: str, family: str, recipes: Sequence[str], out: Path
+) -> Iterator[Variant]:
+    """Write the bundles that together hold every point of a family, each below `out`.
+
+    Their namespaces differ, so that one process can load all of them.
+    """
+    kinds = family_named(specs.archs[arch], family).kinds
+    for index in range(max(len(spec.points) for spec in kinds.values())):
+        variant = single(specs.archs[arch], family, index)
+        folder = out / f"{family}_{index}" / arch
+        _publish(specs, variant, f"sweep_{family}_{index}", recipes, folder)
+        points = {kind: spec.points[0].name for kind, spec in variant.kernels[family].kinds.items()}
+        yield Variant(folder, points, tuple(recipes))
+
+
+def _publish(
+    specs: SpecSet, arch: ArchSpec, prefix: str, recipes: Sequence[str], folder: Path
+) -> None:
+    from ..bundle import render_bundle
+    from ..polish import polish
+    from ..publish import publish
+
+    cells = tuple(sorted(Cell(MODULE, recipe) for recipe in recipes))
+    selection = Selection(arch.name, prefix, cells)
+    changed = replace(specs, archs={**specs.archs, arch.name: arch})
+    plans = resolve(changed, arch.name, cells, derivations()).modules
+    files = render_bundle(plans, arch, selection.op_namespace, Inputs().renderer(()))
+    publish(polish(files), folder, selection.to_json(), __version__)
