@@ -24,7 +24,9 @@ SILU = ("--arch", "cpu", "--module", "silu", "--recipe", "bf16")
 
 
 def run(*words: str | Path, env: dict[str, str | None] | None = None) -> Result:
-    return CliRunner().invoke(cli.program, [str(word) for word in words], env=env)
+    result = CliRunner().invoke(cli.program, [str(word) for word in words], env=env)
+    print(result.exit_code, result.stderr)  # pytest shows it where a test fails
+    return result
 
 
 @pytest.fixture(autouse=True)

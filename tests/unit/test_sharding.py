@@ -88,9 +88,9 @@ def test_what_may_be_split(cell: str, cpu: dict[str, int], hopper: dict[str, int
 
 def test_a_split_contraction_leaves_summands() -> None:
     """y and the bias it adds along K, dx along N, what sums tokens along T."""
-    assert way("linear__fp8_block", "K").partial == {"y", "bias"}
-    assert way("linear__fp8_block", "N").partial == {"dx"}
-    assert way("linear__fp8_block", "T").partial == {"dweight", "dbias"}
+    assert set(way("linear__fp8_block", "K").partial) == {"y", "bias"}
+    assert set(way("linear__fp8_block", "N").partial) == {"dx"}
+    assert set(way("linear__fp8_block", "T").partial) == {"dweight", "dbias"}
 
 
 def test_saved_copies_lie_as_their_dimensions_say() -> None:
@@ -104,7 +104,7 @@ def test_saved_copies_lie_as_their_dimensions_say() -> None:
 def test_both_products_of_an_mlp_are_split_together() -> None:
     along = way("grouped_mlp_srelu__mxfp8", "F")
     assert (along.axis("fc1_weight"), along.axis("fc2_weight"), along.axis("h")) == (1, 2, 1)
-    assert along.partial == {"y", "fc2_bias", "dx", "dprobs"}
+    assert set(along.partial) == {"y", "fc2_bias", "dx", "dprobs"}
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -507,8 +507,8 @@ class Sharding:
     """
 
     symbol: str
-    axes: frozenset[tuple[str, int]]
-    partial: frozenset[str]
+    axes: tuple[tuple[str, int], ...]
+    partial: tuple[str, ...]
     unit: int
     gradients: bool
 

@@ -142,7 +142,7 @@ class _Ops:
         unit = self._unit(parts, symbol)
         if unit is None or not all(_may_read(step, partial) for step in self._steps()):
             return None
-        return Sharding(symbol, frozenset(axes), frozenset(partial), unit, self.gradients)
+        return Sharding(symbol, tuple(sorted(axes)), tuple(sorted(partial)), unit, self.gradients)
 
     def _valid(self, step: Step, parts: Mapping[str, int]) -> bool:
         """Whether a step gives on shards its part, or a summand, of what it gives on the whole."""
