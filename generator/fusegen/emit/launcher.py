@@ -249,9 +249,7 @@ def _empty(buffer: Buffer, first: Buffer) -> str:
 
 
 def _asked(program: Program, result: Result) -> tuple[str, ...]:
-    """Flags under which a result is allocated; the forward computes some of them anyway."""
-    if program.name == "backward":
-        return result.when
+    """Flags under which a result is allocated; some of them are computed anyway."""
     writer = next((step for step in program.steps if result.buffer in step.writes), None)
     return writer.wanted(result.buffer) or writer.when if writer else ()
 

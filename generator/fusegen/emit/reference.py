@@ -238,7 +238,8 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
         absent=tuple(
             r.buffer
             for r in program.results
-            if r.when and (program.name == "backward" or _runs_for(program, r))
+            if r.when and _part(program, r.buffer) == r.buffer
+            and (program.name == "backward" or _runs_for(program, r))
         ),
         dims=bind_lines(program, words),
         steps=steps,
