@@ -566,9 +566,10 @@ def _slot(plan: ModulePlan, name: str, read: bool) -> str:
     """Room for a tensor with the most tokens."""
     words = {d.symbol: Sym(d.keyword if d.constructor else "max_tokens") for d in plan.dims}
     buffer = plan.buffer(name)
-    dims = ", ".join(to_code(substitute(dim, words)) for dim in buffer.shape.flat)
+    dims = [to_code(substitute(dim, words)) for dim in buffer.shape.flat]
+    shape = f"({', '.join(dims)})" if len(dims) > 1 else f"({dims[0]},)"
     dtype = None if buffer.dtype is DType.IO else f"torch.{dtypes.info(buffer.dtype).torch}"
-    return f"_delayed.Slot(({dims},), {dtype}{'' if read else ', stored=False'})"
+    return f"_delayed.Slot({shape}, {dtype}{'' if read else ', stored=False'})"
 
 
 def _dummy(parameter: str) -> str:

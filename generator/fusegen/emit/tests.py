@@ -40,6 +40,7 @@ class TestContext:
     __test__ = False
 
     cell: str
+    call: str
     function_name: str
     class_name: str
     first: str
@@ -83,6 +84,13 @@ class TestContext:
     keeps_main_grads: bool
     adds: bool
     two_batches: float
+    delays: bool
+    delayed: str
+    delayed_arguments: str
+    slots: str
+    wgrad_op: str
+    wgrad_flags: str
+    wgrad_buffers: str
 
 
 def sizes_of(plan: ModulePlan) -> dict[str, int]:
@@ -105,6 +113,7 @@ def test_context(plan: ModulePlan) -> TestContext:
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
+        call="call" if plan.wgrad else f"module.{plan.module}",
         function_name=plan.module,
         class_name=plan.class_name,
         first=plan.inputs[0],
@@ -138,7 +147,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         ),
         keeps_main_grads=bool(plan.main_grads),
         two_batches=1e-6 if not plan.states else plan.tolerance.end_to_end,
-        adds=any(step.input("accumulate") for step in plan.backward.steps),
+        adds=any(step.input("accumulate") for step in plan.steps),
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
         forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
         backward_states=_tuple(_changed(plan, plan.backward)),
@@ -150,7 +159,21 @@ def test_context(plan: ModulePlan) -> TestContext:
         refresh_flags=", ".join(["True"] * len(plan.refresh.flags)) if plan.refresh else "",
         refresh_alone=_tuple([s.buffer for s in plan.states if s.buffer not in called]),
         kept_states=_tuple(moving) if plan.caches else "STATES",
+        delays=plan.wgrad is not None,
+        delayed=_tuple(list(plan.delayed)),
+        delayed_arguments=_delayed_arguments(plan),
+        slots=f", max_in_flight=8, max_tokens={_ROWS}" if plan.wgrad else "",
+        wgrad_op=op_name(plan, plan.wgrad) if plan.wgrad else "",
+        wgrad_flags=", ".join(["True"] * len(plan.wgrad.flags)) if plan.wgrad else "",
+        wgrad_buffers=_tuple(list(plan.wgrad.mutated)) if plan.wgrad else "",
     )
+
+
+def _delayed_arguments(plan: ModulePlan) -> str:
+    """What the tests call ``backward_dw`` with, of all tensors by name."""
+    weights = [f'leaves.get("{leaf}", tensors["{leaf}"])' for leaf in plan.delayed]
+    buffers = [f'{name}=given["{name}"]' for _, name in plan.main_grads]
+    return ", ".join((*weights, "wgrad_queue=queue", *buffers))
 
 
 def _changed(plan: ModulePlan, program: Program) -> list[str]:

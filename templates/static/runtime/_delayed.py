@@ -37,15 +37,8 @@ class Slot:
     def allocate(self, count: int, device: torch.device | str | None) -> Tensor:
         """Bytes, so that no cast of a module changes them."""
         size = 2 if self.dtype is None else self.dtype.itemsize
-        shape = (*self.shape[:-1], self.shape[-1] * size) if self.stored else (0,)
+        shape = (*self.shape[:-1], self.shape[-1] * size)
         return torch.zeros(count, *shape, dtype=torch.uint8, device=device)
-
-    def read(self, data: Tensor, io: torch.dtype) -> Tensor:
-        """The operand in the bytes of one entry."""
-        dtype = io if self.dtype is None else self.dtype
-        if not self.stored:
-            return data.new_empty((), dtype=dtype).expand(self.shape)
-        return data.view(dtype)
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,8 @@ class WgradQueue(nn.Module):
         self._entries: deque[_Entry] = deque()
         self.slots = None if slots is None else tuple(slots)
         # No buffers: those are broadcast by DDP and belong into a state dict.
-        self._storage = [slot.allocate(max_in_flight, device) for slot in self.slots or ()]
+        stored = (slot for slot in self.slots or () if slot.stored)
+        self._storage = [slot.allocate(max_in_flight, device) for slot in stored]
         self._counters = torch.zeros(2, dtype=torch.int64, device=device)  # kept, taken
 
     @property
@@ -106,12 +100,20 @@ class WgradQueue(nn.Module):
                 which on a GPU is an assertion on the device.
         """
         if self.slots is not None:
-            _keep(list(operands), self._storage, self._counters)
+            slots = zip(operands, self.slots, strict=True)
+            # Bytes, because inductor changes nothing in place next to E8M0 tensors.
+            stored = [
+                operand if operand is None else operand.contiguous().view(torch.uint8)
+                for operand, slot in slots
+                if slot.stored
+            ]
+            _keep(stored, self._storage, self._counters)
             return
         if torch.compiler.is_compiling():
             raise RuntimeError(f"{cell}: {_NO_SLOTS}")
-        stream, captured = _place(operands)
-        self._entries.append(_Entry(operands, needs, _versions(operands), stream, captured))
+        # Apart from the graph that they were made in, which would stay alive with them.
+        kept = tuple(each.detach() if each is not None else None for each in operands)
+        self._entries.append(_Entry(kept, needs, _versions(kept), *_place(kept)))
 
     def oldest(
         self, cell: str, weights: Sequence[Tensor]
@@ -129,10 +131,7 @@ class WgradQueue(nn.Module):
             RuntimeError: there is none, or its tensors have changed since.
         """
         if self.slots is not None:
-            found = _take(self._storage, self._counters)
-            io = _io_dtype(weights[0])
-            operands = tuple(s.read(data, io) for s, data in zip(self.slots, found, strict=True))
-            return operands, tuple(weight.requires_grad for weight in weights)
+            return self._read(weights[0]), tuple(weight.requires_grad for weight in weights)
         if torch.compiler.is_compiling():
             raise RuntimeError(f"{cell}: {_NO_SLOTS}")
         if not self._entries:
@@ -158,6 +157,17 @@ class WgradQueue(nn.Module):
                     operand.record_stream(stream)
         return entry.operands, entry.needs
 
+    def _read(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """The oldest entry's slots as operands of a module with such a weight."""
+        io = _io_dtype(weight)
+        stored = iter(_take(self._storage, self._counters))
+        return tuple(
+            next(stored).view(slot.dtype or io)
+            if slot.stored
+            else weight.new_empty((), dtype=slot.dtype or io).expand(slot.shape)
+            for slot in self.slots or ()
+        )
+
     def drop_oldest(self) -> None:
         """Remove the oldest entry."""
         if self.slots is None:
@@ -168,8 +178,8 @@ class WgradQueue(nn.Module):
     def _refuse_pending(self, what: str) -> None:
         if self.pending:
             raise RuntimeError(
-                f"cannot {what} a module with {self.pending} pending gradients of weights; "
-                "call backward_dw() for each of them first"
+                f"cannot {what} a module while backwards wait for backward_dw() ({self.pending}); "
+                "call it once for each of them first"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -247,12 +257,6 @@ def _io_dtype(weight: Tensor) -> torch.dtype:
     return weight.dtype if half else torch.get_autocast_dtype(weight.device.type)
 
 
-def _bytes(value: Tensor, dims: int) -> Tensor:
-    """A value as bytes, with all leading dimensions in one."""
-    value = value.flatten(0, value.dim() - dims) if value.dim() > dims else value
-    return value.contiguous().view(torch.uint8)
-
-
 def _wide(value: Tensor, *others: Tensor) -> list[Tensor]:
     """Tensors of bytes as tensors of the largest elements that fit all of them."""
     lengths = math.gcd(*(each.shape[-1] for each in (value, *others)))
@@ -269,9 +273,10 @@ def _keep_in_slots(values: list[Tensor | None], slots: list[Tensor], counters: T
     )
     place = counters[:1] % count
     for value, slot in zip(values, slots, strict=True):
-        if value is None or not slot.numel():
+        if value is None:
             continue
-        data = _bytes(value, slot.dim() - 1)
+        dims = slot.dim() - 1
+        data = value if value.dim() == dims else value.reshape(-1, *value.shape[value.dim() - dims + 1 :])
         if any(size > room for size, room in zip(data.shape, slot.shape[1:], strict=True)):
             raise RuntimeError(
                 f"a slot for gradients of weights has room for {list(slot.shape[1:])} bytes, got "
