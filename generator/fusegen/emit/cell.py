@@ -169,6 +169,7 @@ class WgradText:
     Attributes:
         program: its op.
         weights: whose gradients.
+        paths: of these in the class.
         main_grads: buffers that these go to, if any.
         unpack: targets of all that the forward left.
         kept: sources in the backward of the op's operands.
@@ -183,6 +184,7 @@ class WgradText:
 
     program: ProgramText
     weights: tuple[TensorText, ...]
+    paths: tuple[str, ...]
     main_grads: tuple[MainGradText, ...]
     unpack: str
     kept: tuple[str, ...]
@@ -512,9 +514,7 @@ def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshTex
     )
 
 
-def _wgrad_text(
-    plan: ModulePlan, left: tuple[str, ...], needs: dict[str, int]
-) -> WgradText | None:
+def _wgrad_text(plan: ModulePlan, left: tuple[str, ...], needs: dict[str, int]) -> WgradText | None:
     if plan.wgrad is None:
         return None
     printed = program_text(plan, plan.wgrad)
@@ -538,10 +538,14 @@ def _wgrad_text(
         f"{a.buffer} if {condition(a.when)} else None" if a.when else a.buffer
         for a in plan.wgrad.arguments
     )
-    gradients = dict(zip(plan.delayed, flags if main_grads else map(gradient, plan.delayed)))
+    given = flags if main_grads else tuple(map(gradient, plan.delayed))
+    gradients = dict(zip(plan.delayed, given, strict=True))
     return WgradText(
         program=printed,
-        weights=tuple(tensor_text(plan, Argument(leaf, False), plan.gradients) for leaf in plan.delayed),
+        weights=tuple(
+            tensor_text(plan, Argument(leaf, False), plan.gradients) for leaf in plan.delayed
+        ),
+        paths=tuple(paths[leaf].removeprefix("self.") for leaf in plan.delayed),
         main_grads=main_grads,
         unpack=f"({', '.join(left)},)",
         kept=tuple(kept(argument) for argument in operands),
@@ -549,7 +553,7 @@ def _wgrad_text(
         operands=tuple(argument.buffer for argument in operands),
         needs=f"({', '.join(flags)},)" if printed.flags or main_grads else "_",
         op_arguments=(*called, *printed.flags),
-        gradients=tuple(f"({leaf}, {given})" for leaf, given in gradients.items()),
+        gradients=tuple(f"({leaf}, {value})" for leaf, value in gradients.items()),
         slots=tuple(_slot(plan, name.buffer, name.buffer in read) for name in operands),
         call_arguments=(
             *(paths[leaf] for leaf in plan.delayed),

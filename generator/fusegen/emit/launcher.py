@@ -183,7 +183,7 @@ def _returned(plan: ModulePlan, program: Program) -> str:
     values = []
     for result in program.results:
         name, when = result.buffer, any_of(result.when)
-        if not when or _asked(program, result):
+        if not when or _asked(program, result) == result.when:
             values.append(name)
         elif program.returns_none:
             values.append(f"{when} ? std::optional<Tensor>({name}) : std::nullopt")

@@ -13,6 +13,7 @@ from .cell import called_states
 from .python import op_name
 
 _ROWS, _GROUPS = 96, 4
+_LEADING = 3
 _WIDTHS = (64, 40, 24, 72, 56)
 
 
@@ -87,6 +88,7 @@ class TestContext:
     delays: bool
     delayed: str
     delayed_arguments: str
+    tokens: int
     slots: str
     wgrad_op: str
     wgrad_flags: str
@@ -108,6 +110,7 @@ def test_context(plan: ModulePlan) -> TestContext:
     scalars = [repr(attribute.default) for attribute in plan.attributes]
     flags = ["True"] * len(plan.forward.flags) + scalars
     results = [result.buffer for result in plan.forward.results]
+    tokens = _ROWS * (_LEADING if plan.buffer(plan.inputs[0]).shape.leading else 1)
     called = called_states(plan)
     moving = [name for name in called if name not in plan.caches]
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
@@ -162,7 +165,8 @@ def test_context(plan: ModulePlan) -> TestContext:
         delays=plan.wgrad is not None,
         delayed=_tuple(list(plan.delayed)),
         delayed_arguments=_delayed_arguments(plan),
-        slots=f", max_in_flight=8, max_tokens={_ROWS}" if plan.wgrad else "",
+        tokens=tokens,
+        slots=f", max_in_flight=8, max_tokens={tokens}" if plan.wgrad else "",
         wgrad_op=op_name(plan, plan.wgrad) if plan.wgrad else "",
         wgrad_flags=", ".join(["True"] * len(plan.wgrad.flags)) if plan.wgrad else "",
         wgrad_buffers=_tuple(list(plan.wgrad.mutated)) if plan.wgrad else "",
@@ -238,7 +242,7 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
 
 def _random(buffer: Buffer, parameter: Parameter | None, seed: int) -> str:
     dtype = "dtype" if buffer.dtype is DType.IO else f"torch.{dtypes.info(buffer.dtype).torch}"
-    dims = ["3"] if buffer.shape.leading else []
+    dims = [str(_LEADING)] if buffer.shape.leading else []
     dims += [to_python(dim) for dim in buffer.shape.flat]
     shape = f"({', '.join(dims)},)"
     weight = parameter is not None and not buffer.optional

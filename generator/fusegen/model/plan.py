@@ -638,7 +638,9 @@ class ModulePlan:
     @property
     def delayed(self) -> tuple[str, ...]:
         """Parameters whose gradients wait for the program ``wgrad``."""
-        written = {name for step in (self.wgrad.steps if self.wgrad else ()) for name in step.writes}
+        written = {
+            name for step in (self.wgrad.steps if self.wgrad else ()) for name in step.writes
+        }
         own = dict(self.main_grads)
         return tuple(leaf for leaf in self.differentiated if own.get(leaf, f"d{leaf}") in written)
 

@@ -71,6 +71,7 @@ class WgradQueue(nn.Module):
     ) -> None:
         super().__init__()
         self._entries: deque[_Entry] = deque()
+        self.hooks: list[Callable[[], object]] = []
         self.slots = None if slots is None else tuple(slots)
         # No buffers: those are broadcast by DDP and belong into a state dict.
         stored = (slot for slot in self.slots or () if slot.stored)
@@ -143,8 +144,8 @@ class WgradQueue(nn.Module):
         stream, captured = _place(entry.operands)
         if captured != entry.captured:
             raise RuntimeError(
-                f"{cell}: backward_dw: a backward and its backward_dw have to be in the same captured "
-                "graph; construct the module with max_in_flight and max_tokens to part them"
+                f"{cell}: backward_dw: a backward and its backward_dw have to be in the same "
+                "captured graph; construct the module with max_in_flight and max_tokens to part them"
             )
         if _versions(entry.operands) != entry.versions:
             raise RuntimeError(
@@ -232,7 +233,7 @@ def accumulate(*gradients: tuple[Tensor, Tensor | None]) -> None:
 
 
 def run_hooks(*weights: tuple[Tensor, bool]) -> None:
-    """Run the hooks of weights that ask for it, as Megatron's do: their main_grad is complete now."""
+    """Run the hooks of weights that ask for it, as Megatron's do: main_grad is complete."""
     with torch.enable_grad():
         asking = [weight for weight, need in weights if need and _library.wants_dummy_grad(weight)]
     if asking:
@@ -276,7 +277,9 @@ def _keep_in_slots(values: list[Tensor | None], slots: list[Tensor], counters: T
         if value is None:
             continue
         dims = slot.dim() - 1
-        data = value if value.dim() == dims else value.reshape(-1, *value.shape[value.dim() - dims + 1 :])
+        data = value
+        if value.dim() != dims:  # all leading dimensions are one in a slot
+            data = value.reshape(-1, *value.shape[value.dim() - dims + 1 :])
         if any(size > room for size, room in zip(data.shape, slot.shape[1:], strict=True)):
             raise RuntimeError(
                 f"a slot for gradients of weights has room for {list(slot.shape[1:])} bytes, got "
