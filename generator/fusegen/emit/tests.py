@@ -83,6 +83,7 @@ class TestContext:
     main_grads: str
     main_grad_paths: str
     keeps_main_grads: bool
+    immediate_main_grads: bool
     adds: bool
     two_batches: float
     delays: bool
@@ -149,6 +150,7 @@ def test_context(plan: ModulePlan) -> TestContext:
             [p.path for p in plan.parameters if p.buffer in dict(plan.main_grads)]
         ),
         keeps_main_grads=bool(plan.main_grads),
+        immediate_main_grads=bool(plan.main_grads) and plan.wgrad is None,
         two_batches=1e-6 if not plan.states else plan.tolerance.end_to_end,
         adds=any(step.input("accumulate") for step in plan.steps),
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),

@@ -101,14 +101,11 @@ class WgradQueue(nn.Module):
                 which on a GPU is an assertion on the device.
         """
         if self.slots is not None:
-            slots = zip(operands, self.slots, strict=True)
-            # Bytes, because inductor changes nothing in place next to E8M0 tensors.
-            stored = [
-                operand if operand is None else operand.contiguous().view(torch.uint8)
-                for operand, slot in slots
-                if slot.stored
-            ]
-            _keep(stored, self._storage, self._counters)
+            first, slots = operands[0], zip(operands, self.slots, strict=True)
+            assert first is not None
+            tokens, room = first.numel() // first.shape[-1], self.slots[0].shape[0]
+            stored = [_bytes(operand) for operand, slot in slots if slot.stored]
+            _keep(stored, tokens, room, self._storage, self._counters)
             return
         if torch.compiler.is_compiling():
             raise RuntimeError(f"{cell}: {_NO_SLOTS}")
@@ -145,7 +142,7 @@ class WgradQueue(nn.Module):
         if captured != entry.captured:
             raise RuntimeError(
                 f"{cell}: backward_dw: a backward and its backward_dw have to be in the same "
-                "captured graph; construct the module with max_in_flight and max_tokens to part them"
+                "captured graph; construct the module with max_in_flight and max_tokens otherwise"
             )
         if _versions(entry.operands) != entry.versions:
             raise RuntimeError(
@@ -163,7 +160,7 @@ class WgradQueue(nn.Module):
         io = _io_dtype(weight)
         stored = iter(_take(self._storage, self._counters))
         return tuple(
-            next(stored).view(slot.dtype or io)
+            _as(next(stored), slot.dtype or io)
             if slot.stored
             else weight.new_empty((), dtype=slot.dtype or io).expand(slot.shape)
             for slot in self.slots or ()
@@ -258,14 +255,35 @@ def _io_dtype(weight: Tensor) -> torch.dtype:
     return weight.dtype if half else torch.get_autocast_dtype(weight.device.type)
 
 
-def _wide(value: Tensor, *others: Tensor) -> list[Tensor]:
+def _bytes(tensor: Tensor | None) -> Tensor | None:
+    """A tensor as bytes: inductor changes nothing in place next to E8M0 tensors."""
+    return None if tensor is None else _as(tensor.contiguous(), torch.uint8)
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor with its innermost dimension in elements of another size.
+
+    It is flat in between, as strides of dimensions without length may be any.
+    """
+    inner = tensor.shape[-1] * tensor.element_size() // dtype.itemsize
+    return tensor.reshape(-1).view(dtype).view(*tensor.shape[:-1], inner)
+
+
+def _wide(*tensors: Tensor) -> list[Tensor]:
     """Tensors of bytes as tensors of the largest elements that fit all of them."""
-    lengths = math.gcd(*(each.shape[-1] for each in (value, *others)))
-    element = next(each for each in _ELEMENTS if lengths % each.itemsize == 0)
-    return [each.view(element) for each in (value, *others)]
+    length = math.gcd(*(each.shape[-1] for each in tensors))
+    element = next(each for each in _ELEMENTS if length % each.itemsize == 0)
+    return [_as(each, element) for each in tensors]
 
 
-def _keep_in_slots(values: list[Tensor | None], slots: list[Tensor], counters: Tensor) -> None:
+def _keep_in_slots(
+    values: list[Tensor | None], tokens: int, room: int, slots: list[Tensor], counters: Tensor
+) -> None:
+    if tokens > room:
+        raise RuntimeError(
+            f"slots for gradients of weights have room for {room} tokens, got {tokens}; construct "
+            "the module with a larger max_tokens"
+        )
     count = slots[0].shape[0]
     torch._assert_async(
         counters[0] - counters[1] < count,
@@ -280,11 +298,6 @@ def _keep_in_slots(values: list[Tensor | None], slots: list[Tensor], counters: T
         data = value
         if value.dim() != dims:  # all leading dimensions are one in a slot
             data = value.reshape(-1, *value.shape[value.dim() - dims + 1 :])
-        if any(size > room for size, room in zip(data.shape, slot.shape[1:], strict=True)):
-            raise RuntimeError(
-                f"a slot for gradients of weights has room for {list(slot.shape[1:])} bytes, got "
-                f"{list(data.shape)}; construct the module with a larger max_tokens"
-            )
         data, slot = _wide(data, slot)
         if data.shape != slot.shape[1:]:
             slot.index_fill_(0, place, 0)
@@ -302,7 +315,7 @@ def _take_from_slots(slots: list[Tensor], counters: Tensor) -> list[Tensor]:
     for slot in slots:
         (wide,) = _wide(slot)
         place = counters[1:] % slot.shape[0]
-        found.append(wide.index_select(0, place)[0].view(torch.uint8))
+        found.append(_as(wide.index_select(0, place)[0], torch.uint8))
     return found
 
 
@@ -319,9 +332,9 @@ def _op(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any
 
 _keep = _op(
     "wgrad_keep",
-    "(Tensor?[] values, Tensor(a!)[] slots, Tensor(b!) counters) -> ()",
+    "(Tensor?[] values, SymInt tokens, int room, Tensor(a!)[] slots, Tensor(b!) counters) -> ()",
     _keep_in_slots,
-    lambda values, slots, counters: None,
+    lambda values, tokens, room, slots, counters: None,
 )
 _take = _op(
     "wgrad_take",
