@@ -24,6 +24,7 @@ CASES = {
     "delayed and added": ("linear", "mxfp8", "add_to_main_grad", "delayed_wgrad"),
     "delayed chain": ("grouped_mlp", "fp8_delayed", "write_main_grad", "delayed_wgrad"),
     "delayed, cached": ("grouped_mlp", "nvfp4", "delayed_wgrad", "cached_weights"),
+    "delayed, made again": ("grouped_mlp", "mxfp8", "delayed_wgrad", "recompute_activations"),
     "delayed, made again, shared": (
         "grouped_mlp_situglu",
         "fp8_delayed",
