@@ -381,6 +381,18 @@ def test_slots_and_main_grad(bundle: str, option: str) -> None:
     same(gradients(plain), gradients(delayed))
 
 
+@pytest.mark.parametrize("frozen", ["fc1", "fc2"])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8_block", "fp8_delayed"])
+def test_slots_and_frozen_weights(bundle: str, recipe: str, frozen: str) -> None:
+    layers = pair(bundle, "grouped_mlp", recipe, **SLOTS)
+    for layer in layers:
+        layer.get_submodule(frozen).requires_grad_(False)
+        for seed in range(2):
+            backward(layer, inputs("grouped_mlp", seed))
+    drain(layers[1])
+    same(*map(gradients, layers))
+
+
 def test_no_slot_is_overwritten_and_none_read_twice(bundle: str) -> None:
     layer = make(bundle, "linear", "bf16", **SLOTS)
     for seed in range(2):
