@@ -3,8 +3,8 @@
     python examples/megatron_style.py             # on the CPU
     python examples/megatron_style.py sm_90a      # generates and builds for the GPU
 
-Weight gradients are added to fp32 buffers by the products themselves, and weights are quantised
-once per optimiser step instead of once per micro-batch.
+Weight gradients are added to fp32 buffers by the products themselves, after the backwards that
+others wait for, and weights are quantised once per optimiser step instead of once per micro-batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fusegen import api
 
 EXPERTS, HIDDEN, INNER = 4, 128, 192
 TOKENS, MICRO_BATCHES, STEPS = 256, 4, 40
-OPTIONS = ("add_to_main_grad", "cached_weights")
+OPTIONS = ("add_to_main_grad", "delayed_wgrad", "cached_weights")
 
 
 def make(arch: str, folder: Path) -> nn.Module:
-    """The expert MLP under fp8_block, both choices made when it is generated."""
+    """The expert MLP under fp8_block, its choices made when it is generated."""
     request = api.Request(
         out=folder,
         archs=(arch,),
@@ -86,6 +86,8 @@ def train(experts: nn.Module) -> list[float]:
             loss = (experts(x, sizes, probs) + x).float().square().mean()
             loss.backward()
             total += loss.item() / MICRO_BATCHES
+        for _ in range(MICRO_BATCHES):  # a pipeline's stage does it while it waits for another
+            experts.backward_dw()
         main.step(MICRO_BATCHES)
         experts.refresh_weights()
         losses.append(total)

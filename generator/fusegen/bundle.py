@@ -102,6 +102,7 @@ def render_bundle(
     files = list(_shared(context, owners, renderer))
     for plan in plans:
         files += _cell(plan, renderer)
+    files += _statics(renderer, "runtime", files, owners, _IMPORT, set(), target="")
     files += _statics(renderer, "reference", files, owners, _IMPORT, {"__init__.py"})
     files += _statics(renderer, "sharding", files, owners, _IMPORT, {"__init__.py"})
     if arch.has_kernels:
@@ -117,11 +118,16 @@ def _statics(
     owners: tuple[str, ...],
     pattern: re.Pattern[str],
     always: set[str],
+    target: str | None = None,
 ) -> Iterator[tuple[str, Artifact]]:
-    """The files of a static folder that the rendered files next to them need, and no others."""
-    texts = [artifact.text for path, artifact in files if path.startswith(f"{folder}/")]
+    """The files of a static folder that the rendered files next to them need, and no others.
+
+    They come to a folder of the same name, unless another target is given.
+    """
+    target = f"{folder}/" if target is None else target
+    texts = [artifact.text for path, artifact in files if path.startswith(target)]
     wanted = always | _reachable(renderer.static(folder), texts, pattern)
-    yield from _copies(renderer, folder, f"{folder}/", owners, wanted)
+    yield from _copies(renderer, folder, target, owners, wanted)
 
 
 def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> BundleContext:

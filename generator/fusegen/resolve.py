@@ -19,6 +19,7 @@ from .model.specs import (
 from .naming import Cell
 from .passes.backward import write_backward
 from .passes.conversions import conversions
+from .passes.delay_wgrad import delay_wgrad
 from .passes.draft import Draft, NotPossible
 from .passes.expand import chain_of, expand
 from .passes.fuse import fuse
@@ -26,7 +27,7 @@ from .passes.kernels import choose_kernels
 from .passes.liveness import add_conditions, saved
 from .passes.main_grad import keep_in_main_grad
 from .passes.math import derive_math
-from .passes.programs import backward_program, forward_program, refresh_program
+from .passes.programs import backward_program, forward_program, refresh_program, wgrad_program
 from .passes.quantize import quantize, unquantized
 from .passes.recompute import recompute_activations
 from .passes.sharding import module_shardings
@@ -94,6 +95,8 @@ def resolve_module(
     draft = add_conditions(draft)
     kept = saved(draft)
     draft, kernel_sets = choose_kernels(draft, arch, recipe)
+    if OptionName.DELAY_WGRAD in options:
+        draft = delay_wgrad(draft)
     dims = module_dims(module, specs)
     offered, further = conversions(recipe, arch) if quantizes else ((), ())
     plan = ModulePlan(
@@ -119,6 +122,7 @@ def resolve_module(
         forward=forward_program(draft, kept, dims),
         backward=backward_program(draft, kept, dims),
         refresh=refresh_program(draft, dims) if draft.refresh else None,
+        wgrad=wgrad_program(draft, kept, dims) if draft.wgrad else None,
         saved=kept,
         kernel_sets=tuple({each.name: each for each in (*kernel_sets, *further)}.values()),
         conversions=offered,
@@ -135,6 +139,7 @@ def resolve_module(
 _IMPLEMENTED = {
     OptionName.AMAX_REDUCTION: ("reduced_amax",),
     OptionName.BACKWARD_PRECISION: ("high_precision_backward",),
+    OptionName.DELAY_WGRAD: ("delayed_wgrad",),
     OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
     OptionName.SAVE: ("recompute_activations",),
     OptionName.WEIGHT_CACHE: ("cached_weights",),

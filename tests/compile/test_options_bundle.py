@@ -20,6 +20,8 @@ CHOICES = (
     ("grouped_linear", MAIN_GRAD_RECIPES, "add_to_main_grad"),
     ("grouped_linear", MAIN_GRAD_RECIPES, "write_main_grad"),
     ("grouped_linear", CACHED_RECIPES, "cached_weights"),
+    ("grouped_linear", ("fp8_delayed", "mxfp8"), "delayed_wgrad"),
+    ("grouped_mlp", ("bf16", "fp8_block"), "delayed_wgrad"),
     ("grouped_mlp", ("fp8_delayed",), "recompute_activations"),
 )
 

@@ -18,7 +18,7 @@ CELLS = [
     Cell(module, recipe, options)
     for module in SPECS.modules
     for recipe in SPECS.recipes
-    for options in ((), ("cached_weights",), ("recompute_activations",))
+    for options in ((), ("cached_weights",), ("recompute_activations",), ("delayed_wgrad",))
 ]
 PLANS = [
     plan

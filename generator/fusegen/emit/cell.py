@@ -163,6 +163,41 @@ class MainGradText:
 
 
 @dataclass(frozen=True, slots=True)
+class WgradText:
+    """The function that computes delayed gradients of weights, and what a backward keeps for it.
+
+    Attributes:
+        program: its op.
+        weights: whose gradients.
+        paths: of these in the class.
+        main_grads: buffers that these go to, if any.
+        unpack: targets of all that the forward left.
+        kept: sources in the backward of the op's operands.
+        asked: sources in the backward of the flags.
+        operands: names of what was kept.
+        needs: target of the flags.
+        op_arguments: what the op is called with.
+        gradients: pairs of a weight and its gradient, or of a weight and its flag.
+        slots: constructors of the room for each operand.
+        call_arguments: how the class calls it.
+    """
+
+    program: ProgramText
+    weights: tuple[TensorText, ...]
+    paths: tuple[str, ...]
+    main_grads: tuple[MainGradText, ...]
+    unpack: str
+    kept: tuple[str, ...]
+    asked: tuple[str, ...]
+    operands: tuple[str, ...]
+    needs: str
+    op_arguments: tuple[str, ...]
+    gradients: tuple[str, ...]
+    slots: tuple[str, ...]
+    call_arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CellContext:
     """Everything ``<cell>.py`` states.
 
@@ -172,6 +207,7 @@ class CellContext:
         states: tensors kept between calls.
         called_states: those of them that the function takes.
         refresh: the function that quantises the weights, where they are kept so.
+        wgrad: the function that gives gradients of weights later, where they are delayed.
         keyword_only: whether the function has keywords besides its tensors.
         carried: state of the backward; it is neither saved nor returned.
         held: copies of weights that the backward reads; they may not change before it.
@@ -191,7 +227,9 @@ class CellContext:
         saved_results: those of them that are kept for the backward.
         saved: everything kept for the backward.
         saving_needs: flags that decide what is kept, with the argument's position.
-        backward_rest: arguments of the backward op after the saved tensors.
+        left: source of all that the forward left.
+        backward_saved: arguments of the backward op that the forward left.
+        backward_rest: its arguments after these.
         gradients: what backward returns, one per argument of ``forward``.
         no_gradients: what it returns where nothing flows back.
         call_arguments: how the module calls the function.
@@ -215,6 +253,7 @@ class CellContext:
     states: tuple[StateText, ...]
     called_states: tuple[StateText, ...]
     refresh: RefreshText | None
+    wgrad: WgradText | None
     keyword_only: bool
     carried: tuple[str, ...]
     held: tuple[str, ...]
@@ -239,6 +278,8 @@ class CellContext:
     saved: tuple[SavedText, ...]
     forward_flags: tuple[str, ...]
     saving_needs: tuple[tuple[str, int], ...]
+    left: str
+    backward_saved: tuple[str, ...]
     backward_rest: tuple[str, ...]
     gradients: tuple[str, ...]
     no_gradients: str
@@ -315,11 +356,12 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     held = tuple(name for name in read if name in plan.caches)
     carried = tuple(name for name in backward_states if name not in by_name)
     groups = ("amax_group",) if reductions[1] else ()
-    main_grads = tuple(_main_grad_text(plan, leaf, name) for leaf, name in plan.main_grads)
+    queue = ("wgrad_queue",) if plan.wgrad else ()
+    main_grads = () if plan.wgrad else _main_grad_texts(plan)
     dummies = tuple(each.dummy for each in main_grads)
     op_arguments = (*by_name, *plan.forward.flags, *scalars)
     buffers = tuple(each.name for each in main_grads)
-    apply_arguments = (*op_arguments, *carried, *groups, *buffers, *dummies)
+    apply_arguments = (*op_arguments, *carried, *groups, *queue, *buffers, *dummies)
     needs = tuple((a.flag, index) for index, a in enumerate(arguments) if a.flag)
     conditional = {f for r in plan.saved if r.buffer in by_name for f in r.when}
     programs = tuple(program_text(plan, program) for program in plan.programs)
@@ -339,9 +381,12 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         *scalars,
         *backward_states,
         *groups,
+        *queue,
         *buffers,
         *dummies,
     }
+    left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
+    left_names = (*(result.buffer for result in plan.saved), *held)
     return CellContext(
         cell=plan.cell,
         summary=plan.summary,
@@ -358,10 +403,12 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         states=states,
         called_states=tuple(state for state in states if state.argument in called),
         refresh=_refresh_text(plan, states),
-        keyword_only=bool(called or plan.attributes or main_grads),
+        wgrad=_wgrad_text(plan, left_names, dict(needs)),
+        keyword_only=bool(called or plan.attributes or main_grads or queue),
         carried=(
             *(name for name in backward_states if name not in held),
             *groups,
+            *queue,
             *buffers,
             *dummies,
         ),
@@ -382,6 +429,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
             *(f"{a.name}: {attribute_text(a).annotation}" for a in plan.attributes),
             *(f"{name}: Tensor" for name in carried),
             *(f"{name}: ProcessGroup | None" for name in groups),
+            *(f"{name}: WgradQueue" for name in queue),
             *(f"{name}: Tensor | None" for name in buffers),
             *(f"{name}: bool" for name in dummies),
         ),
@@ -404,6 +452,12 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         saved=tuple(_saved_text(plan, result) for result in plan.saved),
         forward_flags=plan.forward.flags,
         saving_needs=tuple(p for p in needs if p[0] in conditional and p[0] not in flags),
+        left=left,
+        backward_saved=tuple(
+            name for name in left_names if name in {a.buffer for a in plan.backward.arguments}
+        )
+        if plan.wgrad
+        else (f"*{left}",),
         backward_rest=(
             *(f"ctx.{name}" for name in (*read, *buffers) if name not in held),
             *(f"needs[{dict(needs)[flag]}]" for flag in plan.backward.flags),
@@ -460,8 +514,74 @@ def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshTex
     )
 
 
+def _wgrad_text(plan: ModulePlan, left: tuple[str, ...], needs: dict[str, int]) -> WgradText | None:
+    if plan.wgrad is None:
+        return None
+    printed = program_text(plan, plan.wgrad)
+    paths = {parameter.buffer: f"self.{parameter.path}" for parameter in plan.parameters}
+    flags = tuple(need(leaf) for leaf in plan.delayed)
+    operands = tuple(a for a in plan.wgrad.arguments if not a.mutated)
+    main_grads = _main_grad_texts(plan)
+    first = operands[0].buffer
+    read = {name: step.when for step in plan.wgrad.steps for name in step.reads}
+
+    def kept(argument: Argument) -> str:
+        name = argument.buffer
+        when = read.get(name, ()) if name == first else argument.when
+        test = " or ".join(f"needs[{needs[flag]}]" for flag in when)
+        if name == first and name not in read:
+            return f"_delayed.shape_of({name})"
+        absent = f"_delayed.shape_of({name})" if name == first else "None"
+        return f"{name} if {test} else {absent}" if test else name
+
+    called = tuple(
+        f"{a.buffer} if {condition(a.when)} else None" if a.when else a.buffer
+        for a in plan.wgrad.arguments
+    )
+    given = flags if main_grads else tuple(map(gradient, plan.delayed))
+    gradients = dict(zip(plan.delayed, given, strict=True))
+    return WgradText(
+        program=printed,
+        weights=tuple(
+            tensor_text(plan, Argument(leaf, False), plan.gradients) for leaf in plan.delayed
+        ),
+        paths=tuple(paths[leaf].removeprefix("self.") for leaf in plan.delayed),
+        main_grads=main_grads,
+        unpack=f"({', '.join(left)},)",
+        kept=tuple(kept(argument) for argument in operands),
+        asked=tuple(f"needs[{needs[flag]}]" for flag in flags),
+        operands=tuple(argument.buffer for argument in operands),
+        needs=f"({', '.join(flags)},)" if printed.flags or main_grads else "_",
+        op_arguments=(*called, *printed.flags),
+        gradients=tuple(f"({leaf}, {value})" for leaf, value in gradients.items()),
+        slots=tuple(_slot(plan, name.buffer, name.buffer in read) for name in operands),
+        call_arguments=(
+            *(paths[leaf] for leaf in plan.delayed),
+            "wgrad_queue=self.wgrad_queue",
+            *(
+                f'{m.name}=_delayed.main_grad("{plan.cell}", "{m.path}", self.{m.path})'
+                for m in main_grads
+            ),
+        ),
+    )
+
+
+def _slot(plan: ModulePlan, name: str, read: bool) -> str:
+    """Room for a tensor with the most tokens."""
+    words = {d.symbol: Sym(d.keyword if d.constructor else "max_tokens") for d in plan.dims}
+    buffer = plan.buffer(name)
+    dims = [to_code(substitute(dim, words)) for dim in buffer.shape.flat]
+    shape = f"({', '.join(dims)})" if len(dims) > 1 else f"({dims[0]},)"
+    dtype = None if buffer.dtype is DType.IO else f"torch.{dtypes.info(buffer.dtype).torch}"
+    return f"_delayed.Slot({shape}, {dtype}{'' if read else ', stored=False'})"
+
+
 def _dummy(parameter: str) -> str:
     return f"{parameter}_dummy_grad"
+
+
+def _main_grad_texts(plan: ModulePlan) -> tuple[MainGradText, ...]:
+    return tuple(_main_grad_text(plan, leaf, name) for leaf, name in plan.main_grads)
 
 
 def _main_grad_text(plan: ModulePlan, leaf: str, name: str) -> MainGradText:
@@ -492,7 +612,7 @@ def _amax_source(plan: ModulePlan, amax: str, needs: dict[str, int]) -> str:
 
 def _gradient_source(plan: ModulePlan, argument: TensorText, needs: dict[str, int]) -> str:
     """A gradient as ``backward`` returns it; an empty stand-in becomes None again."""
-    if not argument.flag:
+    if not argument.flag or argument.name in plan.delayed:
         return "None"
     if argument.name in dict(plan.main_grads):
         buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
@@ -542,7 +662,8 @@ def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:
     states = (f"{s.buffer}=self.{s.path}" for s in plan.states if s.buffer in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
     scalars += ["amax_group=self.amax_group"] if plan.reductions else []
-    for leaf, name in plan.main_grads:
+    scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
+    for leaf, name in () if plan.wgrad else plan.main_grads:
         path = paths[leaf].removeprefix("self.")
         source = f'_library.main_grad("{plan.cell}", "{path}", {paths[leaf]})'
         scalars.append(f"{name}={source}")

@@ -99,7 +99,9 @@ def _place(plan: ModulePlan, name: str) -> str:
         return "input"
     if name in plan.outputs:
         return "output"
-    if name in {result.buffer for result in plan.backward.results}:
+    if name in plan.left_for_wgrad:
+        return "result kept for the wgrad"
+    if name in {result.buffer for program in plan.programs[1:] for result in program.results}:
         return "gradient"
     if name in {argument.buffer for argument in plan.backward.arguments}:
         return "gradient in" if name not in _names(plan.forward) else "result kept for the backward"

@@ -183,7 +183,7 @@ def _returned(plan: ModulePlan, program: Program) -> str:
     values = []
     for result in program.results:
         name, when = result.buffer, any_of(result.when)
-        if not when or _asked(program, result):
+        if not when or _asked(program, result) == result.when:
             values.append(name)
         elif program.returns_none:
             values.append(f"{when} ? std::optional<Tensor>({name}) : std::nullopt")
@@ -249,9 +249,7 @@ def _empty(buffer: Buffer, first: Buffer) -> str:
 
 
 def _asked(program: Program, result: Result) -> tuple[str, ...]:
-    """Flags under which a result is allocated; the forward computes some of them anyway."""
-    if program.name == "backward":
-        return result.when
+    """Flags under which a result is allocated; some of them are computed anyway."""
     writer = next((step for step in program.steps if result.buffer in step.writes), None)
     return writer.wanted(result.buffer) or writer.when if writer else ()
 

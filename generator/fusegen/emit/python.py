@@ -91,7 +91,7 @@ class ProgramText:
     """One op, printed.
 
     Attributes:
-        direction: ``forward``, ``backward`` or ``refresh``.
+        direction: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
         op: name of the op without its namespace.
         schema: of the op, cut into pieces that fit a line.
         arguments: tensors.

@@ -238,18 +238,22 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
         absent=tuple(
             r.buffer
             for r in program.results
-            if r.when and (program.name == "backward" or _runs_for(program, r))
+            if r.when
+            and _part(program, r.buffer) == r.buffer
+            and (program.name == "backward" or _runs_for(program, r))
         ),
         dims=bind_lines(program, words),
         steps=steps,
-        returned=", ".join(
-            (
-                *(_returned(plan, program, result) for result in program.results),
-                *(_stored(plan, name, _part(program, name)) for name in program.mutated),
-            )
-        ),
+        returned=_returned_values(plan, program),
         returns=_reference_returns(program),
     )
+
+
+def _returned_values(plan: ModulePlan, program: Program) -> str:
+    values = [_returned(plan, program, result) for result in program.results]
+    values += [_stored(plan, name, _part(program, name)) for name in program.mutated]
+    alone = len(values) == 1 and program.mutated
+    return f"{values[0]}," if alone else ", ".join(values)
 
 
 def _reference_returns(program: Program) -> str:
@@ -259,6 +263,10 @@ def _reference_returns(program: Program) -> str:
         "Tensor | None" if result.when and optional else "Tensor" for result in program.results
     ]
     types += ["Tensor" for _ in program.mutated]
+    if (
+        len(types) == 1 and program.mutated
+    ):  # new values of arguments are a tuple, as results are not
+        return "tuple[Tensor]"
     return return_annotation(types)
 
 
@@ -297,7 +305,8 @@ def _loaded(plan: ModulePlan, buffer: str, dtype: DType) -> str:
 def _returned(plan: ModulePlan, program: Program, result: Result) -> str:
     """A result, or None where its step ran for the sake of others."""
     source = _part(program, result.buffer)
-    always_there = _runs_for(program, result) and program.returns_none
+    own_name = source == result.buffer  # None where no step gives it; a copy has no name then
+    always_there = own_name and _runs_for(program, result) and program.returns_none
     if not result.when or always_there:
         return source
     return f"{source} if {condition(result.when)} else {absent_source(plan, program, result)}"

@@ -13,6 +13,7 @@ from .cell import called_states
 from .python import op_name
 
 _ROWS, _GROUPS = 96, 4
+_LEADING = 3
 _WIDTHS = (64, 40, 24, 72, 56)
 
 
@@ -40,6 +41,7 @@ class TestContext:
     __test__ = False
 
     cell: str
+    call: str
     function_name: str
     class_name: str
     first: str
@@ -81,8 +83,17 @@ class TestContext:
     main_grads: str
     main_grad_paths: str
     keeps_main_grads: bool
+    immediate_main_grads: bool
     adds: bool
     two_batches: float
+    delays: bool
+    delayed: str
+    delayed_arguments: str
+    tokens: int
+    slots: str
+    wgrad_op: str
+    wgrad_flags: str
+    wgrad_buffers: str
 
 
 def sizes_of(plan: ModulePlan) -> dict[str, int]:
@@ -100,11 +111,13 @@ def test_context(plan: ModulePlan) -> TestContext:
     scalars = [repr(attribute.default) for attribute in plan.attributes]
     flags = ["True"] * len(plan.forward.flags) + scalars
     results = [result.buffer for result in plan.forward.results]
+    tokens = _ROWS * (_LEADING if plan.buffer(plan.inputs[0]).shape.leading else 1)
     called = called_states(plan)
     moving = [name for name in called if name not in plan.caches]
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
+        call="call" if plan.wgrad else f"module.{plan.module}",
         function_name=plan.module,
         class_name=plan.class_name,
         first=plan.inputs[0],
@@ -137,8 +150,9 @@ def test_context(plan: ModulePlan) -> TestContext:
             [p.path for p in plan.parameters if p.buffer in dict(plan.main_grads)]
         ),
         keeps_main_grads=bool(plan.main_grads),
+        immediate_main_grads=bool(plan.main_grads) and plan.wgrad is None,
         two_batches=1e-6 if not plan.states else plan.tolerance.end_to_end,
-        adds=any(step.input("accumulate") for step in plan.backward.steps),
+        adds=any(step.input("accumulate") for step in plan.steps),
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
         forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
         backward_states=_tuple(_changed(plan, plan.backward)),
@@ -150,7 +164,22 @@ def test_context(plan: ModulePlan) -> TestContext:
         refresh_flags=", ".join(["True"] * len(plan.refresh.flags)) if plan.refresh else "",
         refresh_alone=_tuple([s.buffer for s in plan.states if s.buffer not in called]),
         kept_states=_tuple(moving) if plan.caches else "STATES",
+        delays=plan.wgrad is not None,
+        delayed=_tuple(list(plan.delayed)),
+        delayed_arguments=_delayed_arguments(plan),
+        tokens=tokens,
+        slots=f", max_in_flight=8, max_tokens={tokens}" if plan.wgrad else "",
+        wgrad_op=op_name(plan, plan.wgrad) if plan.wgrad else "",
+        wgrad_flags=", ".join(["True"] * len(plan.wgrad.flags)) if plan.wgrad else "",
+        wgrad_buffers=_tuple(list(plan.wgrad.mutated)) if plan.wgrad else "",
     )
+
+
+def _delayed_arguments(plan: ModulePlan) -> str:
+    """What the tests call ``backward_dw`` with, of all tensors by name."""
+    weights = [f'leaves.get("{leaf}", tensors["{leaf}"])' for leaf in plan.delayed]
+    buffers = [f'{name}=given["{name}"]' for _, name in plan.main_grads]
+    return ", ".join((*weights, "wgrad_queue=queue", *buffers))
 
 
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
@@ -215,7 +244,7 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
 
 def _random(buffer: Buffer, parameter: Parameter | None, seed: int) -> str:
     dtype = "dtype" if buffer.dtype is DType.IO else f"torch.{dtypes.info(buffer.dtype).torch}"
-    dims = ["3"] if buffer.shape.leading else []
+    dims = [str(_LEADING)] if buffer.shape.leading else []
     dims += [to_python(dim) for dim in buffer.shape.flat]
     shape = f"({', '.join(dims)},)"
     weight = parameter is not None and not buffer.optional

@@ -362,7 +362,7 @@ class Program:
     """One op of a module.
 
     Attributes:
-        name: ``forward``, ``backward`` or ``refresh``.
+        name: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
         arguments: tensors in schema order; the first one gives device, dtype and leading shape.
         flags: gradient flags in schema order; of ``refresh``, whether state moves on.
         results: tensors returned.
@@ -573,6 +573,7 @@ class ModulePlan:
         buffers: every buffer by name, in order of first use.
         forward, backward: the programs of a training step.
         refresh: the one that quantises the weights, where the module keeps them so.
+        wgrad: the one that gives gradients of weights after the backward, where they are delayed.
         saved: what the backward reads of the forward, each with the flags that ask for it.
         kernel_sets: kernels of the steps.
         exact: forward steps without quantisation, what the recipe's error is measured against.
@@ -607,6 +608,7 @@ class ModulePlan:
     forward: Program
     backward: Program
     refresh: Program | None
+    wgrad: Program | None
     saved: tuple[Result, ...]
     kernel_sets: tuple[KernelSet, ...]
     exact: tuple[Step, ...]
@@ -621,7 +623,7 @@ class ModulePlan:
     @property
     def programs(self) -> tuple[Program, ...]:
         """Every program of the module."""
-        return (self.forward, self.backward, *([self.refresh] if self.refresh else []))
+        return (self.forward, self.backward, *filter(None, (self.refresh, self.wgrad)))
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -634,13 +636,28 @@ class ModulePlan:
         return tuple(state.buffer for state in self.states if state.fill is StateFill.COPY)
 
     @property
+    def delayed(self) -> tuple[str, ...]:
+        """Parameters whose gradients wait for the program ``wgrad``."""
+        written = {
+            name for step in (self.wgrad.steps if self.wgrad else ()) for name in step.writes
+        }
+        own = dict(self.main_grads)
+        return tuple(leaf for leaf in self.differentiated if own.get(leaf, f"d{leaf}") in written)
+
+    @property
+    def left_for_wgrad(self) -> frozenset[str]:
+        """Results of the backward that only the program ``wgrad`` reads again."""
+        results = {result.buffer for result in self.backward.results}
+        return frozenset(a.buffer for a in (self.wgrad.arguments if self.wgrad else ())) & results
+
+    @property
     def gradients(self) -> frozenset[str]:
         """Names of all gradients, those that go to the caller's buffers included."""
         return frozenset(f"d{leaf}" for leaf in self.differentiated)
 
     def attributes_of(self, program: Program) -> tuple[Attribute, ...]:
-        """Scalars that a program takes; a refresh quantises weights, which asks for none."""
-        return () if program is self.refresh else self.attributes
+        """Scalars that a program takes; those with products and copies alone ask for none."""
+        return () if program is self.refresh or program is self.wgrad else self.attributes
 
     def per_group(self, scale: str) -> bool:
         """Whether the scale of a history is one of several, so that a group without rows waits."""

@@ -52,6 +52,7 @@ class Draft:
         attributes: scalar keywords.
         forward, backward: steps.
         refresh: steps that quantise weights which the module keeps so.
+        wgrad: steps that give gradients of weights after the backward.
         states: tensors that steps change in place.
         main_grads: parameters and the buffers of the caller's that their gradients go to.
         reductions: amaxes that leave the ops, to change state between them.
@@ -67,6 +68,7 @@ class Draft:
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
     refresh: tuple[Step, ...] = ()
+    wgrad: tuple[Step, ...] = ()
     states: tuple[State, ...] = ()
     main_grads: tuple[tuple[str, str], ...] = ()
     reductions: tuple[Reduction, ...] = ()

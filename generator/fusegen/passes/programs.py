@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from ..model.dtypes import DType
 from ..model.plan import Argument, Binding, Buffer, Check, CheckKind, Program, Result, Step
@@ -10,7 +11,7 @@ from ..model.primitives import DECODING, Primitive
 from ..model.shapes import Binary, Const, Expr, Operator, Sym, symbols
 from ..naming import UPDATE_STATE, gradient, need
 from .draft import Draft, NotPossible
-from .liveness import flags_of, forward_conditions
+from .liveness import flags_of, forward_conditions, ordered
 
 _CONVERSIONS = (Primitive.QUANTIZE, *DECODING)
 
@@ -37,28 +38,86 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
 
 
 def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
-    """The backward op: gradients of the outputs and what was saved to gradients of the leaves."""
+    """The backward op: gradients of the outputs and what was saved to gradients of the leaves.
+
+    Where gradients of weights are delayed, further results are what only the backward makes of
+    what these read.
+    """
     incoming = tuple(Argument(gradient(name), False) for name in draft.outputs)
+    read = {name for step in draft.backward for name in step.reads}
+    made = {name for step in draft.backward for name in step.writes}
+    delayed = {name for step in draft.wgrad for name in step.writes}
     kept = tuple(
         Argument(
             result.buffer, bool(result.when) or draft.buffers[result.buffer].optional, result.when
         )
         for result in saved
+        if result.buffer in read
     )
     flags = flags_of(draft) if len(draft.gradients) > 1 else ()
-    own = {name for _, name in draft.main_grads}
+    own = {name for _, name in draft.main_grads} | {*delayed}
     results = tuple(
         Result(name, (need(leaf),) if flags else ())
         for leaf, name in draft.gradients
         if name not in own
     )
     results += tuple(Result(name, when) for name, when in _amaxes(draft, draft.backward))
+    asked = _asked_by(draft.wgrad, flags)
+    results += tuple(Result(name, asked[name]) for name in asked if name in made)
     main_grads = tuple(
         Argument(name, optional=True, when=(need(leaf),), mutated=True)
         for leaf, name in draft.main_grads
+        if name not in delayed
     )
     arguments = (*incoming, *kept, *_states(draft, draft.backward), *main_grads)
     return program("backward", draft, draft.backward, arguments, flags, results, dims)
+
+
+def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
+    """The op that gives delayed gradients of weights, of what forward and backward left for it.
+
+    Its first argument is the gradient of the output, which tells type, device and sizes, even where
+    no step reads its elements.
+    """
+    written = {name for step in draft.wgrad for name in step.writes}
+    leaves = {name: need(leaf) for leaf, name in draft.gradients if name in written}
+    own = {name for _, name in draft.main_grads}
+    flags = tuple(leaves.values()) if len(leaves) > 1 else ()
+    asked = _asked_by(draft.wgrad, flags)
+    first = gradient(draft.outputs[0])
+    names = (*(result.buffer for result in saved), *asked)
+    operands = tuple(
+        Argument(name, bool(asked[name]), asked[name])
+        for name in dict.fromkeys(names)
+        if name in asked and name not in written and name != first
+    )
+
+    def asking(flag: str) -> tuple[str, ...]:
+        return (flag,) if flags else ()
+
+    results = tuple(Result(name, asking(flag)) for name, flag in leaves.items() if name not in own)
+    main_grads = tuple(
+        Argument(name, optional=bool(flags), when=asking(flag), mutated=True)
+        for name, flag in leaves.items()
+        if name in own
+    )
+    steps = tuple(replace(step, when=_within(step.when, flags)) for step in draft.wgrad)
+    arguments = (Argument(first, False), *operands, *main_grads)
+    return program("wgrad", draft, steps, arguments, flags, results, dims)
+
+
+def _asked_by(steps: tuple[Step, ...], flags: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """What steps read, in their order, and the flags under which they do."""
+    asked: dict[str, set[str]] = {}
+    for step in steps:
+        for name in step.reads:
+            asked.setdefault(name, set()).update(step.when)
+    return {name: _within(tuple(found), flags) for name, found in asked.items()}
+
+
+def _within(when: tuple[str, ...], flags: tuple[str, ...]) -> tuple[str, ...]:
+    """A condition over fewer flags, of which one at least is set."""
+    return ordered({*when} & {*flags}, flags)
 
 
 def refresh_program(draft: Draft, dims: Dims) -> Program:

@@ -1,0 +1,37 @@
+"""Gradients of weights wait: their products leave the backward for a program of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model.plan import Step
+from ..model.primitives import DECODING, PRODUCTS, GemmKind
+from .draft import Draft, NotPossible
+
+
+def delay_wgrad(draft: Draft) -> Draft:
+    """Move the products that give weights' gradients into ``wgrad``, with what decodes for them.
+
+    All else stays: what quantises a gradient serves other products, too, and sums with it.
+
+    Raises:
+        NotPossible: no product gives one.
+    """
+    moved: list[Step] = []
+    for step in reversed(draft.backward):
+        if _gives_weight_gradient(step) or _decodes_for(step, draft.backward, moved):
+            moved.insert(0, step)
+    if not moved:
+        raise NotPossible("no product gives the gradient of a weight")
+    left = tuple(step for step in draft.backward if step not in moved)
+    return replace(draft, backward=left, wgrad=tuple(moved))
+
+
+def _gives_weight_gradient(step: Step) -> bool:
+    return step.primitive in PRODUCTS and GemmKind(step.kind) is GemmKind.WGRAD
+
+
+def _decodes_for(step: Step, steps: tuple[Step, ...], products: list[Step]) -> bool:
+    """Whether a step decodes an operand that only these products read."""
+    readers = [each for each in steps if {*step.writes} & {*each.reads}]
+    return step.primitive in DECODING and all(each in products for each in readers)

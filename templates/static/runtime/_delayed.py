@@ -1,0 +1,344 @@
+"""Gradients of weights that wait: what their products read, from a backward to `backward_dw`."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _library
+
+_ELEMENTS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+_NO_SLOTS = (
+    "compiled code keeps what delayed gradients of weights need in preallocated slots; construct "
+    "the module with max_in_flight and max_tokens"
+)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one operand in every entry of a queue.
+
+    Attributes:
+        shape: for the most tokens.
+        dtype: of the elements; None for the module's own type.
+        stored: whether elements are read, not sizes alone.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    stored: bool = True
+
+    def allocate(self, count: int, device: torch.device | str | None) -> Tensor:
+        """Bytes, so that no cast of a module changes them."""
+        size = 2 if self.dtype is None else self.dtype.itemsize
+        shape = (*self.shape[:-1], self.shape[-1] * size)
+        return torch.zeros(count, *shape, dtype=torch.uint8, device=device)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    operands: tuple[Tensor | None, ...]
+    needs: tuple[bool, ...]
+    versions: tuple[int, ...]
+    stream: torch.cuda.Stream | None
+    captured: bool
+
+
+class WgradQueue(nn.Module):
+    """What backwards left for `backward_dw`: one entry per backward, oldest first.
+
+    Without slots an entry refers to tensors, and there is no bound; `torch.compile` cannot trace
+    that.  With slots a backward copies into tensors allocated once, and a counter on the device
+    says which is next, so that compiled code and captured graphs fill and empty it, too.
+
+    Args:
+        slots: room for each operand; None to refer to tensors.
+        max_in_flight: how many entries there is room for.
+        device: of the slots.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot] | None = None,
+        max_in_flight: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self._entries: deque[_Entry] = deque()
+        self.hooks: list[Callable[[], object]] = []
+        self.slots = None if slots is None else tuple(slots)
+        # No buffers: those are broadcast by DDP and belong into a state dict.
+        stored = (slot for slot in self.slots or () if slot.stored)
+        self._storage = [slot.allocate(max_in_flight, device) for slot in stored]
+        self._counters = torch.zeros(2, dtype=torch.int64, device=device)  # kept, taken
+
+    @property
+    def pending(self) -> int:
+        """Number of entries.  With slots it reads the device, so the host waits for it."""
+        if self.slots is None:
+            return len(self._entries)
+        if self._counters.is_meta:
+            return 0
+        kept, taken = self._counters.tolist()
+        return kept - taken
+
+    def keep(self, cell: str, operands: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> None:
+        """Add an entry.
+
+        Args:
+            cell: whose backward it is.
+            operands: of the op that gives the gradients of weights.
+            needs: for which weights.
+
+        Raises:
+            RuntimeError: code is being compiled and there are no slots; or all of them are taken,
+                which on a GPU is an assertion on the device.
+        """
+        if self.slots is not None:
+            first, slots = operands[0], zip(operands, self.slots, strict=True)
+            assert first is not None
+            tokens, room = first.numel() // first.shape[-1], self.slots[0].shape[0]
+            stored = [_bytes(operand) for operand, slot in slots if slot.stored]
+            _keep(stored, tokens, room, self._storage, self._counters)
+            return
+        if torch.compiler.is_compiling():
+            raise RuntimeError(f"{cell}: {_NO_SLOTS}")
+        # Apart from the graph that they were made in, which would stay alive with them.
+        kept = tuple(each.detach() if each is not None else None for each in operands)
+        self._entries.append(_Entry(kept, needs, _versions(kept), *_place(kept)))
+
+    def oldest(
+        self, cell: str, weights: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor | None, ...], tuple[bool, ...]]:
+        """The oldest entry; it stays.
+
+        Args:
+            cell: whose gradients are asked for.
+            weights: the weights.  Slots do not know which were asked for: those that require one.
+
+        Returns:
+            Operands, and for which weights.
+
+        Raises:
+            RuntimeError: there is none, or its tensors have changed since.
+        """
+        if self.slots is not None:
+            return self._read(weights[0]), tuple(weight.requires_grad for weight in weights)
+        if torch.compiler.is_compiling():
+            raise RuntimeError(f"{cell}: {_NO_SLOTS}")
+        if not self._entries:
+            raise RuntimeError(
+                f"{cell}: backward_dw: nothing is pending; call it once for each backward that "
+                "a weight with requires_grad took part in"
+            )
+        entry = self._entries[0]
+        stream, captured = _place(entry.operands)
+        if captured != entry.captured:
+            raise RuntimeError(
+                f"{cell}: backward_dw: a backward and its backward_dw have to be in the same "
+                "captured graph; construct the module with max_in_flight and max_tokens otherwise"
+            )
+        if _versions(entry.operands) != entry.versions:
+            raise RuntimeError(
+                f"{cell}: backward_dw: a tensor that it needs was modified in place after the "
+                "backward; change inputs and gradients after backward_dw"
+            )
+        if stream != entry.stream and stream is not None:
+            for operand in entry.operands:
+                if operand is not None:
+                    operand.record_stream(stream)
+        return entry.operands, entry.needs
+
+    def _read(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """The oldest entry's slots as operands of a module with such a weight."""
+        io = _io_dtype(weight)
+        stored = iter(_take(self._storage, self._counters))
+        return tuple(
+            _as(next(stored), slot.dtype or io)
+            if slot.stored
+            else weight.new_empty((), dtype=slot.dtype or io).expand(slot.shape)
+            for slot in self.slots or ()
+        )
+
+    def drop_oldest(self) -> None:
+        """Remove the oldest entry."""
+        if self.slots is None:
+            self._entries.popleft()
+        else:
+            self._counters[1].add_(1)
+
+    def _refuse_pending(self, what: str) -> None:
+        if self.pending:
+            raise RuntimeError(
+                f"cannot {what} a module while backwards wait for backward_dw() ({self.pending}); "
+                "call it once for each of them first"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_pending("copy")
+        return self.__dict__
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> WgradQueue:
+        self._refuse_pending("move")
+        self._storage = [fn(tensor) for tensor in self._storage]
+        self._counters = torch.zeros_like(fn(self._counters))  # `to_empty` leaves any number
+        return self
+
+
+def shape_of(tensor: Tensor) -> Tensor:
+    """A tensor of the same sizes and type without memory of its own."""
+    return tensor.new_empty(()).expand(tensor.shape)
+
+
+def wants_slots(max_in_flight: int | None, max_tokens: int | None) -> bool:
+    """Whether a queue has slots; their sizes are given together or not at all.
+
+    Raises:
+        ValueError: one is missing, or not positive.
+    """
+    if max_in_flight is None and max_tokens is None:
+        return False
+    if not (max_in_flight and max_tokens and max_in_flight > 0 and max_tokens > 0):
+        raise ValueError(
+            "max_in_flight and max_tokens: expected two positive numbers or neither, "
+            f"got {max_in_flight} and {max_tokens}"
+        )
+    return True
+
+
+def main_grad(cell: str, name: str, weight: nn.Parameter) -> Tensor | None:
+    """As that of `_library`, whether gradients are being recorded or not."""
+    with torch.enable_grad():
+        return _library.main_grad(cell, name, weight)
+
+
+def accumulate(*gradients: tuple[Tensor, Tensor | None]) -> None:
+    """Add gradients to those of the weights as a backward does, hooks included."""
+    found = [(weight, gradient) for weight, gradient in gradients if gradient is not None]
+    if torch.compiler.is_compiling():
+        for weight, gradient in found:
+            weight.grad = gradient if weight.grad is None else weight.grad + gradient
+    elif found:
+        weights, values = zip(*found, strict=True)
+        torch.autograd.backward(weights, values)
+
+
+def run_hooks(*weights: tuple[Tensor, bool]) -> None:
+    """Run the hooks of weights that ask for it, as Megatron's do: main_grad is complete."""
+    with torch.enable_grad():
+        asking = [weight for weight, need in weights if need and _library.wants_dummy_grad(weight)]
+    if asking:
+        torch.autograd.backward(asking, [w.new_zeros(()).expand(w.shape) for w in asking])
+
+
+def _versions(operands: tuple[Tensor | None, ...]) -> tuple[int, ...]:
+    return tuple(each._version for each in operands if each is not None)
+
+
+def _place(operands: tuple[Tensor | None, ...]) -> tuple[torch.cuda.Stream | None, bool]:
+    """The stream that reads operands, and whether a graph is being captured from it."""
+    first = next(each for each in operands if each is not None)
+    if not first.is_cuda:
+        return None, False
+    return torch.cuda.current_stream(first.device), torch.cuda.is_current_stream_capturing()
+
+
+def _io_dtype(weight: Tensor) -> torch.dtype:
+    """Type of what a module computes in: its weights', or what autocast makes of them."""
+    half = weight.dtype in (torch.bfloat16, torch.float16)
+    return weight.dtype if half else torch.get_autocast_dtype(weight.device.type)
+
+
+def _bytes(tensor: Tensor | None) -> Tensor | None:
+    """A tensor as bytes: inductor changes nothing in place next to E8M0 tensors."""
+    return None if tensor is None else _as(tensor.contiguous(), torch.uint8)
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor with its innermost dimension in elements of another size.
+
+    It is flat in between, as strides of dimensions without length may be any.
+    """
+    inner = tensor.shape[-1] * tensor.element_size() // dtype.itemsize
+    return tensor.reshape(-1).view(dtype).view(*tensor.shape[:-1], inner)
+
+
+def _wide(*tensors: Tensor) -> list[Tensor]:
+    """Tensors of bytes as tensors of the largest elements that fit all of them."""
+    length = math.gcd(*(each.shape[-1] for each in tensors))
+    element = next(each for each in _ELEMENTS if length % each.itemsize == 0)
+    return [_as(each, element) for each in tensors]
+
+
+def _keep_in_slots(
+    values: list[Tensor | None], tokens: int, room: int, slots: list[Tensor], counters: Tensor
+) -> None:
+    if tokens > room:
+        raise RuntimeError(
+            f"slots for gradients of weights have room for {room} tokens, got {tokens}; construct "
+            "the module with a larger max_tokens"
+        )
+    count = slots[0].shape[0]
+    torch._assert_async(
+        counters[0] - counters[1] < count,
+        f"all {count} slots for gradients of weights are pending; call backward_dw() before "
+        "the next backward, or construct the module with a larger max_in_flight",
+    )
+    place = counters[:1] % count
+    for value, slot in zip(values, slots, strict=True):
+        if value is None:
+            continue
+        dims = slot.dim() - 1
+        data = value
+        if value.dim() != dims:  # all leading dimensions are one in a slot
+            data = value.reshape(-1, *value.shape[value.dim() - dims + 1 :])
+        data, slot = _wide(data, slot)
+        if data.shape != slot.shape[1:]:
+            slot.index_fill_(0, place, 0)
+            slot = slot[(slice(None), *(slice(size) for size in data.shape))]
+        slot.index_copy_(0, place, data[None])
+    counters[0].add_(1)
+
+
+def _take_from_slots(slots: list[Tensor], counters: Tensor) -> list[Tensor]:
+    torch._assert_async(
+        counters[0] > counters[1],
+        "backward_dw: nothing is pending; call it once for each backward",
+    )
+    found = []
+    for slot in slots:
+        (wide,) = _wide(slot)
+        place = counters[1:] % slot.shape[0]
+        found.append(_as(wide.index_select(0, place)[0], torch.uint8))
+    return found
+
+
+def _op(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """An op of tensors alone, the same on every device; defined once per process."""
+    ops, library = _library.registered()
+    if name not in ops:
+        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{_library.NAMESPACE}::{name}", fake, lib=library)
+        ops[name] = getattr(getattr(torch.ops, _library.NAMESPACE), name).default
+    return ops[name]
+
+
+_keep = _op(
+    "wgrad_keep",
+    "(Tensor?[] values, SymInt tokens, int room, Tensor(a!)[] slots, Tensor(b!) counters) -> ()",
+    _keep_in_slots,
+    lambda values, tokens, room, slots, counters: None,
+)
+_take = _op(
+    "wgrad_take",
+    "(Tensor[] slots, Tensor counters) -> Tensor[]",
+    _take_from_slots,
+    lambda slots, counters: [slot.new_empty(slot.shape[1:]) for slot in slots],
+)

@@ -1,0 +1,174 @@
+"""Plans whose gradients of weights wait: what leaves the backward, and what is kept for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusegen.emit.explain import explain
+from fusegen.emit.launcher import launcher_context
+from fusegen.emit.python import schema
+from fusegen.load import load
+from fusegen.model.plan import ModulePlan, Program, Step
+from fusegen.model.primitives import DECODING, PRODUCTS, GemmKind
+from fusegen.naming import Cell, need
+from fusegen.paths import builtin_specs
+from fusegen.resolve import resolve, resolve_module
+
+DELAYED = "delayed_wgrad"
+ARCHS = ("cpu", "sm_90a")
+SPECS = load([builtin_specs()])
+MODULES = tuple(name for name, module in SPECS.modules.items() if DELAYED in str(module.options))
+OTHERS = (
+    (),
+    ("add_to_main_grad",),
+    ("write_main_grad",),
+    ("cached_weights",),
+    ("recompute_activations",),
+    ("reduced_amax",),
+    ("high_precision_backward",),
+)
+
+
+def options_of(others: tuple[str, ...], *, delayed: bool) -> tuple[str, ...]:
+    """In the order of a module's spec, where the gradient's place comes first."""
+    first = tuple(word for word in others if "main_grad" in word)
+    return (*first, *((DELAYED,) if delayed else ()), *(w for w in others if w not in first))
+
+
+PAIRS = [
+    pair
+    for arch in ARCHS
+    for module in MODULES
+    for recipe in SPECS.recipes
+    for others in OTHERS
+    for pair in zip(
+        *(
+            resolve(SPECS, arch, [Cell(module, recipe, options_of(others, delayed=d))]).modules
+            for d in (False, True)
+        ),
+        strict=True,
+    )
+]
+every_pair = pytest.mark.parametrize(
+    ("plain", "plan"), PAIRS, ids=[f"{plan.arch}-{plan.cell}" for _, plan in PAIRS]
+)
+
+
+def wgrad_of(plan: ModulePlan) -> Program:
+    assert plan.wgrad is not None
+    return plan.wgrad
+
+
+def gives_weight_gradient(step: Step) -> bool:
+    return step.primitive in PRODUCTS and GemmKind(step.kind) is GemmKind.WGRAD
+
+
+def test_every_module_with_weights_offers_it() -> None:
+    with_products = {
+        name
+        for name, module in SPECS.modules.items()
+        if {"linear", "grouped_linear"} & {module.op, *(item.op for item in module.chain)}
+    }
+    assert {*MODULES} == with_products and len(MODULES) > 6
+    assert len(PAIRS) > 500
+
+
+@every_pair
+def test_steps_move_and_none_changes(plain: ModulePlan, plan: ModulePlan) -> None:
+    """Both programs together run what the backward ran; their kernels are the same ones."""
+    moved = wgrad_of(plan).steps
+    assert plain.wgrad is None and plan.forward.steps == plain.forward.steps
+    assert sorted(map(repr, (s.writes for s in (*plan.backward.steps, *moved)))) == sorted(
+        repr(s.writes) for s in plain.backward.steps
+    )
+    assert all(step in plain.backward.steps for step in plan.backward.steps)
+    assert plan.kernel_sets == plain.kernel_sets and plan.saved == plain.saved
+    assert not any(gives_weight_gradient(step) for step in plan.backward.steps)
+    assert all(gives_weight_gradient(s) or s.primitive in DECODING for s in moved)
+    assert len(plan.delayed) == sum(map(gives_weight_gradient, moved))
+    assert not any(name.endswith("bias") for name in plan.delayed)
+
+
+@every_pair
+def test_what_it_reads_is_left_for_it(plain: ModulePlan, plan: ModulePlan) -> None:
+    """The backward's own results and what was saved, under its flags; nothing else."""
+    wgrad = wgrad_of(plan)
+    written = {name for step in wgrad.steps for name in step.writes}
+    read = {name for step in wgrad.steps for name in step.reads} - written - {*wgrad.mutated}
+    first, *rest = (a for a in wgrad.arguments if not a.mutated)
+    assert first.buffer == "dy" and not first.optional
+    assert {a.buffer for a in rest} == read - {"dy"}
+    made = {name for step in plan.backward.steps for name in step.writes}
+    assert plan.left_for_wgrad == read & made
+    assert read - made - {"dy"} <= {result.buffer for result in plan.saved}
+    assert not read & {state.buffer for state in plan.states}
+    for result in plan.backward.results:
+        if result.buffer in plan.left_for_wgrad:
+            assert result.when and {*result.when} <= {need(leaf) for leaf in plan.delayed}
+
+
+@every_pair
+def test_the_backward_neither_takes_nor_returns_what_waits(
+    plain: ModulePlan, plan: ModulePlan
+) -> None:
+    wgrad = wgrad_of(plan)
+    given = {argument.buffer for argument in plan.backward.arguments}
+    read = {name for step in plan.backward.steps for name in step.reads}
+    changed = {name for step in plan.backward.steps for name in step.mutates}
+    assert given == {"dy", *(read | changed) & given}
+    results = {result.buffer for result in plan.backward.results}
+    assert not results & {f"d{leaf}" for leaf in plan.delayed}
+    assert not given & {name for _, name in plan.main_grads}
+    assert {*wgrad.mutated} == {name for _, name in plan.main_grads}
+    assert bool(wgrad.results) != bool(plan.main_grads)
+    assert plan.backward.flags == plain.backward.flags
+    assert len(wgrad.flags) == (len(plan.delayed) if len(plan.delayed) > 1 else 0)
+
+
+def test_frozen_weights_cost_nothing() -> None:
+    """What is kept for a weight is made under its flag alone."""
+    plan = resolve_module(SPECS, Cell("grouped_mlp", "fp8_block", (DELAYED,)), "sm_90a")
+    found = {r.buffer: r.when for r in plan.backward.results if r.buffer in plan.left_for_wgrad}
+    assert found == {
+        "dy_columnwise": (need("fc2_weight"),),
+        "dy_columnwise_scale": (need("fc2_weight"),),
+        "dh_columnwise": (need("fc1_weight"),),
+        "dh_columnwise_scale": (need("fc1_weight"),),
+    }
+    for step in plan.backward.steps:
+        for name in {*step.writes} & found.keys():
+            assert step.wanted(name) == found[name]
+
+
+def test_a_result_that_the_backward_reads_itself_is_there_without_being_asked_for() -> None:
+    plan = resolve_module(SPECS, Cell("grouped_mlp", "bf16", (DELAYED,)), "sm_90a")
+    context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
+    backward = next(program for program in context.programs if program.name == "backward")
+    text = "\n".join(backward.results)
+    asked = "need_dx || need_dfc1_weight || need_dfc1_bias"
+    assert f"if ({asked}) dh = empty(" in text
+    assert "need_dfc1_weight ? std::optional<Tensor>(dh) : std::nullopt" in backward.returned
+
+
+def test_main_grads_are_changed_by_the_wgrad() -> None:
+    cell = Cell("linear", "fp8_block", ("add_to_main_grad", DELAYED))
+    plan = resolve_module(SPECS, cell, "sm_90a")
+    assert schema(plan, wgrad_of(plan)) == (
+        "(Tensor dy, Tensor x_columnwise, Tensor x_columnwise_scale, Tensor dy_columnwise,"
+        " Tensor dy_columnwise_scale, Tensor(a!) weight_main_grad) -> ()"
+    )
+    assert "!" not in schema(plan, plan.backward)
+
+
+def test_decoding_moves_with_the_products() -> None:
+    plan = resolve_module(SPECS, Cell("grouped_linear", "mxfp8", (DELAYED,)), "sm_90a")
+    kinds = [step.primitive.value for step in wgrad_of(plan).steps]
+    assert kinds == ["dequantize_groups", "dequantize_groups", "grouped_gemm"]
+    assert "dy_padded_sizes" in wgrad_of(plan).workspace
+
+
+def test_explain_tells_of_it() -> None:
+    plan = resolve_module(SPECS, Cell("linear", "fp8_block", (DELAYED,)), "cpu")
+    text = "\n".join(explain(plan))
+    assert "dy_columnwise_scale" in text and "result kept for the wgrad" in text
+    assert "\nwgrad (dy, x_columnwise, " in text and "-> dweight" in text
