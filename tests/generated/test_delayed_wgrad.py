@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fusegen import api
+from fusegen.naming import Cell
 
-from .loading import load_bundle
+from .loading import load_bundle, write_cells
 
 RECIPES = (
     "bf16", "fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"
@@ -49,18 +49,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
         (("grouped_mlp",), ("fp8_delayed",), ("reduced_amax",)),
         (("grouped_mlp",), ("nvfp4",), ("high_precision_backward",)),
     ]
-    for modules, recipes, options in choices:
-        for delayed in (False, True):
-            request = api.Request(
-                out=folder,
-                archs=("cpu",),
-                modules=modules,
-                recipes=recipes,
-                options=(*options, DELAYED) if delayed else options,
-                namespace="delayed_wgrad",
-            )
-            api.generate(request)
-    return load_bundle("delayed_wgrad_bundle", folder / "cpu")
+    cells = (
+        Cell.parse(name(module, recipe, *options, delayed=delayed))
+        for modules, recipes, options in choices
+        for module in modules
+        for recipe in recipes
+        for delayed in (False, True)
+    )
+    made = write_cells(folder, "cpu", cells, "delayed_wgrad")
+    return load_bundle("delayed_wgrad_bundle", made)
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +67,15 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def cell(bundle: str, module: str, recipe: str, *options: str, delayed: bool = True) -> ModuleType:
+def name(module: str, recipe: str, *options: str, delayed: bool = True) -> str:
+    """Of a cell; options stand in the order of the module's spec."""
     first = [word for word in options if word in MAIN_GRADS]
     rest = [word for word in options if word not in MAIN_GRADS]
-    words = (module, recipe, *first, *([DELAYED] if delayed else []), *rest)
-    return importlib.import_module(f"{bundle}.{'__'.join(words)}")
+    return "__".join((module, recipe, *first, *([DELAYED] if delayed else []), *rest))
+
+
+def cell(bundle: str, module: str, recipe: str, *options: str, delayed: bool = True) -> ModuleType:
+    return importlib.import_module(f"{bundle}.{name(module, recipe, *options, delayed=delayed)}")
 
 
 def make(
