@@ -8,14 +8,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from fusegen import __version__, api
-from fusegen.bundle import render_bundle
+from fusegen import api
 from fusegen.naming import Cell
-from fusegen.polish import polish
-from fusegen.publish import publish
-from fusegen.resolve import resolve
-from fusegen.selection import Selection
-from fusegen.sources import Inputs, derivations
+from fusegen.tuning.variants import publish_cells
 
 LOAD = """
 import importlib.util, sys
@@ -28,16 +23,11 @@ def load(name, folder):
 """
 
 
-def write_cells(folder: Path, arch: str, cells: Iterable[Cell], namespace: str) -> Path:
-    """A bundle of any cells below a folder, as the command would leave it after one call for each
-    choice of options: every call renders anew what the bundle holds."""
-    specs, selection = api.load_specs(), Selection(arch, namespace, tuple(sorted(cells)))
-    resolved = resolve(specs, arch, selection.cells, derivations())
-    assert not resolved.unsupported, resolved.unsupported[0]
-    renderer = Inputs().renderer(())
-    files = render_bundle(resolved.modules, specs.archs[arch], selection.op_namespace, renderer)
-    publish(polish(files), folder / arch, selection.to_json(), __version__)
-    return folder / arch
+def load_cells(name: str, folder: Path, cells: Iterable[Cell]) -> str:
+    """A CPU bundle of any cells, written below a folder and imported under a name."""
+    lacking = publish_cells(api.load_specs(), "cpu", cells, name, folder / "cpu")
+    assert not lacking, lacking[0]
+    return load_bundle(f"{name}_bundle", folder / "cpu")
 
 
 def load_bundle(name: str, folder: Path) -> str:

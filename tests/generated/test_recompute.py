@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fusegen import api
 from fusegen.emit.explain import size_in_bytes
 from fusegen.load import load
 from fusegen.model.plan import ModulePlan
@@ -23,7 +21,7 @@ from fusegen.naming import Cell, need, parameter_argument
 from fusegen.paths import builtin_specs
 from fusegen.resolve import resolve_module
 
-from .loading import load_bundle
+from .loading import load_cells
 
 SPECS = load([builtin_specs()])
 CLASSES = {
@@ -50,18 +48,13 @@ Found = dict[str, Tensor]
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Name of a package with cells that save and cells that recompute next to each other."""
-    folder: Path = tmp_path_factory.mktemp("recompute")
-    for options in ((), (AGAIN,)):
-        request = api.Request(
-            out=folder,
-            archs=("cpu",),
-            modules=tuple(CLASSES),
-            recipes=tuple(SPECS.recipes),
-            options=options,
-            namespace="recompute",
-        )
-        api.generate(request)
-    return load_bundle("recompute_bundle", folder / "cpu")
+    cells = (
+        Cell(module, recipe, options)
+        for module in CLASSES
+        for recipe in SPECS.recipes
+        for options in ((), (AGAIN,))
+    )
+    return load_cells("recompute", tmp_path_factory.mktemp("recompute"), cells)
 
 
 @pytest.fixture(autouse=True)

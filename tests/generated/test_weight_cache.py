@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fusegen import api
+from fusegen.naming import Cell
 
-from .loading import load_bundle
+from .loading import load_cells
 from .ranks import run_ranks
 
 RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
@@ -31,18 +32,13 @@ every_module = pytest.mark.parametrize("module", CLASSES)
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Name of a package with fresh and cached cells next to each other."""
-    folder = tmp_path_factory.mktemp("cache")
-    for options in ((), ("cached_weights",)):
-        request = api.Request(
-            out=folder,
-            archs=("cpu",),
-            modules=tuple(CLASSES),
-            recipes=RECIPES,
-            options=options,
-            namespace="weight_cache",
-        )
-        api.generate(request)
-    return load_bundle("weight_cache_bundle", folder / "cpu")
+    cells = (
+        Cell(module, recipe, options)
+        for module in CLASSES
+        for recipe in RECIPES
+        for options in ((), ("cached_weights",))
+    )
+    return load_cells("weight_cache", tmp_path_factory.mktemp("cache"), cells)
 
 
 @pytest.fixture(autouse=True)

@@ -263,9 +263,7 @@ def _reference_returns(program: Program) -> str:
         "Tensor | None" if result.when and optional else "Tensor" for result in program.results
     ]
     types += ["Tensor" for _ in program.mutated]
-    if (
-        len(types) == 1 and program.mutated
-    ):  # new values of arguments are a tuple, as results are not
+    if len(types) == 1 and program.mutated:  # new values of arguments are always a tuple
         return "tuple[Tensor]"
     return return_annotation(types)
 

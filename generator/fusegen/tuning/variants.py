@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import __version__
 from ..load import SpecSet
+from ..model.plan import Unsupported
 from ..model.predicate import Predicate
 from ..model.primitives import GemmKind
 from ..model.specs import ArchSpec, FamilySpec, KindSpec, RuleSpec
@@ -94,21 +95,28 @@ def write_variants(
     for index in range(max(len(spec.points) for spec in kinds.values())):
         variant = single(specs.archs[arch], family, index)
         folder = out / f"{family}_{index}" / arch
-        _publish(specs, variant, f"sweep_{family}_{index}", recipes, folder)
+        changed = replace(specs, archs={**specs.archs, arch: variant})
+        cells = (Cell(MODULE, recipe) for recipe in recipes)
+        publish_cells(changed, arch, cells, f"sweep_{family}_{index}", folder)
         points = {kind: spec.points[0].name for kind, spec in variant.kernels[family].kinds.items()}
         yield Variant(folder, points, tuple(recipes))
 
 
-def _publish(
-    specs: SpecSet, arch: ArchSpec, prefix: str, recipes: Sequence[str], folder: Path
-) -> None:
+def publish_cells(
+    specs: SpecSet, arch: str, cells: Iterable[Cell], namespace: str, folder: Path
+) -> tuple[Unsupported, ...]:
+    """Write a bundle of any cells of any specs at once, where commands make one choice at a time.
+
+    Returns:
+        the cells that it lacks, since they cannot be made.
+    """
     from ..bundle import render_bundle
     from ..polish import polish
     from ..publish import publish
 
-    cells = tuple(sorted(Cell(MODULE, recipe) for recipe in recipes))
-    selection = Selection(arch.name, prefix, cells)
-    changed = replace(specs, archs={**specs.archs, arch.name: arch})
-    plans = resolve(changed, arch.name, cells, derivations()).modules
-    files = render_bundle(plans, arch, selection.op_namespace, Inputs().renderer(()))
+    selection = Selection(arch, namespace, tuple(sorted(cells)))
+    resolved = resolve(specs, arch, selection.cells, derivations())
+    renderer = Inputs().renderer(())
+    files = render_bundle(resolved.modules, specs.archs[arch], selection.op_namespace, renderer)
     publish(polish(files), folder, selection.to_json(), __version__)
+    return resolved.unsupported
