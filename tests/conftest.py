@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test is timed: on a busy machine hypothesis would fail one for how long its examples took.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
 BUNDLES = sorted(path.parent for path in (ROOT / "generated").glob("*/fusegen.lock"))
