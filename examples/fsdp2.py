@@ -19,7 +19,7 @@ from moe_layer import load_bundle
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 RANKS = 2
 EXPERTS, HIDDEN, INNER, TOKENS, STEPS = 2, 32, 128, 256, 100
@@ -85,7 +85,9 @@ def main() -> None:
     default = Path(__file__).resolve().parents[1] / "generated" / "cpu"
     bundle = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else default
     with tempfile.TemporaryDirectory() as folder:
-        spawn(run, args=(bundle, folder), nprocs=RANKS)
+        # Forked ranks end without Python's own end, which a thread of gloo would abort if it freed
+        # a tensor meanwhile.
+        start_processes(run, args=(bundle, folder), nprocs=RANKS, start_method="fork")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import copy
 import functools
 import importlib
 import io
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from fusegen.naming import Cell
 
 from .loading import load_cells
+from .ranks import run_ranks
 
 RECIPES = (
     "bf16", "fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"
@@ -237,19 +240,32 @@ def test_a_refresh_before_the_backward_is_still_refused(bundle: str) -> None:
     assert layer.wgrad_queue.pending == 0
 
 
-def test_shared_amaxes(bundle: str) -> None:
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        plain, delayed = pair(bundle, "grouped_mlp", "fp8_delayed", "reduced_amax")
-        for seed in range(3):
-            one, other = (backward(m, inputs("grouped_mlp", seed)) for m in (plain, delayed))
-            assert torch.equal(one, other)
-        drain(delayed)
-    finally:
-        torch.distributed.destroy_process_group()
-    same(gradients(plain), gradients(delayed))
-    same(plain.state_dict(), delayed.state_dict())
+SHARED = """
+import importlib
+found = {}
+for kind in ("reduced_amax", "delayed_wgrad__reduced_amax"):
+    torch.manual_seed(0)
+    module = importlib.import_module(f"bundle.grouped_mlp__fp8_delayed__{kind}")
+    layer = module.GroupedMLP(3, 32, 48, bias=True)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        x = torch.randn(24, 32, generator=generator).bfloat16().requires_grad_()
+        y = layer(x, torch.tensor([9, 0, 13]), torch.rand(24, generator=generator))
+        y.float().square().sum().backward()
+    while kind.startswith("delayed") and layer.wgrad_queue.pending:
+        layer.backward_dw()
+    found[kind] = {"x": x.grad, **layer.state_dict()}
+    found[kind] |= {f"{name}.grad": p.grad for name, p in layer.named_parameters()}
+torch.save(found, f"{folder}/found.pt")
+"""
+
+
+def test_shared_amaxes(bundle: str, tmp_path: Path) -> None:
+    folder = Path(str(sys.modules[bundle].__file__)).parent
+    run_ranks(SHARED, tmp_path, folder, ranks=1)
+    plain, delayed = torch.load(tmp_path / "found.pt").values()
+    assert plain["fc1.weight.grad"].any() and any("amax_history" in name for name in plain)
+    same(plain, delayed)
 
 
 def test_autocast(bundle: str) -> None:
