@@ -17,6 +17,7 @@ from .model.specs import (
     SpecKind,
 )
 from .naming import Cell
+from .passes.as_bytes import pass_as_bytes
 from .passes.backward import write_backward
 from .passes.conversions import conversions
 from .passes.delay_wgrad import delay_wgrad
@@ -97,6 +98,7 @@ def resolve_module(
     draft, kernel_sets = choose_kernels(draft, arch, recipe)
     if OptionName.DELAY_WGRAD in options:
         draft = delay_wgrad(draft)
+    draft = pass_as_bytes(draft)
     dims = module_dims(module, specs)
     offered, further = conversions(recipe, arch) if quantizes else ((), ())
     plan = ModulePlan(
