@@ -91,7 +91,8 @@ def resolve_module(
         forward_only=OptionName.BACKWARD_PRECISION in options,
     )
     if OptionName.WEIGHT_CACHE in options:
-        draft = keep_quantized(draft, recipe)
+        alone = options[OptionName.WEIGHT_CACHE] == "quantized_weights"
+        draft = keep_quantized(draft, recipe, alone=alone)
     draft = fold_sums(draft, arch)
     draft = add_conditions(draft)
     kept = saved(draft)
@@ -144,7 +145,7 @@ _IMPLEMENTED = {
     OptionName.DELAY_WGRAD: ("delayed_wgrad",),
     OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
     OptionName.SAVE: ("recompute_activations",),
-    OptionName.WEIGHT_CACHE: ("cached_weights",),
+    OptionName.WEIGHT_CACHE: ("cached_weights", "quantized_weights"),
 }
 """Choices that a pass knows, by their words; the first choice of an option needs none."""
 
