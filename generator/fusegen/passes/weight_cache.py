@@ -39,7 +39,8 @@ def keep_quantized(draft: Draft, recipe: RecipeSpec, *, alone: bool = False) -> 
         kept = "kept so" if alone else "cached"
         raise NotPossible(f"recipe {recipe.name!r} quantises no weight that could be {kept}")
     if draft.reductions:
-        raise NotPossible(f"amaxes of {'quantised' if alone else 'cached'} weights are not shared between ranks")
+        kept = "quantised" if alone else "cached"
+        raise NotPossible(f"amaxes of {kept} weights are not shared between ranks")
     copies = [copy for step in moved for copy in step.copies]
     caches = tuple(
         State(buffer, _path(paths[copy.source], copy, buffer), StateFill.COPY)

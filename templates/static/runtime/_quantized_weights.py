@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from . import _library
 from .reference import _quantize as quantized
 
+_HIGH = (torch.bfloat16, torch.float16, torch.float32)
 _KEPT = re.compile(r"(.*\.)?((input|weight|grad_output)_(amax_history|scale)|rng_state)")
 """What recipes keep between steps, by the names that all modules have for it."""
 
@@ -90,12 +91,16 @@ def given(cell: str, name: str, weight: Tensor, stands: Tensor) -> Tensor:
     Raises:
         RuntimeError: it is not of the module's shape or device, or of another type.
     """
-    expected, got = f"expected a floating-point tensor {[*stands.shape]}", [*weight.shape]
-    if weight.shape != stands.shape or not weight.is_floating_point():
-        raise RuntimeError(f"{cell}: {name}: {expected}, got {weight.dtype} {got}")
+    expected = f"{cell}: {name}: expected"
+    if weight.dtype not in _HIGH:
+        raise RuntimeError(
+            f"{expected} dtype bfloat16, float16 or float32, got {str(weight.dtype)[6:]}"
+        )
+    if weight.shape != stands.shape:
+        raise RuntimeError(f"{expected} shape {[*stands.shape]}, got {[*weight.shape]}")
     if weight.device != stands.device:
         raise RuntimeError(
-            f"{cell}: {name}: {expected} on {stands.device}, got one on {weight.device}; move it there"
+            f"{expected} device {stands.device}, as its copies, got {weight.device}; move it there"
         )
     return weight.to(stands.dtype)
 
@@ -170,12 +175,11 @@ class QuantizedWeights(nn.Module):
             )
         )
 
-    def _apply(
-        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
-    ) -> QuantizedWeights:
-        """As in `nn.Module`, but placeholders stay so, and a cast leaves copies in their formats."""
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeights:
+        """As in `nn.Module`, but placeholders stay so, and a cast leaves buffers as they are."""
+        buffers = tuple(name for name, _ in self.named_buffers())
         places = {id(self.get_parameter(weight.path)) for weight in self.held.weights}
-        spare = _library.sparing_copies(self, self.held.copies, fn)
+        spare = _library.sparing_copies(self, buffers, fn)
 
         def move(tensor: Tensor) -> Tensor:
             if id(tensor) not in places:
@@ -220,37 +224,41 @@ def _quantize_given(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Make a state of copies of one that has weights, before it is loaded."""
+    """Turn weights of a state that is about to be loaded into copies."""
     held = layer.held
     layer._placeholder_keys = tuple(prefix + weight.path for weight in held.weights)
-    found = [weight for weight in held.weights if prefix + weight.path in state]
-    if not found:
+    given = [weight for weight in held.weights if prefix + weight.path in state]
+    masters = {weight.argument: state.pop(prefix + weight.path) for weight in given}
+    if not given:
         return
-    for weight in found:
-        if prefix + next(iter(weight.copies.values())) in state:
-            errors.append(
-                f"{held.cell}: {prefix}{weight.path}: expected a weight or its copies, got both; "
-                "leave one of them out"
-            )
-    masters = {weight.argument: state.pop(prefix + weight.path) for weight in found}
     own = {prefix + name: buffer for name, buffer in layer.named_buffers()}
-    for key in [key for key in state if key.startswith(prefix) and key not in own]:
-        if _KEPT.fullmatch(key[len(prefix) :]):
-            del state[key]  # of the recipe that the state comes from
+    _drop_foreign(state, prefix, own.keys())
+    replaced = {prefix + path for weight in given for path in weight.copies.values()}
     try:
-        loaded = {prefix + name: tensor for name, tensor in _quantized(layer, masters, state, prefix)}
+        if replaced & state.keys():
+            raise RuntimeError(
+                f"{held.cell}: {given[0].path}: expected a weight or its copies, got both; leave "
+                "one of them out of the state"
+            )
+        state |= {prefix + path: made for path, made in _quantized(layer, masters, state, prefix)}
     except RuntimeError as error:
         errors.append(str(error))
-        loaded = {}
-    state.update(loaded)
-    for key, buffer in own.items():  # what the recipe keeps between steps goes on
-        copied = key.removeprefix(prefix) in held.copies
-        if not buffer.is_meta and (errors or not copied):
+    # Copies of other weights are missed; what the recipe keeps between steps goes on.
+    copies = {prefix + path for path in held.copies} - replaced
+    for key, buffer in own.items():
+        if key not in copies and not buffer.is_meta:
             state.setdefault(key, buffer)
 
 
+def _drop_foreign(state: dict[str, Any], prefix: str, own: Iterable[str]) -> None:
+    """Leave out what only the recipe keeps between steps that a state comes from."""
+    for key in [key for key in state if key.startswith(prefix) and key not in own]:
+        if _KEPT.fullmatch(key[len(prefix) :]):
+            del state[key]
+
+
 def _quantized(
-    layer: QuantizedWeights, masters: dict[str, Tensor], state: Mapping[str, Tensor], prefix: str
+    layer: QuantizedWeights, masters: Mapping[str, Tensor], state: Mapping[str, Tensor], prefix: str
 ) -> Iterator[tuple[str, Tensor]]:
     """Copies of weights, and what else quantising them gives, with their paths.
 
@@ -259,38 +267,34 @@ def _quantized(
     """
     held = layer.held
     weights: dict[str, Tensor] = {}
-    fresh: dict[str, Tensor] = {}
+    copies: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}
-    lacking: set[str] = set()
+    lacking: list[str] = []
     for weight in held.weights:
-        stands = layer.get_parameter(weight.path)
-        master = masters.get(weight.argument)
+        stands, master = layer.get_parameter(weight.path), masters.get(weight.argument)
+        if stands.is_meta and master is not None:  # loaded with `assign=True`
+            stands = _parameter(stands, master.device)
         device = stands.device
-        if master is not None and stands.is_meta:
-            device = master.device  # loaded with `assign=True`
-        if device != stands.device:
-            stands = _parameter(stands, device)
         weights[weight.argument] = (
             stands if master is None else given(held.cell, weight.path, master.to(device), stands)
         )
         for argument, path in weight.copies.items():
-            fresh[argument] = torch.empty_like(layer.get_buffer(path), device=device)
-        for argument, (path, fill) in weight.state.items():
-            known = state.get(prefix + path, layer.get_buffer(path) if fill is None else None)
-            if known is None:
-                lacking.add(argument)
-                kept[argument] = torch.full_like(layer.get_buffer(path), fill, device=device)
-            else:
-                kept[argument] = known.to(device, copy=True)
-    moves = {"update_state": False} if kept else {}
+            copies[argument] = torch.empty_like(layer.get_buffer(path), device=device)
+        for argument, (path, first) in weight.state.items():
+            buffer = layer.get_buffer(path)
+            known = state.get(prefix + path, buffer if first is None else None)
+            lacking += [argument] if known is None else []
+            kept[argument] = torch.full_like(buffer, first or 0.0, device=device)
+            if known is not None:
+                kept[argument].copy_(known)
     if lacking:
-        first = {argument: tensor.clone() for argument, tensor in kept.items()}
-        held.refresh(**weights, **fresh, **first, update_state=True)
-        kept |= {argument: first[argument] for argument in lacking}
-    held.refresh(**weights, **fresh, **kept, **moves)
+        moved = {argument: tensor.clone() for argument, tensor in kept.items()}
+        held.refresh(**weights, **copies, **moved, update_state=True)
+        kept |= {argument: moved[argument] for argument in lacking}
+    held.refresh(**weights, **copies, **kept, **({"update_state": False} if kept else {}))
     for weight in held.weights:
         if weight.argument in masters:
-            yield from ((path, fresh[argument]) for argument, path in weight.copies.items())
+            yield from ((path, copies[argument]) for argument, path in weight.copies.items())
             yield from ((path, kept[argument]) for argument, (path, _) in weight.state.items())
 
 
