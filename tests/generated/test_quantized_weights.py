@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import io
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +21,7 @@ from fusegen import api
 from fusegen.naming import Cell
 
 from .loading import load_cells
+from .ranks import run_ranks
 
 RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 CLASSES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
@@ -274,6 +277,56 @@ def test_reset_after_meta(bundle: str, recipe: str) -> None:
     bare.reset_parameters()
     same(state(bare), state(make(bundle, "grouped_mlp", recipe, ALONE)))
     assert without_memory(bare)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masters_are_rounded_to_the_type_of_the_module(bundle: str, dtype: torch.dtype) -> None:
+    layer, other = (make(bundle, "linear", "fp8_block", ALONE, dtype=dtype) for _ in range(2))
+    layer.refresh_weights(**masters(layer, dtype=torch.float32))
+    other.refresh_weights(**masters(other, dtype=dtype))
+    same(state(layer), state(other))
+    assert layer(inputs("linear")[0].to(dtype)).dtype == dtype
+
+
+def test_hooks_of_the_parameter_run(bundle: str) -> None:
+    layer = make(bundle, "grouped_mlp", "mxfp8", ALONE)
+    seen: list[Tensor] = []
+    layer.fc1.weight.register_post_accumulate_grad_hook(lambda weight: seen.append(weight.grad))
+    layer.fc2.weight.requires_grad_(False)
+    layer(*inputs("grouped_mlp")).float().square().sum().backward()
+    assert len(seen) == 1 and seen[0] is layer.fc1.weight.grad and bool(seen[0].any())
+    assert layer.fc2.weight.grad is None
+
+
+def test_export(bundle: str) -> None:
+    layer = make(bundle, "grouped_mlp", "mxfp8", ALONE).requires_grad_(False)
+    exported = torch.export.export(layer, tuple(inputs("grouped_mlp"))).module()
+    data = inputs("grouped_mlp", seed=2)
+    assert torch.equal(exported(*data), layer(*data))
+
+
+# Ranks begin with other copies; DDP gives all those of the first before a forward.
+PARALLEL = """
+import importlib
+from torch import nn
+module = importlib.import_module("bundle.grouped_mlp__fp8_block__quantized_weights")
+torch.manual_seed(rank)
+layer = module.GroupedMLP(3, 32, 48)
+parallel = nn.parallel.DistributedDataParallel(layer, init_sync=False)
+generator = torch.Generator().manual_seed(1)
+x = torch.randn(24, 32, generator=generator).bfloat16()
+y = parallel(x, torch.tensor([9, 0, 13]), torch.rand(24, generator=generator))
+y.sum().mul(1 + rank).backward()
+found = {"gradient": layer.fc1.weight.grad, **dict(layer.named_buffers())}
+torch.save(found, f"{folder}/{rank}.pt")
+"""
+
+
+def test_ranks_reduce_gradients(bundle: str, tmp_path: Path) -> None:
+    run_ranks(PARALLEL, tmp_path, Path(str(sys.modules[bundle].__file__)).parent)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    same(first, second)
+    assert first["gradient"].any()
 
 
 def test_an_optimizer_says_so(bundle: str) -> None:
