@@ -227,17 +227,17 @@ def _quantize_given(
     """Turn weights of a state that is about to be loaded into copies."""
     held = layer.held
     layer._placeholder_keys = tuple(prefix + weight.path for weight in held.weights)
-    given = [weight for weight in held.weights if prefix + weight.path in state]
-    masters = {weight.argument: state.pop(prefix + weight.path) for weight in given}
-    if not given:
+    found = [weight for weight in held.weights if prefix + weight.path in state]
+    masters = {weight.argument: state.pop(prefix + weight.path) for weight in found}
+    if not found:
         return
     own = {prefix + name: buffer for name, buffer in layer.named_buffers()}
     _drop_foreign(state, prefix, own.keys())
-    replaced = {prefix + path for weight in given for path in weight.copies.values()}
+    replaced = {prefix + path for weight in found for path in weight.copies.values()}
     try:
         if replaced & state.keys():
             raise RuntimeError(
-                f"{held.cell}: {given[0].path}: expected a weight or its copies, got both; leave "
+                f"{held.cell}: {found[0].path}: expected a weight or its copies, got both; leave "
                 "one of them out of the state"
             )
         state |= {prefix + path: made for path, made in _quantized(layer, masters, state, prefix)}
@@ -266,18 +266,17 @@ def _quantized(
     from these weights.
     """
     held = layer.held
+    device = layer.get_parameter(held.weights[0].path).device
+    if device.type == "meta":  # loaded with `assign=True`
+        device = next(iter(masters.values())).device
     weights: dict[str, Tensor] = {}
     copies: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}
     lacking: list[str] = []
     for weight in held.weights:
-        stands, master = layer.get_parameter(weight.path), masters.get(weight.argument)
-        if stands.is_meta and master is not None:  # loaded with `assign=True`
-            stands = _parameter(stands, master.device)
-        device = stands.device
-        weights[weight.argument] = (
-            stands if master is None else given(held.cell, weight.path, master.to(device), stands)
-        )
+        stands = _parameter(layer.get_parameter(weight.path), device)
+        master = masters.get(weight.argument, stands)
+        weights[weight.argument] = given(held.cell, weight.path, master.to(device), stands)
         for argument, path in weight.copies.items():
             copies[argument] = torch.empty_like(layer.get_buffer(path), device=device)
         for argument, (path, first) in weight.state.items():
