@@ -241,8 +241,8 @@ class CellContext:
         main_grads: gradients that go to buffers of the caller's.
         take_forward: ``y, *_, x_amax =``: what the function takes of a call with gradients.
         first: the argument that gives device and dtype.
-        own_type: arguments of the module's own type, which autocast decides where it is on.
-        without_memory: names of those that stand for quantised copies.
+        without_memory: names of arguments that stand for quantised copies.
+        own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
@@ -414,6 +414,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         *buffers,
         *dummies,
     }
+    held_alone = tuple(parameter.buffer for parameter in plan.quantized)
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
     left_names = (*(result.buffer for result in plan.saved), *held)
     return CellContext(
@@ -465,9 +466,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         differentiable=tuple(a for a in arguments if a.flag),
         first=plan.inputs[0],
         own_type=tuple(
-            by_name[name] for name in plan.arguments if plan.buffer(name).dtype is DType.IO
+            by_name[name]
+            for name in plan.arguments
+            if plan.buffer(name).dtype is DType.IO and name not in held_alone
         ),
-        without_memory=tuple(parameter.buffer for parameter in plan.quantized),
+        without_memory=held_alone,
         programs=programs,
         forward=programs[0],
         backward=programs[1],
