@@ -17,6 +17,7 @@ from .model.specs import (
     SpecKind,
 )
 from .naming import Cell
+from .passes.as_bytes import pass_as_bytes
 from .passes.backward import write_backward
 from .passes.conversions import conversions
 from .passes.delay_wgrad import delay_wgrad
@@ -90,13 +91,15 @@ def resolve_module(
         forward_only=OptionName.BACKWARD_PRECISION in options,
     )
     if OptionName.WEIGHT_CACHE in options:
-        draft = keep_quantized(draft, recipe)
+        alone = options[OptionName.WEIGHT_CACHE] == "quantized_weights"
+        draft = keep_quantized(draft, recipe, alone=alone)
     draft = fold_sums(draft, arch)
     draft = add_conditions(draft)
     kept = saved(draft)
     draft, kernel_sets = choose_kernels(draft, arch, recipe)
     if OptionName.DELAY_WGRAD in options:
         draft = delay_wgrad(draft)
+    draft = pass_as_bytes(draft)
     dims = module_dims(module, specs)
     offered, further = conversions(recipe, arch) if quantizes else ((), ())
     plan = ModulePlan(
@@ -142,7 +145,7 @@ _IMPLEMENTED = {
     OptionName.DELAY_WGRAD: ("delayed_wgrad",),
     OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
     OptionName.SAVE: ("recompute_activations",),
-    OptionName.WEIGHT_CACHE: ("cached_weights",),
+    OptionName.WEIGHT_CACHE: ("cached_weights", "quantized_weights"),
 }
 """Choices that a pass knows, by their words; the first choice of an option needs none."""
 

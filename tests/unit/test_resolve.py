@@ -345,6 +345,27 @@ def test_gradients_of_weights_go_to_the_callers_buffers(recipe: str, option: str
     }
 
 
+@pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
+def test_e8m0_is_bytes_next_to_what_an_op_changes(arch: str) -> None:
+    """And nowhere else: inductor calls other ops as they are."""
+
+    def scales(*options: str) -> dict[str, DType]:
+        plan = resolve_module(builtin(), Cell("linear", "mxfp8", options), arch)
+        crossing = {a.buffer for p in (plan.backward, plan.wgrad) if p for a in p.arguments}
+        found = {buffer.name: buffer.dtype for buffer in plan.buffers if "scale" in buffer.name}
+        inside = {dtype for name, dtype in found.items() if name not in crossing}
+        assert inside == {DType.E8M0} or "cached_weights" in options
+        return {name: dtype for name, dtype in found.items() if name in crossing}
+
+    x, weight = "x_columnwise_scale", "weight_columnwise_scale"
+    assert scales() == {x: DType.E8M0, weight: DType.E8M0}
+    assert scales("add_to_main_grad") == {x: DType.UINT8, weight: DType.UINT8}
+    assert scales("cached_weights") == {x: DType.E8M0, weight: DType.UINT8}
+    delayed = scales("write_main_grad", "delayed_wgrad")
+    assert delayed.pop("dy_columnwise_scale") is DType.UINT8
+    assert delayed == {x: DType.UINT8, weight: DType.E8M0}
+
+
 def test_choices_that_lead_nowhere_say_why(tmp_path: Path) -> None:
     text = "edition: 1\nmodule: toy\nclass: Toy\nop: silu\n"
     text += "options: {main_grad: [returned_grad, add_to_main_grad]}\n"
@@ -436,6 +457,24 @@ def test_copies_of_weights_are_arguments_and_never_saved(plan: ModulePlan) -> No
     history = {name for name in plan.refresh.mutated if name not in copied}
     assert bool(history) == (plan.recipe == "fp8_delayed") == (plan.refresh.flags != ())
     assert not history & {a.buffer for p in (plan.forward, plan.backward) for a in p.arguments}
+
+
+@pytest.mark.parametrize("recipe", sorted({plan.recipe for plan in CACHED}))
+@pytest.mark.parametrize("module", ["linear", "grouped_mlp"])
+def test_quantised_weights_run_the_programs_of_cached_ones(module: str, recipe: str) -> None:
+    """What differs is a module's parameters, which no program reads."""
+    alone, cached = (
+        resolve_module(builtin(), Cell(module, recipe, (option,)), "sm_90a")
+        for option in ("quantized_weights", "cached_weights")
+    )
+    assert alone.programs == cached.programs and alone.buffers == cached.buffers
+    assert alone.kernel_sets == cached.kernel_sets and alone.states == cached.states
+    weights = {p.buffer for p in alone.parameters if not alone.buffer(p.buffer).optional}
+    assert {p.buffer for p in alone.quantized} == weights and cached.quantized == ()
+    for program in (alone.forward, alone.backward):
+        assert not weights & {name for step in program.steps for name in step.reads}
+    text = "\n".join(explain(alone))
+    assert all(f"parameter {p.path}, without memory" in text for p in alone.quantized)
 
 
 def test_explain_tells_of_cached_weights() -> None:

@@ -12,9 +12,10 @@ from ..model.plan import (
     Reduction,
     Result,
     StateFill,
+    Step,
 )
 from ..model.shapes import Expr, Sym, substitute, to_code, to_python
-from ..model.specs import Init
+from ..model.specs import Init, Orientation
 from ..naming import gradient, need
 from .python import (
     AttributeText,
@@ -49,6 +50,7 @@ class ParameterText:
         shape: tuple source.
         optional: only with ``bias=True``.
         init: source of the in-place fill, without the tensor.
+        quantized: the class has its copies alone.
     """
 
     path: str
@@ -58,6 +60,7 @@ class ParameterText:
     shape: str
     optional: bool
     init: str
+    quantized: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class StateText:
         shape: tuple source.
         dtype: attribute of torch.
         init: source of the in-place fill, without the tensor; empty where a refresh fills it.
+        persistent: whether it is in the state dict; a copy of a weight that is there is not.
     """
 
     path: str
@@ -85,11 +89,31 @@ class StateText:
     shape: str
     dtype: str
     init: str
+    persistent: bool
 
     @property
-    def cached(self) -> bool:
-        """Whether it is a copy of a weight, which no state dict needs."""
+    def copy(self) -> bool:
+        """Whether it is part of a copy of a weight."""
         return not self.init
+
+
+@dataclass(frozen=True, slots=True)
+class HeldText:
+    """A weight that the class has as quantised copies alone; every field is Python source.
+
+    Attributes:
+        argument: of the function that refreshes.
+        path: of what stands in its place.
+        rowwise: paths of the buffers of its rowwise copy.
+        copies: paths of all its buffers, by argument.
+        state: paths and first values of what else its quantisation changes, by argument.
+    """
+
+    argument: str
+    path: str
+    rowwise: str
+    copies: str
+    state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +128,7 @@ class RefreshText:
         cache_paths: where these are in the class.
         op_arguments: what the op is called with.
         call_arguments: how the class calls it.
+        held: the weights, where the class has these copies alone.
     """
 
     program: ProgramText
@@ -113,6 +138,7 @@ class RefreshText:
     cache_paths: tuple[str, ...]
     op_arguments: tuple[str, ...]
     call_arguments: tuple[str, ...]
+    held: tuple[HeldText, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +241,8 @@ class CellContext:
         main_grads: gradients that go to buffers of the caller's.
         take_forward: ``y, *_, x_amax =``: what the function takes of a call with gradients.
         first: the argument that gives device and dtype.
-        own_type: arguments of the module's own type, which autocast decides where it is on.
+        without_memory: names of arguments that stand for quantised copies.
+        own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
@@ -265,6 +292,7 @@ class CellContext:
     differentiable: tuple[TensorText, ...]
     first: str
     own_type: tuple[TensorText, ...]
+    without_memory: tuple[str, ...]
     programs: tuple[ProgramText, ...]
     forward: ProgramText
     backward: ProgramText
@@ -325,6 +353,7 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
                 shape=", ".join(dims),
                 optional=buffer.optional,
                 init=fill,
+                quantized=parameter.quantized,
             )
         )
     return tuple(texts)
@@ -385,6 +414,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         *buffers,
         *dummies,
     }
+    held_alone = tuple(parameter.buffer for parameter in plan.quantized)
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
     left_names = (*(result.buffer for result in plan.saved), *held)
     return CellContext(
@@ -436,8 +466,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         differentiable=tuple(a for a in arguments if a.flag),
         first=plan.inputs[0],
         own_type=tuple(
-            by_name[name] for name in plan.arguments if plan.buffer(name).dtype is DType.IO
+            by_name[name]
+            for name in plan.arguments
+            if plan.buffer(name).dtype is DType.IO and name not in held_alone
         ),
+        without_memory=held_alone,
         programs=programs,
         forward=programs[0],
         backward=programs[1],
@@ -498,7 +531,9 @@ def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshTex
     paths = {parameter.buffer: f"self.{parameter.path}" for parameter in plan.parameters}
     by_name = {state.argument: state for state in states}
     changed = tuple(by_name[name] for name in plan.refresh.mutated)
-    caches = tuple(state for state in changed if state.cached)
+    caches = tuple(state for state in changed if state.copy)
+    held = {parameter.buffer for parameter in plan.quantized}
+    flags = tuple(f"{flag}={flag}" for flag in printed.flags)
     return RefreshText(
         program=printed,
         weights=printed.unchanged,
@@ -507,10 +542,36 @@ def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshTex
         cache_paths=tuple(state.path for state in caches),
         op_arguments=(*(argument.name for argument in printed.arguments), *printed.flags),
         call_arguments=(
-            *(paths[weight.name] for weight in printed.unchanged),
+            *(
+                _given(plan, name, paths[name]) if name in held else paths[name]
+                for name in (weight.name for weight in printed.unchanged)
+            ),
             *(f"{state.argument}=self.{state.path}" for state in changed),
-            *(f"{flag}={flag}" for flag in printed.flags),
+            *flags,
         ),
+        held=tuple(_held_text(plan, step) for step in plan.refresh.steps) if held else (),
+    )
+
+
+def _given(plan: ModulePlan, weight: str, path: str) -> str:
+    """A weight that the class is given, since it has none."""
+    return f'_quantized_weights.given("{plan.cell}", "{weight}", {weight}, {path})'
+
+
+def _held_text(plan: ModulePlan, step: Step) -> HeldText:
+    """The weight that a step of the refresh quantises."""
+    weight = step.reads[0]
+    path = next(parameter.path for parameter in plan.quantized if parameter.buffer == weight)
+    rowwise = next(copy for copy in step.copies if copy.orientation is Orientation.ROWWISE)
+    copies = [name for copy in step.copies for name in copy.buffers]
+    first = {StateFill.ZEROS: 0.0, StateFill.ONES: 1.0}
+    kept = {name: plan.state(name) for name in step.mutates if name not in copies}
+    return HeldText(
+        argument=repr(weight),
+        path=repr(path),
+        rowwise=repr(tuple(plan.state(name).path for name in rowwise.buffers)),
+        copies=repr({name: plan.state(name).path for name in copies}),
+        state=repr({name: (state.path, first.get(state.fill)) for name, state in kept.items()}),
     )
 
 
@@ -651,6 +712,7 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
                 shape=", ".join(to_code(dim) for dim in dims),
                 dtype=dtype,
                 init=fills[state.fill],
+                persistent=bool(plan.quantized) or state.fill is not StateFill.COPY,
             )
         )
     return tuple(texts)

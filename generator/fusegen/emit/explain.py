@@ -92,7 +92,8 @@ def _names(program: Program) -> set[str]:
 def _place(plan: ModulePlan, name: str) -> str:
     paths = {parameter.buffer: f"parameter {parameter.path}" for parameter in plan.parameters}
     if name in paths:
-        return paths[name] + (", optional" if plan.buffer(name).optional else "")
+        memory = ", without memory" if name in {each.buffer for each in plan.quantized} else ""
+        return paths[name] + memory + (", optional" if plan.buffer(name).optional else "")
     if name in plan.caches:
         return f"buffer {plan.state(name).path}, filled by refresh"
     if name in plan.inputs:

@@ -305,6 +305,7 @@ def _returned(plan: ModulePlan, program: Program, result: Result) -> str:
     source = _part(program, result.buffer)
     own_name = source == result.buffer  # None where no step gives it; a copy has no name then
     always_there = own_name and _runs_for(program, result) and program.returns_none
+    source = _stored(plan, result.buffer, source)
     if not result.when or always_there:
         return source
     return f"{source} if {condition(result.when)} else {absent_source(plan, program, result)}"

@@ -75,6 +75,7 @@ class TestContext:
     reduces: bool
     caches: str
     reads_caches_again: bool
+    quantized: str
     refresh_op: str
     refresh_arguments: str
     refresh_flags: str
@@ -158,6 +159,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         backward_states=_tuple(_changed(plan, plan.backward)),
         reduces=bool(plan.reductions),
         caches=_tuple(list(plan.caches)) if plan.caches else "",
+        quantized=_tuple([p.path for p in plan.quantized]) if plan.quantized else "",
         reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
         refresh_op=op_name(plan, plan.refresh) if plan.refresh else "",
         refresh_arguments=_tuple(refreshed),

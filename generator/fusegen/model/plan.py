@@ -71,19 +71,21 @@ class Parameter:
         path: name in the state dict.
         init: how it is filled.
         fan_in: number of inputs per output, which sets the bound of a uniform fill.
+        quantized: the module has its copies alone; in its place stands a tensor without memory.
     """
 
     buffer: str
     path: str
     init: Init
     fan_in: Expr
+    quantized: bool = False
 
 
 class StateFill(str, Enum):
     """What a state tensor starts as.
 
     SEED is a random seed and an offset of 0; COPY is a copy of a weight, which the program
-    ``refresh`` makes, so that a state dict has no need of it.
+    ``refresh`` makes, so that a state dict that has the weight has no need of it.
     """
 
     ZEROS = "zeros"
@@ -634,6 +636,11 @@ class ModulePlan:
     def caches(self) -> tuple[str, ...]:
         """Buffers of weights that are kept quantised."""
         return tuple(state.buffer for state in self.states if state.fill is StateFill.COPY)
+
+    @property
+    def quantized(self) -> tuple[Parameter, ...]:
+        """Parameters that the module has as quantised copies alone."""
+        return tuple(parameter for parameter in self.parameters if parameter.quantized)
 
     @property
     def delayed(self) -> tuple[str, ...]:

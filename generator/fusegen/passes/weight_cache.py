@@ -1,5 +1,7 @@
 """Weights are quantised when asked for, not in every forward: their copies outlive the call.
 
+The weights themselves stay parameters next to them, or live outside of the module.
+
 Codes and 8-bit scales are stored as bytes.  A compiled graph cannot change tensors of some of their
 types in place (inductor refuses E8M0, and FP8 where Triton lacks it), and collectives cannot carry
 them, which DDP asks of every buffer.
@@ -16,21 +18,29 @@ from ..model.specs import RecipeSpec
 from .draft import Draft, NotPossible
 
 
-def keep_quantized(draft: Draft, recipe: RecipeSpec) -> Draft:
+def keep_quantized(draft: Draft, recipe: RecipeSpec, *, alone: bool = False) -> Draft:
     """Move the steps that quantise parameters into ``refresh``, which changes the copies in place.
 
     What reads the copies stays where it is; the copies become state of the module.
 
+    Args:
+        draft: the module.
+        recipe: formats of the copies.
+        alone: the module has copies, and no weight in high precision.
+
     Raises:
-        NotPossible: the recipe quantises no parameter, or its amaxes are shared between ranks,
-            which happens next to the forward and the backward only.
+        NotPossible: the recipe quantises no parameter; or its amaxes are shared between ranks,
+            which happens next to the forward and the backward only; or copies are alone and a
+            step reads the weight itself.
     """
     paths = {parameter.buffer: parameter.path for parameter in draft.parameters}
     moved = tuple(step for step in draft.forward if _quantizes(step) and step.reads[0] in paths)
     if not moved:
-        raise NotPossible(f"recipe {recipe.name!r} quantises no weight that could be cached")
+        kept = "kept so" if alone else "cached"
+        raise NotPossible(f"recipe {recipe.name!r} quantises no weight that could be {kept}")
     if draft.reductions:
-        raise NotPossible("amaxes of cached weights are not shared between ranks")
+        kept = "quantised" if alone else "cached"
+        raise NotPossible(f"amaxes of {kept} weights are not shared between ranks")
     copies = [copy for step in moved for copy in step.copies]
     caches = tuple(
         State(buffer, _path(paths[copy.source], copy, buffer), StateFill.COPY)
@@ -38,6 +48,8 @@ def keep_quantized(draft: Draft, recipe: RecipeSpec) -> Draft:
         for buffer in copy.buffers
     )
     stored = {cache.buffer: _bytes(draft.buffers[cache.buffer]) for cache in caches}
+    if alone:
+        draft = _without_memory(draft, moved)
     # First among states: the backward takes them right after what was saved.
     return replace(
         draft.with_buffers(stored),
@@ -45,6 +57,26 @@ def keep_quantized(draft: Draft, recipe: RecipeSpec) -> Draft:
         refresh=tuple(_in_place(step) for step in moved),
         states=(*caches, *draft.states),
     )
+
+
+def _without_memory(draft: Draft, moved: tuple[Step, ...]) -> Draft:
+    """The draft with parameters that are quantised alone.
+
+    Raises:
+        NotPossible: another step than those that quantise them reads one.
+    """
+    weights = {step.reads[0] for step in moved}
+    for program, steps in (("forward", draft.forward), ("backward", draft.backward)):
+        for name in (name for step in steps if step not in moved for name in step.reads):
+            if name in weights:
+                raise NotPossible(
+                    f"the {program} reads {name} in high precision, and quantized_weights keeps"
+                    " the recipe's format alone; take cached_weights"
+                )
+    parameters = tuple(
+        replace(parameter, quantized=parameter.buffer in weights) for parameter in draft.parameters
+    )
+    return replace(draft, parameters=parameters)
 
 
 def _quantizes(step: Step) -> bool:
