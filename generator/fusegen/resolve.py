@@ -132,6 +132,7 @@ def resolve_module(
         layout=arch.layout,
         tolerance=_tolerance(recipe),
         sources=_sources(specs, module, recipe, arch, draft),
+        ranges=OptionName.RANGES in options,
     )
     return replace(plan, shardings=module_shardings(plan))
 
@@ -141,6 +142,7 @@ _IMPLEMENTED = {
     OptionName.BACKWARD_PRECISION: ("high_precision_backward",),
     OptionName.DELAY_WGRAD: ("delayed_wgrad",),
     OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
+    OptionName.RANGES: ("nvtx_ranges",),
     OptionName.SAVE: ("recompute_activations",),
     OptionName.WEIGHT_CACHE: ("cached_weights",),
 }

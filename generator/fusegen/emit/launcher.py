@@ -32,7 +32,7 @@ from ..model.specs import (
     ScaleRule,
 )
 from .explain import size_in_bytes
-from .python import op_name, step_comment
+from .python import op_name, range_name, step_comment
 
 _CPP_TYPE = {
     AttributeType.FLOAT: "double",
@@ -46,10 +46,16 @@ Reading = Callable[[str | None], str]
 
 @dataclass(frozen=True, slots=True)
 class LaunchStep:
-    """A step of a launcher: comment, condition (empty is always), lines."""
+    """A step of a launcher.
+
+    Attributes:
+        comment: what it does, for people.
+        opening: of the block around its lines; empty where they need none.
+        lines: of the launch, after that of its range where it has one.
+    """
 
     comment: str
-    condition: str
+    opening: str
     lines: tuple[str, ...]
 
 
@@ -101,6 +107,7 @@ class LauncherContext:
     major: int
     minor: int
     exact: str
+    ranges: bool
     headers: tuple[str, ...]
     programs: tuple[LaunchProgram, ...]
 
@@ -121,6 +128,7 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
         major=arch.capability[0],
         minor=arch.capability[1],
         exact="true" if arch.name.endswith("a") else "false",
+        ranges=plan.ranges,
         headers=tuple(sorted(kernels.name for kernels in plan.kernel_sets)),
         programs=tuple(_launch_program(view, program) for view, program in plan.ops),
     )
@@ -317,7 +325,11 @@ def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> 
         lines = _dequantize_groups_launch(plan, step, reading)
     else:
         lines = _sized_launch(plan, step, reading)
-    return LaunchStep(step_comment(step, index), any_of(step.when), tuple(lines))
+    opening = f"if ({any_of(step.when)}) {{" if step.when else ""
+    if plan.ranges:
+        opening = opening or "{"
+        lines = [f'const Range range("{range_name(plan, program, step, index)}");', *lines]
+    return LaunchStep(step_comment(step, index), opening, tuple(lines))
 
 
 def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:

@@ -29,6 +29,7 @@ from .python import (
     bind_lines,
     condition,
     program_text,
+    range_name,
     return_annotation,
     step_comment,
     uses_math,
@@ -50,6 +51,29 @@ class StepText:
     condition: str
     targets: tuple[str, ...]
     call: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Its source."""
+        assignment = f"{', '.join(self.targets)} = {self.call}"
+        if self.condition:
+            return (f"# {self.comment}", f"if {self.condition}:", f"    {assignment}")
+        return (f"# {self.comment}", assignment)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeText:
+    """A step of the plan as profilers see it, and what the reference does for it.
+
+    Attributes:
+        name: of the range.
+        condition: Python source under which the step runs; empty is always.
+        steps: what runs inside.
+    """
+
+    name: str
+    condition: str
+    steps: tuple[StepText, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +122,7 @@ class CheckedProgram:
         absent: results that stay None where no flag asks for them.
         dims: sizes that the steps need.
         steps: in order.
+        ranges: the same by steps of the plan, where each runs in a range.
         returned: source of the return value.
         returns: its annotation.
     """
@@ -109,6 +134,7 @@ class CheckedProgram:
     absent: tuple[str, ...]
     dims: tuple[str, ...]
     steps: tuple[StepText, ...]
+    ranges: tuple[RangeText, ...]
     returned: str
     returns: str
 
@@ -142,6 +168,7 @@ class ReferenceContext:
     uses_math: bool
     uses_torch: bool
     uses_steps: bool
+    uses_ranges: bool
 
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
@@ -167,6 +194,7 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         uses_math=uses_math(dims),
         uses_torch=any("torch." in line for line in lines),
         uses_steps=any("steps." in call for call in calls),
+        uses_ranges=plan.ranges,
     )
 
 
@@ -218,17 +246,8 @@ def _literal(value: object) -> str:
 def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
     sized = [check for check in program.checks if check.expr is not None]
     used = {name for check in sized if check.expr for name in symbols(check.expr)}
-    steps = tuple(
-        text
-        for i, step in enumerate(program.steps, 1)
-        for text in (
-            _step_text(plan, program, step, i),
-            _amax_text(plan, program, step, i),
-            _sum_text(step, i),
-            _update_text(plan, program, step, i),
-        )
-        if text
-    )
+    ranges = tuple(_ranges(plan, program))
+    steps = tuple(text for each in ranges for text in each.steps)
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
     return CheckedProgram(
         text=program_text(plan, program),
@@ -244,9 +263,24 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
         ),
         dims=bind_lines(program, words),
         steps=steps,
+        ranges=ranges if plan.ranges else (),
         returned=_returned_values(plan, program),
         returns=_reference_returns(program),
     )
+
+
+def _ranges(plan: ModulePlan, program: Program) -> Iterator[RangeText]:
+    """Each step of the plan that the reference does something for."""
+    for i, step in enumerate(program.steps, 1):
+        texts = (
+            _step_text(plan, program, step, i),
+            _amax_text(plan, program, step, i),
+            _sum_text(step, i),
+            _update_text(plan, program, step, i),
+        )
+        done = tuple(filter(None, texts))
+        if done:
+            yield RangeText(range_name(plan, program, step, i), condition(step.when), done)
 
 
 def _returned_values(plan: ModulePlan, program: Program) -> str:

@@ -584,6 +584,7 @@ class ModulePlan:
         shardings: how the module may be split over ranks, besides not at all.
         tolerance: of its tests.
         sources: spec files it was made from.
+        ranges: whether every step runs in a range that profilers show by its name.
     """
 
     cell: str
@@ -618,6 +619,7 @@ class ModulePlan:
     conversions: tuple[Conversion, ...]
     tolerance: Tolerance
     sources: tuple[str, ...]
+    ranges: bool = False
     shardings: tuple[Sharding, ...] = ()
 
     @property
