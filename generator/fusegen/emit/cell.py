@@ -11,6 +11,7 @@ from ..model.plan import (
     ModulePlan,
     Reduction,
     Result,
+    State,
     StateFill,
 )
 from ..model.shapes import Expr, Sym, substitute, to_code, to_python
@@ -73,6 +74,7 @@ class StateText:
         shape: tuple source.
         dtype: attribute of torch.
         init: source of the in-place fill, without the tensor; empty where a refresh fills it.
+        transient: whether no state dict needs it.
     """
 
     path: str
@@ -85,10 +87,11 @@ class StateText:
     shape: str
     dtype: str
     init: str
+    transient: bool
 
     @property
     def cached(self) -> bool:
-        """Whether it is a copy of a weight, which no state dict needs."""
+        """Whether it is a copy of a weight."""
         return not self.init
 
 
@@ -101,7 +104,6 @@ class RefreshText:
         weights: what it quantises.
         states: what it changes.
         caches: those of them that are copies of weights.
-        cache_paths: where these are in the class.
         op_arguments: what the op is called with.
         call_arguments: how the class calls it.
     """
@@ -110,9 +112,16 @@ class RefreshText:
     weights: tuple[TensorText, ...]
     states: tuple[StateText, ...]
     caches: tuple[str, ...]
-    cache_paths: tuple[str, ...]
     op_arguments: tuple[str, ...]
     call_arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordText:
+    """Statistics of a copy: the copy's name, and the buffer's path in the class."""
+
+    name: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +215,8 @@ class CellContext:
         arguments: what the function is called with.
         states: tensors kept between calls.
         called_states: those of them that the function takes.
+        transient: paths of those that no state dict has.
+        records: those of them that are statistics.
         refresh: the function that quantises the weights, where they are kept so.
         wgrad: the function that gives gradients of weights later, where they are delayed.
         keyword_only: whether the function has keywords besides its tensors.
@@ -252,6 +263,8 @@ class CellContext:
     attributes: tuple[AttributeText, ...]
     states: tuple[StateText, ...]
     called_states: tuple[StateText, ...]
+    transient: tuple[str, ...]
+    records: tuple[RecordText, ...]
     refresh: RefreshText | None
     wgrad: WgradText | None
     keyword_only: bool
@@ -402,6 +415,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         attributes=tuple(attribute_text(a) for a in plan.attributes),
         states=states,
         called_states=tuple(state for state in states if state.argument in called),
+        transient=tuple(state.path for state in states if state.transient),
+        records=tuple(_record_text(plan, name) for name in plan.records),
         refresh=_refresh_text(plan, states),
         wgrad=_wgrad_text(plan, left_names, dict(needs)),
         keyword_only=bool(called or plan.attributes or main_grads or queue),
@@ -484,6 +499,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     )
 
 
+def _record_text(plan: ModulePlan, name: str) -> RecordText:
+    copy = next(step.copies[0] for step in plan.steps if name in step.mutates)
+    return RecordText(copy.data, plan.state(name).path)
+
+
 def called_states(plan: ModulePlan) -> tuple[str, ...]:
     """State that the function takes, for its forward, its backward or what follows them."""
     taken = {a.buffer for p in (plan.forward, plan.backward) for a in p.arguments}
@@ -504,7 +524,6 @@ def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshTex
         weights=printed.unchanged,
         states=changed,
         caches=tuple(state.argument for state in caches),
-        cache_paths=tuple(state.path for state in caches),
         op_arguments=(*(argument.name for argument in printed.arguments), *printed.flags),
         call_arguments=(
             *(paths[weight.name] for weight in printed.unchanged),
@@ -629,8 +648,8 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
         StateFill.ONES: "fill_(1.0)",
         StateFill.SEED: "copy_(torch.stack((torch.randint(2**62, ()), torch.tensor(0))))",
         StateFill.COPY: "",
+        StateFill.RECORD: "zero_()",
     }
-    refreshed = plan.refresh.mutated if plan.refresh else ()
     words = {dim.symbol: Sym(dim.keyword) for dim in plan.dims}
     texts = []
     for state in plan.states:
@@ -646,14 +665,21 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
                 argument=state.buffer,
                 about=f"{buffer.shape} {dtype}, changed in place"
                 + (" by `refresh_weights`" if state.fill is StateFill.COPY else ""),
-                changed_by="`refresh_weights`" if state.buffer in refreshed else "training steps",
+                changed_by=_changed_by(plan, state),
                 extents=", ".join(to_python(dim) for dim in dims),
                 shape=", ".join(to_code(dim) for dim in dims),
                 dtype=dtype,
                 init=fills[state.fill],
+                transient=state.fill in (StateFill.COPY, StateFill.RECORD),
             )
         )
     return tuple(texts)
+
+
+def _changed_by(plan: ModulePlan, state: State) -> str:
+    if plan.refresh and state.buffer in plan.refresh.mutated:
+        return "`refresh_weights`"
+    return "calls" if state.fill is StateFill.RECORD else "training steps"
 
 
 def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:

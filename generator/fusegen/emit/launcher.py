@@ -20,7 +20,7 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.primitives import PADDED_SIZES, SUMMED, Primitive
+from ..model.primitives import PADDED_SIZES, PARTIALS, SUMMED, Primitive
 from ..model.shapes import product, to_cpp
 from ..model.specs import (
     ArchSpec,
@@ -317,6 +317,8 @@ def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> 
         lines = _pointwise_launch(plan, step, reading)
     elif step.primitive is Primitive.QUANTIZE:
         lines = _quantize_launch(plan, program, step, reading)
+    elif step.primitive is Primitive.STATISTICS:
+        lines = _statistics_launch(plan, step, reading)
     elif step.primitive is Primitive.SNAPSHOT:
         lines = _snapshot_launch(plan, step, reading)
     elif step.primitive is Primitive.DEQUANTIZE:
@@ -412,8 +414,8 @@ def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Re
         if copy.amax:
             amax = f"{copy.orientation.value}_amax"
             fields[amax] = f"floats({_written(copy.amax, when)})"
-        if plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation):
-            fields["quantize.token_pitch"] = to_cpp(plan.buffer(copy.scale).shape.dims[-1])
+        if pitch := _token_pitch(plan, copy):
+            fields["quantize.token_pitch"] = pitch
     for operand in step.outputs:
         if operand.slot in ("amax", "row_amax", "column_amax"):
             written = _written(operand.buffer, any_of(step.wanted(operand.buffer)))
@@ -424,6 +426,33 @@ def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Re
             fields["quantize.row_sums"] = f"floats({operand.buffer})"
     fields |= _state_fields(plan, program, step, reading)
     return _filled(step, "QuantizeStepArguments", fields)
+
+
+def _token_pitch(plan: ModulePlan, copy: Copy) -> str:
+    """Scales from one block of columns to the next, where those of tokens are neighbours."""
+    spec = dict(plan.quantizations)[copy.role]
+    token_major = plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
+    return to_cpp(plan.buffer(copy.scale).shape.dims[-1]) if token_major else ""
+
+
+def _statistics_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
+    (copy,) = step.copies
+    partials = next(o.buffer for o in step.outputs if o.slot == PARTIALS)
+    fields = {
+        "input": reading(step.input("a")),
+        "split_sizes": f"integers({reading(copy.groups)})" if copy.groups else "",
+        **{name: to_cpp(size) for name, size in step.sizes},
+        "data": reading(copy.data),
+        "scale": reading(copy.scale),
+        "amax": f"floats({reading(copy.amax)})" if copy.amax else "",
+        "pitch": _pitch(plan, copy),
+        "row_align": str(plan.layout.token_alignment),
+        "token_pitch": _token_pitch(plan, copy),
+        "partials": f"writable({partials})",
+        "blocks": to_cpp(plan.buffer(partials).shape.dims[0]),
+        "output": f"floats(writable({step.out}))",
+    }
+    return _filled(step, "StatisticsArguments", fields)
 
 
 def _rounded_down(spec: QuantizationSpec) -> str:

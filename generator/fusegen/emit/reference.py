@@ -169,6 +169,7 @@ class ReferenceContext:
     uses_torch: bool
     uses_steps: bool
     uses_ranges: bool
+    uses_statistics: bool
 
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
@@ -195,6 +196,7 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         uses_torch=any("torch." in line for line in lines),
         uses_steps=any("steps." in call for call in calls),
         uses_ranges=plan.ranges,
+        uses_statistics=bool(plan.records),
     )
 
 
@@ -380,6 +382,8 @@ def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> St
         return StepText(comment, when, step.writes, f"{step.reads[0]}.clone()")
     if step.primitive is Primitive.QUANTIZE:
         return StepText(comment, when, *_quantize_call(plan, step))
+    if step.primitive is Primitive.STATISTICS:
+        return StepText(comment, when, (step.out,), _statistics_call(plan, step))
     if step.primitive in DECODING and plan.buffer(step.out).dtype is not DType.IO:
         return None
     if step.primitive is Primitive.DEQUANTIZE:
@@ -421,6 +425,13 @@ def _quantize_call(plan: ModulePlan, step: Step) -> tuple[tuple[str, ...], str]:
     words += [f"split_sizes={groups}"] if groups else []
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("scale", "rng_state")]
     return tuple(targets), f"quantized.quantize({', '.join(words)}, layout=LAYOUT)"
+
+
+def _statistics_call(plan: ModulePlan, step: Step) -> str:
+    (copy,) = step.copies
+    words = [_rows(plan, step), _copy_name(copy)]
+    words += [f"split_sizes={copy.groups}"] if copy.groups else []
+    return f"statistics.measure({', '.join(words)})"
 
 
 def _amax_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:

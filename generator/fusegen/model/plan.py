@@ -83,13 +83,15 @@ class StateFill(str, Enum):
     """What a state tensor starts as.
 
     SEED is a random seed and an offset of 0; COPY is a copy of a weight, which the program
-    ``refresh`` makes, so that a state dict has no need of it.
+    ``refresh`` makes, so that a state dict has no need of it.  RECORD is zeros that steps write
+    over for people alone: every call may do so, and a state dict has no need of it either.
     """
 
     ZEROS = "zeros"
     ONES = "ones"
     SEED = "seed"
     COPY = "copy"
+    RECORD = "record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -636,6 +638,11 @@ class ModulePlan:
     def caches(self) -> tuple[str, ...]:
         """Buffers of weights that are kept quantised."""
         return tuple(state.buffer for state in self.states if state.fill is StateFill.COPY)
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """Buffers of statistics, of one copy each."""
+        return tuple(state.buffer for state in self.states if state.fill is StateFill.RECORD)
 
     @property
     def delayed(self) -> tuple[str, ...]:
