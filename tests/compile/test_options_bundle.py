@@ -18,7 +18,7 @@ CACHED_RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxf
 CHOICES = (
     ("linear", ("fp8_delayed",), "reduced_amax"),
     ("linear", ("fp8_delayed",), "nvtx_ranges"),
-    ("grouped_linear", CACHED_RECIPES, "debug"),
+    ("grouped_linear", ("nvfp4",), "debug"),
     ("grouped_linear", MAIN_GRAD_RECIPES, "add_to_main_grad"),
     ("grouped_linear", MAIN_GRAD_RECIPES, "write_main_grad"),
     ("grouped_linear", CACHED_RECIPES, "cached_weights"),

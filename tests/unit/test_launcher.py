@@ -15,11 +15,12 @@ from fusegen.paths import builtin_specs
 from fusegen.resolve import resolve
 
 SPECS = load([builtin_specs()])
+OPTIONS = ("cached_weights", "recompute_activations", "delayed_wgrad", "debug")
 CELLS = [
     Cell(module, recipe, options)
     for module in SPECS.modules
     for recipe in SPECS.recipes
-    for options in ((), ("cached_weights",), ("recompute_activations",), ("delayed_wgrad",))
+    for options in ((), *((word,) for word in OPTIONS))
 ]
 PLANS = [
     plan
