@@ -287,6 +287,14 @@ def test_debug_changes_no_bit_and_compiles_whole(debug: str, recipe: str) -> Non
     assert all(each.amax > 0 for each in eager.statistics().values())
 
 
+def test_inductor_compiles_the_recipe_with_scales_it_cannot_change(debug: str) -> None:
+    eager, other = (make(debug, debugged("linear", "mxfp8")) for _ in range(2))
+    call = torch.compile(other, fullgraph=True, backend="inductor")
+    data = inputs("linear")
+    same(step(eager, eager, data), step(call, other, data))
+    assert eager.statistics() == other.statistics()
+
+
 def test_a_call_without_grad_makes_rowwise_copies_alone(debug: str) -> None:
     layer = make(debug, debugged("grouped_mlp", "mxfp8"))
     with torch.no_grad():

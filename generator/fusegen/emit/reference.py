@@ -338,8 +338,9 @@ def _loaded(plan: ModulePlan, buffer: str, dtype: DType) -> str:
 
 def _returned(plan: ModulePlan, program: Program, result: Result) -> str:
     """A result, or None where its step ran for the sake of others."""
-    source = _part(program, result.buffer)
-    own_name = source == result.buffer  # None where no step gives it; a copy has no name then
+    part = _part(program, result.buffer)
+    source = _stored(plan, result.buffer, part)
+    own_name = part == result.buffer  # None where no step gives it; a copy has no name then
     always_there = own_name and _runs_for(program, result) and program.returns_none
     if not result.when or always_there:
         return source

@@ -41,7 +41,7 @@ def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
         return tuple(each for step in steps for each in (step, *_observers(step, arch)))
 
     return replace(
-        draft.with_buffers({buffer.name: buffer for buffer in buffers}),
+        draft.with_buffers({buffer.name: buffer for buffer in (*buffers, *_bytes(draft))}),
         forward=observed(draft.forward),
         backward=observed(draft.backward),
         refresh=observed(draft.refresh),
@@ -51,6 +51,13 @@ def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
 
 def _steps(draft: Draft) -> tuple[Step, ...]:
     return (*draft.forward, *draft.backward, *draft.refresh)
+
+
+def _bytes(draft: Draft) -> Iterator[Buffer]:
+    """Inductor changes nothing in place in an op that has to do with E8M0 tensors."""
+    for buffer in draft.buffers.values():
+        if buffer.dtype is DType.E8M0:
+            yield replace(buffer, dtype=DType.UINT8)
 
 
 def _made_by(step: Step) -> tuple[Copy, ...]:
