@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from ..model import dtypes
 from ..model.dtypes import DType
 from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, Program, StateFill
+from ..model.primitives import Primitive
 from ..model.shapes import evaluate, product, to_code, to_python
+from ..naming import gradient
 from .cell import called_states
 from .python import op_name
 
@@ -94,6 +96,8 @@ class TestContext:
     wgrad_op: str
     wgrad_flags: str
     wgrad_buffers: str
+    keeps_records: bool
+    same_records: str
 
 
 def sizes_of(plan: ModulePlan) -> dict[str, int]:
@@ -172,6 +176,8 @@ def test_context(plan: ModulePlan) -> TestContext:
         wgrad_op=op_name(plan, plan.wgrad) if plan.wgrad else "",
         wgrad_flags=", ".join(["True"] * len(plan.wgrad.flags)) if plan.wgrad else "",
         wgrad_buffers=_tuple(list(plan.wgrad.mutated)) if plan.wgrad else "",
+        keeps_records=bool(plan.records),
+        same_records=_tuple(_same_records(plan)),
     )
 
 
@@ -180,6 +186,13 @@ def _delayed_arguments(plan: ModulePlan) -> str:
     weights = [f'leaves.get("{leaf}", tensors["{leaf}"])' for leaf in plan.delayed]
     buffers = [f'{name}=given["{name}"]' for _, name in plan.main_grads]
     return ", ".join((*weights, "wgrad_queue=queue", *buffers))
+
+
+def _same_records(plan: ModulePlan) -> list[str]:
+    """Copies of what a call is given: no product is before them, so that all devices agree."""
+    given = {*plan.arguments, *(gradient(name) for name in plan.outputs)}
+    observed = [s.copies[0] for s in plan.steps if s.primitive is Primitive.STATISTICS]
+    return [copy.data for copy in observed if copy.source in given]
 
 
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
