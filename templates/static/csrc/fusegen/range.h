@@ -5,7 +5,7 @@
 #pragma once
 
 #if !__has_include(<nvtx3/nvToolsExt.h>)
-#error "ranges need NVTX's headers, which this CUDA toolkit lacks; run: pip install 'cuda-toolkit[nvtx]==13.0.2'"
+#error "ranges need NVTX's headers, which this CUDA toolkit lacks: one from pip has them with its extra nvtx"
 #endif
 #include <nvtx3/nvToolsExt.h>
 
