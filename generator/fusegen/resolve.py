@@ -32,6 +32,7 @@ from .passes.programs import backward_program, forward_program, refresh_program,
 from .passes.quantize import quantize, unquantized
 from .passes.recompute import recompute_activations
 from .passes.sharding import module_shardings
+from .passes.statistics import take_statistics
 from .passes.sums import fold_sums
 from .passes.weight_cache import keep_quantized
 from .pointwise import Derivations
@@ -96,6 +97,8 @@ def resolve_module(
     draft = fold_sums(draft, arch)
     draft = add_conditions(draft)
     kept = saved(draft)
+    if OptionName.DEBUG in options:
+        draft = take_statistics(draft, recipe, arch)
     draft, kernel_sets = choose_kernels(draft, arch, recipe)
     if OptionName.DELAY_WGRAD in options:
         draft = delay_wgrad(draft)
@@ -135,6 +138,7 @@ def resolve_module(
         layout=arch.layout,
         tolerance=_tolerance(recipe),
         sources=_sources(specs, module, recipe, arch, draft),
+        ranges=OptionName.RANGES in options,
     )
     return replace(plan, shardings=module_shardings(plan))
 
@@ -142,8 +146,10 @@ def resolve_module(
 _IMPLEMENTED = {
     OptionName.AMAX_REDUCTION: ("reduced_amax",),
     OptionName.BACKWARD_PRECISION: ("high_precision_backward",),
+    OptionName.DEBUG: ("debug",),
     OptionName.DELAY_WGRAD: ("delayed_wgrad",),
     OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
+    OptionName.RANGES: ("nvtx_ranges",),
     OptionName.SAVE: ("recompute_activations",),
     OptionName.WEIGHT_CACHE: ("cached_weights", "quantized_weights"),
 }

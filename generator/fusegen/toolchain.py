@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-INSTALL_CUDA: Final = 'pip install "cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.0.2"'
+INSTALL_CUDA: Final = 'pip install "cuda-toolkit[nvcc,cudart,cccl,crt,nvvm,nvtx]==13.0.2"'
 INSTALL_CUTLASS: Final = "pip install --no-deps nvidia-cutlass==4.2.0.0"
 INSTALL_TORCH: Final = "pip install torch"
 INSTALL_HOST_COMPILER: Final = "apt-get install g++"

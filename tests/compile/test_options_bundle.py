@@ -17,6 +17,8 @@ MAIN_GRAD_RECIPES = ("bf16", "fp8_block", "mxfp8")
 CACHED_RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 CHOICES = (
     ("linear", ("fp8_delayed",), "reduced_amax"),
+    ("linear", ("fp8_delayed",), "nvtx_ranges"),
+    ("grouped_linear", ("nvfp4",), "debug"),
     ("grouped_linear", MAIN_GRAD_RECIPES, "add_to_main_grad"),
     ("grouped_linear", MAIN_GRAD_RECIPES, "write_main_grad"),
     ("grouped_linear", CACHED_RECIPES, "cached_weights"),

@@ -40,6 +40,7 @@ CASES = {
         "recompute_activations",
         "reduced_amax",
     ),
+    "looked into": ("linear", "fp8_delayed", "cached_weights", "nvtx_ranges", "debug"),
     "shared": ("grouped_mlp", "fp8_delayed", "reduced_amax"),
     "made again": ("grouped_mlp", "bf16", "recompute_activations"),
     "made again by old scales": ("grouped_mlp_srelu", "fp8_delayed", "recompute_activations"),

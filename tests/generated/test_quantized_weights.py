@@ -35,6 +35,7 @@ FURTHER = (
     ("add_to_main_grad", "delayed_wgrad"),
     ("recompute_activations",),
 )
+LOOKED_AT = ("fp8_delayed", "mxfp8", "nvfp4")
 T, E, K, N = 24, 3, 32, 48
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 every_module = pytest.mark.parametrize("module", CLASSES)
@@ -56,6 +57,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
         for word in (ALONE, CACHED)
     ]
     cells += [Cell("grouped_mlp", recipe) for recipe in ("bf16", *RECIPES)]
+    cells += [Cell.parse(name("grouped_mlp", recipe, ALONE, "debug")) for recipe in LOOKED_AT]
     return load_cells("quantized_weights", tmp_path_factory.mktemp("quantized"), cells)
 
 
@@ -552,3 +554,24 @@ def test_what_cannot_be_says_why(options: tuple[str, ...], recipe: str, reason: 
         archs=("cpu", "sm_90a"), modules=("linear",), recipes=(recipe,), options=(ALONE, *options)
     )
     assert [row.reason for row in api.plan(query)] == [reason, reason]
+
+
+@pytest.mark.parametrize("recipe", LOOKED_AT)
+def test_with_statistics(bundle: str, recipe: str) -> None:
+    """They are of the copies, and no state has them, whatever it is loaded from."""
+    plain = make(bundle, "grouped_mlp", recipe, ALONE)
+    layer = make(bundle, "grouped_mlp", recipe, ALONE, "debug")
+    given = state(plain)
+    assert layer.statistics()["fc1_weight_rowwise"].amax > 0
+    layer.load_state_dict(given)
+    assert not any(each.amax for each in layer.statistics().values())
+    assert layer.state_dict().keys() == given.keys()
+    data = inputs("grouped_mlp")
+    seen = step(layer, layer, data)
+    same(step(plain, plain, data), {n: t for n, t in seen.items() if not n.endswith("statistics")})
+    found = layer.half().statistics()
+    assert found["x_rowwise"].amax > 0 and found["dy_columnwise"].nonzero > 0
+    weights = {name: torch.randn_like(p) for name, p in layer.named_parameters()}
+    for other in (plain, layer):
+        other.bfloat16().load_state_dict(weights)
+    same(state(plain), state(layer))

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from fusegen.emit.explain import explain
 from fusegen.emit.launcher import any_of, launcher_context
 from fusegen.load import load
 from fusegen.model.plan import ModulePlan
@@ -14,11 +15,12 @@ from fusegen.paths import builtin_specs
 from fusegen.resolve import resolve
 
 SPECS = load([builtin_specs()])
+OPTIONS = ("cached_weights", "recompute_activations", "delayed_wgrad", "debug")
 CELLS = [
     Cell(module, recipe, options)
     for module in SPECS.modules
     for recipe in SPECS.recipes
-    for options in ((), ("cached_weights",), ("recompute_activations",), ("delayed_wgrad",))
+    for options in ((), *((word,) for word in OPTIONS))
 ]
 PLANS = [
     plan
@@ -67,3 +69,20 @@ def test_a_chain_has_such_buffers() -> None:
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
     assert any("nullptr" in line for line in backward.workspace)
+
+
+@pytest.mark.parametrize("module", ["linear", "grouped_mlp"])
+@pytest.mark.parametrize("options", [(), ("delayed_wgrad", "cached_weights")])
+def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str, ...]) -> None:
+    """The words that ``explain`` prints, in the block that the step's condition opens."""
+    cell = Cell(module, "mxfp8", (*options, "nvtx_ranges"))
+    plan = resolve(SPECS, "sm_90a", [cell]).modules[0]
+    context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
+    text = "\n".join(explain(plan))
+    assert context.ranges and len(context.programs) == 2 + len(options)
+    for (_, program), launched in zip(plan.ops, context.programs, strict=True):
+        for step, launch in zip(program.steps, launched.steps, strict=True):
+            range_, words = f"{cell} {program.name} ", launch.comment.partition(":")[0]
+            assert launch.lines[0] == f'const Range range("{range_}{words}");'
+            assert f"  {words}: " in text
+            assert launch.opening == (f"if ({any_of(step.when)}) {{" if step.when else "{")

@@ -163,7 +163,7 @@ def test_explain_and_the_launcher_tell_of_it() -> None:
     assert "fc2_input_scale_used         4 E bytes" in text.partition("saved for")[2]
     context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
     (step,) = [s for p in context.programs for s in p.steps if "snapshot" in s.comment]
-    assert step.condition == need("fc2_weight")
+    assert step.opening == f"if ({need('fc2_weight')}) {{"
     assert (
         "cudaMemcpyAsync(writable(fc2_input_scale_used), pointer(fc2_input_scale), 4 * E"
         in (step.lines[1])

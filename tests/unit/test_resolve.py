@@ -671,14 +671,18 @@ def test_values_replace_an_ops_defaults(tmp_path: Path) -> None:
 
 
 def test_the_reference_has_the_steps_that_plans_may_use() -> None:
-    """One function per step and kind in ``reference/_steps.py``, with the slots that are stated."""
+    """One function per step and kind in ``reference/_steps.py``, with the slots that are stated.
+
+    What makes and reads quantised copies has files of its own.
+    """
     path = builtin_templates() / "static" / "reference" / "_steps.py"
     functions = {
         node.name: {argument.arg for argument in node.args.args}
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef)
     }
-    for primitive in set(REFERENCE_SLOTS) - {Primitive.QUANTIZE, *DECODING}:
+    elsewhere = {Primitive.QUANTIZE, Primitive.STATISTICS, *DECODING}
+    for primitive in set(REFERENCE_SLOTS) - elsewhere:
         signature, slots = SIGNATURES[primitive], REFERENCE_SLOTS[primitive]
         plain = slots & {*signature.inputs, *signature.optional_inputs}
         copies = {f"{slot}_{part}" for slot in signature.inputs for part in ("scale", "amax")}

@@ -203,7 +203,12 @@ def test_every_template_and_static_file_is_used() -> None:
 
     recorder = Recorder([FOLDER])
     specs = load([builtin_specs()])
-    cells = [Cell(module, recipe) for module in specs.modules for recipe in specs.recipes]
+    cells = [
+        Cell(module, recipe, options)
+        for module in specs.modules
+        for recipe in specs.recipes
+        for options in ((), ("debug",))
+    ]
     for name, arch in specs.archs.items():
         plans = resolve(specs, name, cells).modules
         render_bundle(plans, arch, f"fusegen_{name}", recorder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..model import dtypes
@@ -11,9 +12,11 @@ from ..model.plan import (
     ModulePlan,
     Reduction,
     Result,
+    State,
     StateFill,
     Step,
 )
+from ..model.primitives import Primitive
 from ..model.shapes import Expr, Sym, substitute, to_code, to_python
 from ..model.specs import Init, Orientation
 from ..naming import gradient, need
@@ -76,7 +79,7 @@ class StateText:
         shape: tuple source.
         dtype: attribute of torch.
         init: source of the in-place fill, without the tensor; empty where a refresh fills it.
-        persistent: whether it is in the state dict; a copy of a weight that is there is not.
+        transient: whether no state dict needs it.
     """
 
     path: str
@@ -89,7 +92,7 @@ class StateText:
     shape: str
     dtype: str
     init: str
-    persistent: bool
+    transient: bool
 
     @property
     def copy(self) -> bool:
@@ -107,6 +110,7 @@ class HeldText:
         rowwise: paths of the buffers of its rowwise copy.
         copies: paths of all its buffers, by argument.
         state: paths and first values of what else its quantisation changes, by argument.
+        records: paths of the statistics of its copies, by argument.
     """
 
     argument: str
@@ -114,6 +118,7 @@ class HeldText:
     rowwise: str
     copies: str
     state: str
+    records: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,6 @@ class RefreshText:
         weights: what it quantises.
         states: what it changes.
         caches: those of them that are copies of weights.
-        cache_paths: where these are in the class.
         op_arguments: what the op is called with.
         call_arguments: how the class calls it.
         held: the weights, where the class has these copies alone.
@@ -135,10 +139,17 @@ class RefreshText:
     weights: tuple[TensorText, ...]
     states: tuple[StateText, ...]
     caches: tuple[str, ...]
-    cache_paths: tuple[str, ...]
     op_arguments: tuple[str, ...]
     call_arguments: tuple[str, ...]
     held: tuple[HeldText, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordText:
+    """Statistics of a copy: the copy's name, and the buffer's path in the class."""
+
+    name: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +243,8 @@ class CellContext:
         arguments: what the function is called with.
         states: tensors kept between calls.
         called_states: those of them that the function takes.
+        transient: paths of those that no state dict has.
+        records: those of them that are statistics.
         refresh: the function that quantises the weights, where they are kept so.
         wgrad: the function that gives gradients of weights later, where they are delayed.
         keyword_only: whether the function has keywords besides its tensors.
@@ -279,6 +292,8 @@ class CellContext:
     attributes: tuple[AttributeText, ...]
     states: tuple[StateText, ...]
     called_states: tuple[StateText, ...]
+    transient: tuple[str, ...]
+    records: tuple[RecordText, ...]
     refresh: RefreshText | None
     wgrad: WgradText | None
     keyword_only: bool
@@ -432,6 +447,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         attributes=tuple(attribute_text(a) for a in plan.attributes),
         states=states,
         called_states=tuple(state for state in states if state.argument in called),
+        transient=tuple(state.path for state in states if state.transient),
+        records=tuple(_record_text(plan, name) for name in plan.records),
         refresh=_refresh_text(plan, states),
         wgrad=_wgrad_text(plan, left_names, dict(needs)),
         keyword_only=bool(called or plan.attributes or main_grads or queue),
@@ -517,6 +534,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     )
 
 
+def _record_text(plan: ModulePlan, name: str) -> RecordText:
+    copy = next(step.copies[0] for step in plan.steps if name in step.mutates)
+    return RecordText(copy.data, plan.state(name).path)
+
+
 def called_states(plan: ModulePlan) -> tuple[str, ...]:
     """State that the function takes, for its forward, its backward or what follows them."""
     taken = {a.buffer for p in (plan.forward, plan.backward) for a in p.arguments}
@@ -539,7 +561,6 @@ def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshTex
         weights=printed.unchanged,
         states=changed,
         caches=tuple(state.argument for state in caches),
-        cache_paths=tuple(state.path for state in caches),
         op_arguments=(*(argument.name for argument in printed.arguments), *printed.flags),
         call_arguments=(
             *(
@@ -549,7 +570,7 @@ def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshTex
             *(f"{state.argument}=self.{state.path}" for state in changed),
             *flags,
         ),
-        held=tuple(_held_text(plan, step) for step in plan.refresh.steps) if held else (),
+        held=tuple(_held_texts(plan, plan.refresh.steps)) if held else (),
     )
 
 
@@ -558,7 +579,13 @@ def _given(plan: ModulePlan, weight: str, path: str) -> str:
     return f'_quantized_weights.given("{plan.cell}", "{weight}", {weight}, {path})'
 
 
-def _held_text(plan: ModulePlan, step: Step) -> HeldText:
+def _held_texts(plan: ModulePlan, steps: tuple[Step, ...]) -> Iterator[HeldText]:
+    for step in steps:
+        if step.primitive is Primitive.QUANTIZE:
+            yield _held_text(plan, step, steps)
+
+
+def _held_text(plan: ModulePlan, step: Step, steps: tuple[Step, ...]) -> HeldText:
     """The weight that a step of the refresh quantises."""
     weight = step.reads[0]
     path = next(parameter.path for parameter in plan.quantized if parameter.buffer == weight)
@@ -572,6 +599,14 @@ def _held_text(plan: ModulePlan, step: Step) -> HeldText:
         rowwise=repr(tuple(plan.state(name).path for name in rowwise.buffers)),
         copies=repr({name: plan.state(name).path for name in copies}),
         state=repr({name: (state.path, first.get(state.fill)) for name, state in kept.items()}),
+        records=repr(
+            {
+                name: plan.state(name).path
+                for each in steps
+                for name in each.mutates
+                if name in plan.records and each.copies[0].source == weight
+            }
+        ),
     )
 
 
@@ -690,8 +725,8 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
         StateFill.ONES: "fill_(1.0)",
         StateFill.SEED: "copy_(torch.stack((torch.randint(2**62, ()), torch.tensor(0))))",
         StateFill.COPY: "",
+        StateFill.RECORD: "zero_()",
     }
-    refreshed = plan.refresh.mutated if plan.refresh else ()
     words = {dim.symbol: Sym(dim.keyword) for dim in plan.dims}
     texts = []
     for state in plan.states:
@@ -707,15 +742,26 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
                 argument=state.buffer,
                 about=f"{buffer.shape} {dtype}, changed in place"
                 + (" by `refresh_weights`" if state.fill is StateFill.COPY else ""),
-                changed_by="`refresh_weights`" if state.buffer in refreshed else "training steps",
+                changed_by=_changed_by(plan, state),
                 extents=", ".join(to_python(dim) for dim in dims),
                 shape=", ".join(to_code(dim) for dim in dims),
                 dtype=dtype,
                 init=fills[state.fill],
-                persistent=bool(plan.quantized) or state.fill is not StateFill.COPY,
+                transient=_transient(plan, state),
             )
         )
     return tuple(texts)
+
+
+def _transient(plan: ModulePlan, state: State) -> bool:
+    """Whether no state dict needs it; one without the weights needs their copies."""
+    return state.fill is StateFill.RECORD or (state.fill is StateFill.COPY and not plan.quantized)
+
+
+def _changed_by(plan: ModulePlan, state: State) -> str:
+    if plan.refresh and state.buffer in plan.refresh.mutated:
+        return "`refresh_weights`"
+    return "calls" if state.fill is StateFill.RECORD else "training steps"
 
 
 def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:

@@ -96,6 +96,8 @@ def _place(plan: ModulePlan, name: str) -> str:
         return paths[name] + memory + (", optional" if plan.buffer(name).optional else "")
     if name in plan.caches:
         return f"buffer {plan.state(name).path}, filled by refresh"
+    if name in plan.records:
+        return f"buffer {plan.state(name).path}, for people"
     if name in plan.inputs:
         return "input"
     if name in plan.outputs:

@@ -66,6 +66,7 @@ class QuantizedText:
     Attributes:
         format, scaling: of a kernel that encodes or decodes.
         stochastic, hadamard: of a quantise kernel, ``true`` or ``false``.
+        columnwise: whether a kernel reads a columnwise copy.
         turned: whether a kernel that decodes turns matrices over.
         a, b: element types of a product's operands.
         product_scaling: scales of a product.
@@ -76,6 +77,7 @@ class QuantizedText:
     scaling: str = ""
     stochastic: str = ""
     hadamard: str = ""
+    columnwise: str = ""
     turned: str = ""
     a: str = ""
     b: str = ""
@@ -181,6 +183,7 @@ def _quantized_text(variant: Variant | None) -> QuantizedText:
         scaling=scaling,
         stochastic=has("stochastic"),
         hadamard=has("hadamard"),
+        columnwise=has("columnwise"),
         turned=has("turned"),
         a=cuda[0],
         b=cuda[-1],

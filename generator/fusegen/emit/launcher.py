@@ -20,7 +20,7 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.primitives import PADDED_SIZES, SUMMED, Primitive
+from ..model.primitives import PADDED_SIZES, PARTIALS, SUMMED, Primitive
 from ..model.shapes import product, to_cpp
 from ..model.specs import (
     ArchSpec,
@@ -32,7 +32,7 @@ from ..model.specs import (
     ScaleRule,
 )
 from .explain import size_in_bytes
-from .python import op_name, step_comment
+from .python import op_name, range_name, step_comment
 
 _CPP_TYPE = {
     AttributeType.FLOAT: "double",
@@ -46,10 +46,16 @@ Reading = Callable[[str | None], str]
 
 @dataclass(frozen=True, slots=True)
 class LaunchStep:
-    """A step of a launcher: comment, condition (empty is always), lines."""
+    """A step of a launcher.
+
+    Attributes:
+        comment: what it does, for people.
+        opening: of the block around its lines; empty where they need none.
+        lines: of the launch, after that of its range where it has one.
+    """
 
     comment: str
-    condition: str
+    opening: str
     lines: tuple[str, ...]
 
 
@@ -101,6 +107,7 @@ class LauncherContext:
     major: int
     minor: int
     exact: str
+    ranges: bool
     headers: tuple[str, ...]
     programs: tuple[LaunchProgram, ...]
 
@@ -121,6 +128,7 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
         major=arch.capability[0],
         minor=arch.capability[1],
         exact="true" if arch.name.endswith("a") else "false",
+        ranges=plan.ranges,
         headers=tuple(sorted(kernels.name for kernels in plan.kernel_sets)),
         programs=tuple(_launch_program(view, program) for view, program in plan.ops),
     )
@@ -309,6 +317,8 @@ def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> 
         lines = _pointwise_launch(plan, step, reading)
     elif step.primitive is Primitive.QUANTIZE:
         lines = _quantize_launch(plan, program, step, reading)
+    elif step.primitive is Primitive.STATISTICS:
+        lines = _statistics_launch(plan, step, reading)
     elif step.primitive is Primitive.SNAPSHOT:
         lines = _snapshot_launch(plan, step, reading)
     elif step.primitive is Primitive.DEQUANTIZE:
@@ -317,7 +327,11 @@ def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> 
         lines = _dequantize_groups_launch(plan, step, reading)
     else:
         lines = _sized_launch(plan, step, reading)
-    return LaunchStep(step_comment(step, index), any_of(step.when), tuple(lines))
+    opening = f"if ({any_of(step.when)}) {{" if step.when else ""
+    if plan.ranges:
+        opening = opening or "{"
+        lines = [f'const Range range("{range_name(plan, program, step, index)}");', *lines]
+    return LaunchStep(step_comment(step, index), opening, tuple(lines))
 
 
 def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
@@ -400,8 +414,8 @@ def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Re
         if copy.amax:
             amax = f"{copy.orientation.value}_amax"
             fields[amax] = f"floats({_written(copy.amax, when)})"
-        if plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation):
-            fields["quantize.token_pitch"] = to_cpp(plan.buffer(copy.scale).shape.dims[-1])
+        if pitch := _token_pitch(plan, copy):
+            fields["quantize.token_pitch"] = pitch
     for operand in step.outputs:
         if operand.slot in ("amax", "row_amax", "column_amax"):
             written = _written(operand.buffer, any_of(step.wanted(operand.buffer)))
@@ -412,6 +426,33 @@ def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Re
             fields["quantize.row_sums"] = f"floats({operand.buffer})"
     fields |= _state_fields(plan, program, step, reading)
     return _filled(step, "QuantizeStepArguments", fields)
+
+
+def _token_pitch(plan: ModulePlan, copy: Copy) -> str:
+    """Scales from one block of columns to the next, where those of tokens are neighbours."""
+    spec = dict(plan.quantizations)[copy.role]
+    token_major = plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
+    return to_cpp(plan.buffer(copy.scale).shape.dims[-1]) if token_major else ""
+
+
+def _statistics_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
+    (copy,) = step.copies
+    partials = next(o.buffer for o in step.outputs if o.slot == PARTIALS)
+    fields = {
+        "input": reading(step.input("a")),
+        "split_sizes": f"integers({reading(copy.groups)})" if copy.groups else "",
+        **{name: to_cpp(size) for name, size in step.sizes},
+        "data": reading(copy.data),
+        "scale": reading(copy.scale),
+        "amax": f"floats({reading(copy.amax)})" if copy.amax else "",
+        "pitch": _pitch(plan, copy),
+        "row_align": str(plan.layout.token_alignment),
+        "token_pitch": _token_pitch(plan, copy),
+        "partials": f"writable({partials})",
+        "blocks": to_cpp(plan.buffer(partials).shape.dims[0]),
+        "output": f"floats(writable({step.out}))",
+    }
+    return _filled(step, "StatisticsArguments", fields)
 
 
 def _rounded_down(spec: QuantizationSpec) -> str:

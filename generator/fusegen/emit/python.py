@@ -290,9 +290,19 @@ def uses_math(lines: Iterable[str]) -> bool:
     return any("math." in line for line in lines)
 
 
+def step_name(step: Step, index: int) -> str:
+    """``1. grouped_gemm fprop``, unique in its program."""
+    kind = f" {step.kind}" if step.kind else ""
+    return f"{index}. {step.primitive.value}{kind}"
+
+
+def range_name(plan: ModulePlan, program: Program, step: Step, index: int) -> str:
+    """``grouped_linear__bf16__nvtx_ranges forward 1. grouped_gemm fprop``: what profilers show."""
+    return f"{plan.cell} {program.name} {step_name(step, index)}"
+
+
 def step_comment(step: Step, index: int) -> str:
     """``1. grouped_gemm fprop: x, weight -> y``, the same in every emission."""
-    kind = f" {step.kind}" if step.kind else ""
     formula = f"  ({step.pointwise.formula})" if step.pointwise else ""
     reads, writes = ", ".join(step.reads), ", ".join(step.writes)
-    return f"{index}. {step.primitive.value}{kind}: {reads} -> {writes}{formula}"
+    return f"{step_name(step, index)}: {reads} -> {writes}{formula}"

@@ -29,6 +29,7 @@ from .python import (
     bind_lines,
     condition,
     program_text,
+    range_name,
     return_annotation,
     step_comment,
     uses_math,
@@ -50,6 +51,29 @@ class StepText:
     condition: str
     targets: tuple[str, ...]
     call: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Its source."""
+        assignment = f"{', '.join(self.targets)} = {self.call}"
+        if self.condition:
+            return (f"# {self.comment}", f"if {self.condition}:", f"    {assignment}")
+        return (f"# {self.comment}", assignment)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeText:
+    """A step of the plan as profilers see it, and what the reference does for it.
+
+    Attributes:
+        name: of the range.
+        condition: Python source under which the step runs; empty is always.
+        steps: what runs inside.
+    """
+
+    name: str
+    condition: str
+    steps: tuple[StepText, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +122,7 @@ class CheckedProgram:
         absent: results that stay None where no flag asks for them.
         dims: sizes that the steps need.
         steps: in order.
+        ranges: the same by steps of the plan, where each runs in a range.
         returned: source of the return value.
         returns: its annotation.
     """
@@ -109,6 +134,7 @@ class CheckedProgram:
     absent: tuple[str, ...]
     dims: tuple[str, ...]
     steps: tuple[StepText, ...]
+    ranges: tuple[RangeText, ...]
     returned: str
     returns: str
 
@@ -142,6 +168,8 @@ class ReferenceContext:
     uses_math: bool
     uses_torch: bool
     uses_steps: bool
+    uses_ranges: bool
+    uses_statistics: bool
 
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
@@ -167,6 +195,8 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         uses_math=uses_math(dims),
         uses_torch=any("torch." in line for line in lines),
         uses_steps=any("steps." in call for call in calls),
+        uses_ranges=plan.ranges,
+        uses_statistics=bool(plan.records),
     )
 
 
@@ -218,17 +248,8 @@ def _literal(value: object) -> str:
 def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
     sized = [check for check in program.checks if check.expr is not None]
     used = {name for check in sized if check.expr for name in symbols(check.expr)}
-    steps = tuple(
-        text
-        for i, step in enumerate(program.steps, 1)
-        for text in (
-            _step_text(plan, program, step, i),
-            _amax_text(plan, program, step, i),
-            _sum_text(step, i),
-            _update_text(plan, program, step, i),
-        )
-        if text
-    )
+    ranges = tuple(_ranges(plan, program))
+    steps = tuple(text for each in ranges for text in each.steps)
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
     return CheckedProgram(
         text=program_text(plan, program),
@@ -244,9 +265,24 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
         ),
         dims=bind_lines(program, words),
         steps=steps,
+        ranges=ranges if plan.ranges else (),
         returned=_returned_values(plan, program),
         returns=_reference_returns(program),
     )
+
+
+def _ranges(plan: ModulePlan, program: Program) -> Iterator[RangeText]:
+    """Each step of the plan that the reference does something for."""
+    for i, step in enumerate(program.steps, 1):
+        texts = (
+            _step_text(plan, program, step, i),
+            _amax_text(plan, program, step, i),
+            _sum_text(step, i),
+            _update_text(plan, program, step, i),
+        )
+        done = tuple(filter(None, texts))
+        if done:
+            yield RangeText(range_name(plan, program, step, i), condition(step.when), done)
 
 
 def _returned_values(plan: ModulePlan, program: Program) -> str:
@@ -302,10 +338,10 @@ def _loaded(plan: ModulePlan, buffer: str, dtype: DType) -> str:
 
 def _returned(plan: ModulePlan, program: Program, result: Result) -> str:
     """A result, or None where its step ran for the sake of others."""
-    source = _part(program, result.buffer)
-    own_name = source == result.buffer  # None where no step gives it; a copy has no name then
+    part = _part(program, result.buffer)
+    source = _stored(plan, result.buffer, part)
+    own_name = part == result.buffer  # None where no step gives it; a copy has no name then
     always_there = own_name and _runs_for(program, result) and program.returns_none
-    source = _stored(plan, result.buffer, source)
     if not result.when or always_there:
         return source
     return f"{source} if {condition(result.when)} else {absent_source(plan, program, result)}"
@@ -347,6 +383,8 @@ def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> St
         return StepText(comment, when, step.writes, f"{step.reads[0]}.clone()")
     if step.primitive is Primitive.QUANTIZE:
         return StepText(comment, when, *_quantize_call(plan, step))
+    if step.primitive is Primitive.STATISTICS:
+        return StepText(comment, when, (step.out,), _statistics_call(plan, step))
     if step.primitive in DECODING and plan.buffer(step.out).dtype is not DType.IO:
         return None
     if step.primitive is Primitive.DEQUANTIZE:
@@ -388,6 +426,13 @@ def _quantize_call(plan: ModulePlan, step: Step) -> tuple[tuple[str, ...], str]:
     words += [f"split_sizes={groups}"] if groups else []
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("scale", "rng_state")]
     return tuple(targets), f"quantized.quantize({', '.join(words)}, layout=LAYOUT)"
+
+
+def _statistics_call(plan: ModulePlan, step: Step) -> str:
+    (copy,) = step.copies
+    words = [_rows(plan, step), _copy_name(copy)]
+    words += [f"split_sizes={copy.groups}"] if copy.groups else []
+    return f"statistics.measure({', '.join(words)})"
 
 
 def _amax_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from ..model import dtypes
 from ..model.dtypes import DType
 from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, Program, StateFill
+from ..model.primitives import Primitive
 from ..model.shapes import evaluate, product, to_code, to_python
+from ..naming import gradient
 from .cell import called_states
 from .python import op_name
 
@@ -95,6 +97,8 @@ class TestContext:
     wgrad_op: str
     wgrad_flags: str
     wgrad_buffers: str
+    keeps_records: bool
+    same_records: str
 
 
 def sizes_of(plan: ModulePlan) -> dict[str, int]:
@@ -114,7 +118,7 @@ def test_context(plan: ModulePlan) -> TestContext:
     results = [result.buffer for result in plan.forward.results]
     tokens = _ROWS * (_LEADING if plan.buffer(plan.inputs[0]).shape.leading else 1)
     called = called_states(plan)
-    moving = [name for name in called if name not in plan.caches]
+    moving = [name for name in called if name not in (*plan.caches, *plan.records)]
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
@@ -152,7 +156,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         ),
         keeps_main_grads=bool(plan.main_grads),
         immediate_main_grads=bool(plan.main_grads) and plan.wgrad is None,
-        two_batches=1e-6 if not plan.states else plan.tolerance.end_to_end,
+        two_batches=1e-6 if len(plan.states) == len(plan.records) else plan.tolerance.end_to_end,
         adds=any(step.input("accumulate") for step in plan.steps),
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
         forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
@@ -165,7 +169,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         refresh_arguments=_tuple(refreshed),
         refresh_flags=", ".join(["True"] * len(plan.refresh.flags)) if plan.refresh else "",
         refresh_alone=_tuple([s.buffer for s in plan.states if s.buffer not in called]),
-        kept_states=_tuple(moving) if plan.caches else "STATES",
+        kept_states=_tuple(moving) if len(moving) < len(called) else "STATES",
         delays=plan.wgrad is not None,
         delayed=_tuple(list(plan.delayed)),
         delayed_arguments=_delayed_arguments(plan),
@@ -174,6 +178,8 @@ def test_context(plan: ModulePlan) -> TestContext:
         wgrad_op=op_name(plan, plan.wgrad) if plan.wgrad else "",
         wgrad_flags=", ".join(["True"] * len(plan.wgrad.flags)) if plan.wgrad else "",
         wgrad_buffers=_tuple(list(plan.wgrad.mutated)) if plan.wgrad else "",
+        keeps_records=bool(plan.records),
+        same_records=_tuple(_same_records(plan)),
     )
 
 
@@ -184,10 +190,17 @@ def _delayed_arguments(plan: ModulePlan) -> str:
     return ", ".join((*weights, "wgrad_queue=queue", *buffers))
 
 
+def _same_records(plan: ModulePlan) -> list[str]:
+    """Copies of what a call is given: no product is before them, so that all devices agree."""
+    given = {*plan.arguments, *(gradient(name) for name in plan.outputs)}
+    observed = [s.copies[0] for s in plan.steps if s.primitive is Primitive.STATISTICS]
+    return [copy.data for copy in observed if copy.source in given]
+
+
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
     """State that a call of a program's direction moves on, inside of the op or after it."""
     reductions = plan.reductions_of(program)
-    own = {name for _, name in plan.main_grads}
+    own = {*plan.records, *(name for _, name in plan.main_grads)}
     changed = [name for name in program.mutated if name not in own]
     return [*changed, *(name for r in reductions for name in (r.history, r.scale))]
 
@@ -224,6 +237,7 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         StateFill.ZEROS: "torch.zeros({shape}, device=device)",
         StateFill.ONES: "torch.ones({shape}, device=device)",
         StateFill.SEED: "torch.tensor([seed, 0], device=device)",
+        StateFill.RECORD: "torch.zeros({shape}, device=device)",
         StateFill.COPY: "torch.empty({shape}, device=device, dtype=torch.{dtype})",
     }
     for state in plan.states:

@@ -85,13 +85,15 @@ class StateFill(str, Enum):
     """What a state tensor starts as.
 
     SEED is a random seed and an offset of 0; COPY is a copy of a weight, which the program
-    ``refresh`` makes, so that a state dict that has the weight has no need of it.
+    ``refresh`` makes, so that a state dict that has the weight has no need of it.  RECORD is zeros
+    that steps write over for people alone: every call may do so, and no state dict needs it.
     """
 
     ZEROS = "zeros"
     ONES = "ones"
     SEED = "seed"
     COPY = "copy"
+    RECORD = "record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,6 +588,7 @@ class ModulePlan:
         shardings: how the module may be split over ranks, besides not at all.
         tolerance: of its tests.
         sources: spec files it was made from.
+        ranges: whether every step runs in a range that profilers show by its name.
     """
 
     cell: str
@@ -620,6 +623,7 @@ class ModulePlan:
     conversions: tuple[Conversion, ...]
     tolerance: Tolerance
     sources: tuple[str, ...]
+    ranges: bool = False
     shardings: tuple[Sharding, ...] = ()
 
     @property
@@ -641,6 +645,11 @@ class ModulePlan:
     def quantized(self) -> tuple[Parameter, ...]:
         """Parameters that the module has as quantised copies alone."""
         return tuple(parameter for parameter in self.parameters if parameter.quantized)
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """Buffers of statistics, of one copy each."""
+        return tuple(state.buffer for state in self.states if state.fill is StateFill.RECORD)
 
     @property
     def delayed(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ class Primitive(str, Enum):
     DEQUANTIZE = "dequantize"
     DEQUANTIZE_GROUPS = "dequantize_groups"
     SNAPSHOT = "snapshot"
+    STATISTICS = "statistics"
     POINTWISE_QUANTIZE = "pointwise_quantize"
     POINTWISE_GRAD_QUANTIZE = "pointwise_grad_quantize"
     NORM = "norm"
@@ -85,6 +86,7 @@ SIGNATURES: dict[Primitive, Signature] = {
     Primitive.DEQUANTIZE: Signature(variadic=True),
     Primitive.DEQUANTIZE_GROUPS: Signature(variadic=True),
     Primitive.SNAPSHOT: Signature(variadic=True),
+    Primitive.STATISTICS: Signature(variadic=True),
     Primitive.POINTWISE_QUANTIZE: Signature(variadic=True),
     Primitive.POINTWISE_GRAD_QUANTIZE: Signature(variadic=True),
     Primitive.NORM: Signature(
@@ -118,6 +120,7 @@ REFERENCE_SLOTS: dict[Primitive, frozenset[str]] = {
     Primitive.QUANTIZE: frozenset(("a", "groups", "amax_history", "scale", "rng_state")),
     Primitive.DEQUANTIZE: frozenset(("a", "groups")) | _COPIES,
     Primitive.DEQUANTIZE_GROUPS: frozenset(("a", "groups")) | _COPIES,
+    Primitive.STATISTICS: frozenset(("a", "groups", "copy", "copy_scale", "copy_amax")),
     Primitive.COLUMN_SUM: frozenset(("a",)),
     Primitive.GROUP_SUM: frozenset(("a", "groups")),
 }
@@ -132,6 +135,9 @@ DECODING = (Primitive.DEQUANTIZE, Primitive.DEQUANTIZE_GROUPS)
 
 SUMMED = "sum"
 """Slot of a sum over rows that a step which quantises them leaves, too."""
+
+PARTIALS = "partials"
+"""Slot of what the blocks of threads leave of statistics, to be added up in a fixed order."""
 
 SUMS = (Primitive.COLUMN_SUM, Primitive.GROUP_SUM)
 """Sums over all rows, or over those of each group."""

@@ -324,6 +324,7 @@ class OptionName(str, Enum):
     SEQUENCE_PARALLEL = "sequence_parallel"
     AMAX_REDUCTION = "amax_reduction"
     DEBUG = "debug"
+    RANGES = "ranges"
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)

@@ -127,6 +127,12 @@ def variant_of(step: Step, recipe: RecipeSpec) -> Variant | None:
     if step.primitive in DECODING:
         turned = step.copies[0].orientation is Orientation.COLUMNWISE
         return Variant((specs[0].format,), (specs[0].scaling,), ("turned",) if turned else ())
+    if step.primitive is Primitive.STATISTICS:
+        orientation = step.copies[0].orientation
+        transform = specs[0].hadamard
+        transformed = transform is not None and transform.orientation is orientation
+        traits = [orientation.value, *(["hadamard"] if transformed else [])]
+        return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
     if step.primitive is Primitive.QUANTIZE:
         spec = specs[0]
         columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)

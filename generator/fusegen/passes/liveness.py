@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..model.plan import Result, Step
+from ..model.primitives import Primitive
 from ..naming import need
 from .draft import Draft
 
@@ -65,11 +66,14 @@ def saved(draft: Draft) -> tuple[Result, ...]:
 def forward_conditions(steps: tuple[Step, ...], kept: tuple[Result, ...]) -> tuple[Step, ...]:
     """Forward steps whose results for the backward are written only under their flags.
 
-    A step with one result runs for it alone.
+    A step with one result runs for it alone; nothing is written for the sake of statistics.
     """
-    read = {name for step in steps for name in step.reads}
+    read = {n for step in steps if step.primitive is not Primitive.STATISTICS for n in step.reads}
+    asked = {result.buffer: result.when for result in kept if result.buffer not in read}
 
     def conditioned(step: Step) -> Step:
+        if step.primitive is Primitive.STATISTICS:
+            return replace(step, when=asked.get(step.copies[0].data, ()))
         own = tuple(r for r in kept if r.buffer in step.writes and r.buffer not in read)
         if len(step.writes) > 1:
             return replace(step, output_when=own)

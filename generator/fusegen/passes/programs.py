@@ -28,7 +28,7 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     kept = tuple(result for result in saved if result.buffer not in given)
     outputs = tuple(Result(name) for name in draft.outputs)
     asked = {flag for result in kept for flag in result.when or flags_of(draft)}
-    if amaxes or any(a.mutated for a in arguments):  # state that a call without grad leaves alone
+    if amaxes or any(step.updates for step in draft.forward):  # a call without grad changes none
         asked = {*flags_of(draft)}
     flags = tuple(flag for flag in flags_of(draft) if flag in asked)
     kept = tuple(Result(result.buffer, result.when or flags) for result in kept)

@@ -35,6 +35,7 @@ class Weight:
         copies: paths of all buffers of its copies, by argument.
         state: path and first value of what the recipe keeps of it between refreshes, by argument;
             without a value, as for random state, that of the module goes on.
+        records: paths of statistics, by argument.
     """
 
     argument: str
@@ -42,6 +43,7 @@ class Weight:
     rowwise: tuple[str, ...]
     copies: Mapping[str, str]
     state: Mapping[str, tuple[str, float | None]]
+    records: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,8 @@ def _quantize_given(
     masters = {weight.argument: state.pop(prefix + weight.path) for weight in found}
     if not found:
         return
-    own = {prefix + name: buffer for name, buffer in layer.named_buffers()}
+    loaded = layer.state_dict()  # buffers that states have
+    own = {prefix + name: loaded[name] for name, _ in layer.named_buffers() if name in loaded}
     _drop_foreign(state, prefix, own.keys())
     replaced = {prefix + path for weight in found for path in weight.copies.values()}
     try:
@@ -272,6 +275,7 @@ def _quantized(
     weights: dict[str, Tensor] = {}
     copies: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}
+    records: dict[str, Tensor] = {}
     lacking: list[str] = []
     for weight in held.weights:
         stands = _parameter(layer.get_parameter(weight.path), device)
@@ -279,6 +283,8 @@ def _quantized(
         weights[weight.argument] = given(held.cell, weight.path, master.to(device), stands)
         for argument, path in weight.copies.items():
             copies[argument] = torch.empty_like(layer.get_buffer(path), device=device)
+        for argument, path in weight.records.items():
+            records[argument] = torch.zeros_like(layer.get_buffer(path), device=device)
         for argument, (path, first) in weight.state.items():
             buffer = layer.get_buffer(path)
             known = state.get(prefix + path, buffer if first is None else None)
@@ -288,9 +294,10 @@ def _quantized(
                 kept[argument].copy_(known)
     if lacking:
         moved = {argument: tensor.clone() for argument, tensor in kept.items()}
-        held.refresh(**weights, **copies, **moved, update_state=True)
+        held.refresh(**weights, **copies, **moved, **records, update_state=True)
         kept |= {argument: moved[argument] for argument in lacking}
-    held.refresh(**weights, **copies, **kept, **({"update_state": False} if kept else {}))
+    updates = {"update_state": False} if kept else {}
+    held.refresh(**weights, **copies, **kept, **records, **updates)
     for weight in held.weights:
         if weight.argument in masters:
             yield from ((path, copies[argument]) for argument, path in weight.copies.items())

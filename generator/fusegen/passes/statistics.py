@@ -1,0 +1,81 @@
+"""Statistics of quantised copies: what each lost of the tensor that it was made from.
+
+A step after the one that quantises looks at the tensor and at one copy, and leaves a few numbers in
+a buffer of the module.  Nothing reads them but people, so no other step waits for one, or runs
+because of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..model.dtypes import DType
+from ..model.plan import Buffer, Copy, Operand, State, StateFill, Step
+from ..model.primitives import PARTIALS, Primitive
+from ..model.shapes import Const, Shape
+from ..model.specs import ArchSpec, RecipeSpec
+from .copies import copy_slots
+from .draft import Draft, NotPossible
+
+_NUMBERS = 5  # the fields of ``Statistics`` in reference/_statistics.py
+_BLOCKS, _WORDS = 1024, 12  # of threads, each of which leaves as many words of 4 bytes
+
+
+def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
+    """Put one step per copy behind every step that quantises.
+
+    Raises:
+        NotPossible: the recipe quantises nothing.
+    """
+    steps = (*draft.forward, *draft.backward, *draft.refresh)
+    copies = [copy for step in steps for copy in _made_by(step)]
+    if not copies:
+        raise NotPossible(f"recipe {recipe.name!r} quantises nothing to take statistics of")
+    buffers = [Buffer(_numbers(c), DType.FLOAT32, Shape(None, (Const(_NUMBERS),))) for c in copies]
+    states = tuple(State(each.name, each.name, StateFill.RECORD) for each in buffers)
+    if arch.has_kernels:
+        dims = Shape(None, (Const(_BLOCKS), Const(_WORDS)))
+        buffers += [Buffer(_partials(copy), DType.FLOAT32, dims) for copy in copies]
+
+    def observed(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        return tuple(each for step in steps for each in (step, *_observers(step, arch)))
+
+    return replace(
+        draft.with_buffers({buffer.name: buffer for buffer in buffers}),
+        forward=observed(draft.forward),
+        backward=observed(draft.backward),
+        refresh=observed(draft.refresh),
+        states=(*draft.states, *states),
+    )
+
+
+def _made_by(step: Step) -> tuple[Copy, ...]:
+    return step.copies if step.primitive is Primitive.QUANTIZE else ()
+
+
+def _observers(step: Step, arch: ArchSpec) -> Iterator[Step]:
+    """One step for each copy, under the flags that ask for the copy."""
+    for copy in _made_by(step):
+        inputs = (o for o in step.inputs if o.slot in ("a", "groups"))
+        out = _numbers(copy)
+        partials = (Operand(PARTIALS, _partials(copy)),) if arch.has_kernels else ()
+        yield Step(
+            primitive=Primitive.STATISTICS,
+            kind=None,
+            item=step.item,
+            inputs=(*inputs, *copy_slots("copy", copy)),
+            outputs=(Operand("out", out), *partials),
+            when=step.wanted(copy.data) or step.when,
+            sizes=step.sizes,
+            copies=(copy,),
+            mutates=(out,),
+        )
+
+
+def _numbers(copy: Copy) -> str:
+    return f"{copy.data}_statistics"
+
+
+def _partials(copy: Copy) -> str:
+    return f"{copy.data}_{PARTIALS}"

@@ -1,0 +1,141 @@
+"""Statistics of quantised copies: one step behind each that makes one, and nothing else changes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+
+import pytest
+
+from fusegen.emit.launcher import launcher_context
+from fusegen.load import load
+from fusegen.model.dtypes import DType
+from fusegen.model.plan import ModulePlan, Program, StateFill, Step
+from fusegen.model.primitives import Primitive
+from fusegen.naming import Cell
+from fusegen.passes.draft import NotPossible
+from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.resolve import resolve_module
+
+SPECS = load([builtin_specs()])
+QUANTIZED = [name for name, recipe in SPECS.recipes.items() if recipe.roles]
+OFFERING = [name for name, module in SPECS.modules.items() if "debug" in str(module.options)]
+MODULES = ("linear", "grouped_linear", "grouped_mlp")
+ARCHS = ("cpu", "sm_90a")
+CHOICES = (
+    (),
+    ("delayed_wgrad", "cached_weights"),
+    ("add_to_main_grad",),
+    ("high_precision_backward",),
+)
+
+
+def plan_of(module: str, recipe: str, arch: str, options: tuple[str, ...]) -> ModulePlan:
+    return resolve_module(SPECS, Cell(module, recipe, options), arch)
+
+
+def pairs() -> list[tuple[ModulePlan, ModulePlan]]:
+    """Plans without and with statistics."""
+    cases = [(m, r, a, o) for m in MODULES for r in QUANTIZED for a in ARCHS for o in CHOICES]
+    return [
+        (plan_of(m, r, arch, options), plan_of(m, r, arch, (*options, "debug")))
+        for m, r, arch, options in cases
+    ]
+
+
+PAIRS = pairs()
+every_pair = pytest.mark.parametrize(
+    "pair", PAIRS, ids=lambda pair: f"{pair[1].arch}-{pair[1].cell}"
+)
+
+
+def observes(step: Step) -> bool:
+    return step.primitive is Primitive.STATISTICS
+
+
+def test_who_offers_it() -> None:
+    offering = {"linear", "grouped_linear", *(m for m in SPECS.modules if "grouped_mlp" in m)}
+    assert {*OFFERING} == offering and len(offering) > 5
+
+
+@every_pair
+def test_one_step_behind_each_copy(pair: tuple[ModulePlan, ModulePlan]) -> None:
+    _, plan = pair
+    seen = []
+    for program in plan.programs:
+        for index, step in enumerate(program.steps):
+            copies = step.copies if step.primitive is Primitive.QUANTIZE else ()
+            followers = program.steps[index + 1 : index + 1 + len(copies)]
+            for copy, follower in zip(copies, followers, strict=True):
+                assert observes(follower) and follower.copies == (copy,)
+                assert follower.reads[0] == copy.source
+                assert follower.when == (step.wanted(copy.data) or step.when)
+                seen.append(copy.data)
+    assert len({*seen}) == len(seen) == sum(map(observes, plan.steps))
+    assert {*plan.records} == {f"{name}_statistics" for name in seen}
+
+
+@every_pair
+def test_all_else_is_as_without(pair: tuple[ModulePlan, ModulePlan]) -> None:
+    plain, plan = pair
+    assert plan.saved == plain.saved
+    for one, other in zip(plain.programs, plan.programs, strict=True):
+        assert tuple(step for step in other.steps if not observes(step)) == one.steps
+        assert without_statistics(other) == without_statistics(one)
+
+
+def without_statistics(program: Program) -> Program:
+    """The rest; E8M0 scales count as the bytes that ops which change something take them for."""
+    kept = replace(
+        program,
+        steps=(),
+        workspace=tuple(name for name in program.workspace if "_partials" not in name),
+        arguments=tuple(a for a in program.arguments if "_statistics" not in a.buffer),
+        checks=tuple(
+            replace(check, dtype=DType.UINT8 if check.dtype is DType.E8M0 else check.dtype)
+            for check in program.checks
+            if "_statistics" not in check.tensor
+        ),
+    )
+    return replace(kept, bindings=tuple(sorted(kept.bindings, key=lambda each: each.symbol)))
+
+
+def test_the_buffer_holds_the_fields() -> None:
+    path = builtin_templates() / "static" / "reference" / "_statistics.py"
+    (fields,) = [
+        [line.target.id for line in node.body if isinstance(line, ast.AnnAssign)]
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == "Statistics"
+    ]
+    plan = PAIRS[0][1]
+    assert str(plan.buffer(plan.records[0]).shape) == f"[{len(fields)}]"
+    assert plan.state(plan.records[0]).fill is StateFill.RECORD
+    header = builtin_templates() / "static" / "csrc" / "fusegen" / "statistics.h"
+    assert f"[{len(fields)}]: amax" in header.read_text(encoding="utf-8")
+
+
+def test_the_launcher_says_how_the_copy_lies() -> None:
+    plan = plan_of("grouped_linear", "fp8_block", "sm_90a", ("debug",))
+    context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
+    launches = {
+        match[1]: text
+        for program in context.programs
+        for text in ("\n".join(step.lines) for step in program.steps)
+        if (match := re.search(r"data = pointer\((\w+)\);", text))
+    }
+    assert {*launches} == {name.removesuffix("_statistics") for name in plan.records}
+    for name, text in launches.items():
+        assert f"output = floats(writable({name}_statistics));" in text
+        tokens = not name.startswith("weight")
+        assert ("split_sizes = integers(pointer(split_sizes_dense));" in text) == tokens
+        assert ("token_pitch" in text) == (tokens and name.endswith("rowwise")), name
+    plan = plan_of("linear", "nvfp4", "sm_90a", ("debug",))
+    assert "statistics_e2m1_nv_1x16_columnwise_hadamard" in {
+        kernels.name for kernels in plan.kernel_sets
+    }
+
+
+def test_a_recipe_without_copies_is_refused() -> None:
+    with pytest.raises(NotPossible, match="recipe 'bf16' quantises nothing to take statistics of"):
+        plan_of("linear", "bf16", "cpu", ("debug",))
