@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,13 @@ BUNDLES = sorted(path.parent for path in (ROOT / "generated").glob("*/fusegen.lo
 def bundle(request: pytest.FixtureRequest) -> Path:
     """Every committed bundle in turn."""
     return Path(request.param)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """What torch.compile made in other tests, and here, is forgotten."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

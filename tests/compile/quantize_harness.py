@@ -7,6 +7,8 @@ not written, or written outside, shows.
 from __future__ import annotations
 
 import ctypes
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "numerics"))
 
 from subject import reference  # noqa: E402
@@ -225,8 +228,21 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def compile_for_cpu(header: str, folder: Path) -> Path:
+    """A library of a header's C functions, whose kernels `cuda_on_cpu` runs."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    assert compiler, "this test compiles C++: install g++"
+    source, output = folder / "kernels.cpp", folder / "kernels.so"
+    source.write_text(f'#include "{header}"\n')
+    strict = ["-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
+    includes = [f"-I{each}" for each in (HERE / "cuda_on_cpu", HERE, CSRC)]
+    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *includes]
+    subprocess.run([*command, str(source), "-o", str(output)], check=True)
+    return output
+
+
 class Kernels:
-    """The C functions of quantize_kernels.cuh."""
+    """The C functions of a library."""
 
     def __init__(self, library: Path, device: str) -> None:
         self._library = ctypes.CDLL(str(library))

@@ -6,16 +6,11 @@ conversions, its timing and races between warps.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from .quantize_harness import (
-    CSRC,
     RECIPES,
     Buffer,
     Case,
@@ -27,10 +22,10 @@ from .quantize_harness import (
     _Step,
     address,
     check,
+    compile_for_cpu,
     reference,
 )
 
-HERE = Path(__file__).parent
 SPECIAL = (torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-40, -1e-40, 3e38, 448.0, -6.0, 1e-7, 6e4)
 # Name -> shape, splits, whether values are special ones here and there.
 CASES: dict[str, tuple[tuple[int, ...], list[int] | None, bool]] = {
@@ -51,16 +46,8 @@ CASES: dict[str, tuple[tuple[int, ...], list[int] | None, bool]] = {
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "this test compiles C++: install g++"
     folder = tmp_path_factory.mktemp("quantize_kernels")
-    source, output = folder / "kernels.cpp", folder / "kernels.so"
-    source.write_text('#include "quantize_kernels.cuh"\n')
-    strict = ["-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
-    includes = [f"-I{folder}" for folder in (HERE / "cuda_on_cpu", HERE, CSRC)]
-    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *includes]
-    subprocess.run([*command, str(source), "-o", str(output)], check=True)
-    return Kernels(output, "cpu")
+    return Kernels(compile_for_cpu("quantize_kernels.cuh", folder), "cpu")
 
 
 def _case(name: str, dtype: torch.dtype) -> Case:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +21,11 @@ from .quantize_harness import (
     Long,
     Pointer,
     address,
+    compile_for_cpu,
     reference,
 )
 from .test_quantize_kernels import _case
 
-HERE = Path(__file__).parent
 CASES = ("ragged", "out of range", "dense", "wide weights", "nothing")
 TALLY = 48  # bytes that a block leaves
 
@@ -55,16 +52,8 @@ class _Statistics(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "this test compiles C++: install g++"
     folder = tmp_path_factory.mktemp("statistics_kernels")
-    source, output = folder / "kernels.cpp", folder / "kernels.so"
-    source.write_text('#include "statistics_kernels.cuh"\n')
-    strict = ["-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
-    includes = [f"-I{folder}" for folder in (HERE / "cuda_on_cpu", HERE, CSRC)]
-    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *includes]
-    subprocess.run([*command, str(source), "-o", str(output)], check=True)
-    return Kernels(output, "cpu")
+    return Kernels(compile_for_cpu("statistics_kernels.cuh", folder), "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import functools
 import importlib
 import io
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +20,8 @@ from fusegen.naming import Cell
 
 from .loading import load_cells
 from .ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 RECIPES = (
     "bf16", "fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"
@@ -60,13 +61,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
         for delayed in (False, True)
     )
     return load_cells("delayed_wgrad", folder, cells)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def name(module: str, recipe: str, *options: str, delayed: bool = True) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ from torch import Tensor, nn
 from fusegen.naming import Cell
 
 from .loading import load_cells
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 CLASSES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
 RECIPE = "mxfp8"
@@ -33,13 +34,6 @@ CASES = [
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     return load_cells("main_grad_compiled", tmp_path_factory.mktemp("main_grad"), CASES)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def make(bundle: str, cell: Cell) -> Any:

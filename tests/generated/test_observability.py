@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,16 +17,11 @@ from fusegen.naming import Cell
 
 from .loading import load_cells
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 CLASSES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
 T, E, K, N = 24, 3, 32, 48
 PROGRAMS = ("delayed_wgrad", "cached_weights")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def make(bundle: str, cell: Cell, **keywords: Any) -> Any:

@@ -7,7 +7,7 @@ import functools
 import importlib
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,8 @@ from fusegen.naming import Cell
 
 from .loading import load_cells
 from .ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 CLASSES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
@@ -59,13 +61,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     cells += [Cell("grouped_mlp", recipe) for recipe in ("bf16", *RECIPES)]
     cells += [Cell.parse(name("grouped_mlp", recipe, ALONE, "debug")) for recipe in LOOKED_AT]
     return load_cells("quantized_weights", tmp_path_factory.mktemp("quantized"), cells)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @functools.cache

@@ -23,6 +23,8 @@ from fusegen.resolve import resolve_module
 
 from .loading import load_cells
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 SPECS = load([builtin_specs()])
 CLASSES = {
     "grouped_mlp": "GroupedMLP",
@@ -55,13 +57,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
         for options in ((), (AGAIN,))
     )
     return load_cells("recompute", tmp_path_factory.mktemp("recompute"), cells)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def name_of(module: str, recipe: str, *, again: bool) -> str:

@@ -6,7 +6,7 @@ import copy
 import importlib
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,8 @@ from fusegen.naming import Cell
 
 from .loading import load_cells
 from .ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 CLASSES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
@@ -39,13 +41,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
         for options in ((), ("cached_weights",))
     )
     return load_cells("weight_cache", tmp_path_factory.mktemp("cache"), cells)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def cell(bundle: str, module: str, recipe: str, *, cached: bool = True) -> ModuleType:
