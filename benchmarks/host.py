@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import common
 import peers
 import torch
-from common import OURS, Row
+from common import OURS, Case, Outcome
 from torch import Tensor, nn
 
 TOKENS, WIDTH = 128, 128
@@ -77,24 +78,37 @@ def _transformer_engine() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
     return found
 
 
-def host() -> list[Row]:
-    """Microseconds per call without and with gradients, contenders taking turns."""
+def _measure(
+    case: str, make: Callable[..., Call], contenders: dict[str, tuple[nn.Module, tuple[Any, ...]]]
+) -> list[Outcome]:
+    """Microseconds per call, contenders taking turns."""
     x = common.normal(TOKENS, WIDTH)
+
+    def call_of(name: str, given: tuple[nn.Module, tuple[Any, ...]]) -> Call:
+        module, rest = given
+        call = make(module, x, *rest)
+        call()
+        return call
+
+    calls, failures = common.try_each(case, contenders, call_of)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(REPEATS + 1):
+        for name, call in calls.items():
+            value = _microseconds(call)
+            if turn:  # the first round warms up
+                samples[name].append(value)
+    rows = [
+        common.row(f"{case}: {name}", _who(name), "us", times, extra=_ratio(samples, name))
+        for name, times in samples.items()
+    ]
+    return [*rows, *failures]
+
+
+def host() -> Iterator[Case]:
+    """Every contender without and with gradients."""
     contenders = _contenders(common.bundle())
-    rows = []
     for case, make in (("forward", _forward), ("forward + backward", _both)):
-        calls = {name: make(module, x, *rest) for name, (module, rest) in contenders.items()}
-        samples: dict[str, list[float]] = {name: [] for name in calls}
-        for turn in range(REPEATS + 1):
-            for name, call in calls.items():
-                value = _microseconds(call)
-                if turn:  # the first round warms up
-                    samples[name].append(value)
-        rows += [
-            common.row(f"{case}: {name}", _who(name), "us", times, extra=_ratio(samples, name))
-            for name, times in samples.items()
-        ]
-    return rows
+        yield Case(case, partial(_measure, case, make, contenders))
 
 
 def _who(name: str) -> str:

@@ -7,7 +7,7 @@ included; without a recipe's name, ours is bf16 too.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import common
 import shapes
 import torch
-from common import OURS, Row
+from common import OURS, Case, Outcome
 from torch import Tensor
 
 DENSE = 8192
@@ -104,20 +104,25 @@ def _steps(package: Any, shape: shapes.Expert) -> dict[str, Step]:
     return {name: partial(_step, forward, leaves, dy) for name, forward in forwards.items()}
 
 
-def _check(shape: shapes.Expert, steps: dict[str, Step]) -> None:
-    """All gradients against torch's; a recipe with state has warmed up."""
+def _checked(
+    shape: shapes.Expert, steps: dict[str, Step]
+) -> tuple[dict[str, Step], list[common.Failure]]:
+    """The steps whose gradients are torch's; a recipe with state has warmed up."""
     expected = steps[PEER]()
-    for name, step in steps.items():
+
+    def check(name: str, step: Step) -> Step:
         step()
         case, tolerance = f"{shape.name} {name}", TOLERANCES.get(name, TOLERANCE)
         for got, wanted in zip(step(), expected, strict=True):
             common.require_close(case, got, wanted, tolerance)
+        return step
+
+    return common.try_each(shape.name, steps, check)
 
 
-def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Row]:
+def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Outcome]:
     """Check all gradients, then time a forward and backward of each in turns."""
-    steps = _steps(package, shape)
-    _check(shape, steps)
+    steps, failures = _checked(shape, _steps(package, shape))
     torch.cuda.empty_cache()
     peaks = {name: _peak_gib(step) for name, step in steps.items()}
     a, b = common.normal(DENSE, DENSE), common.normal(DENSE, DENSE)
@@ -128,7 +133,7 @@ def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Row]:
     dense_rate = 2 * DENSE**3 / statistics.median(samples.pop("dense")) * 1e3
     flops = 18 * shape.tokens * shape.hidden * shape.intermediate
     peer = statistics.median(samples[PEER])
-    return [
+    rows = [
         common.row(
             *(shape.name, name, "ms", times),
             floor=_floor(shape, dense_rate, copy_rate),
@@ -143,13 +148,12 @@ def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Row]:
         )
         for name, times in samples.items()
     ]
+    return [*rows, *failures]
 
 
-def mlp() -> list[Row]:
+def mlp() -> Iterator[Case]:
     """The expert MLP of three models."""
     package, copy_rate = common.bundle(), common.copy_rate()
-    rows = []
     for shape in shapes.EXPERTS:
-        rows += measure(package, shape, copy_rate)
+        yield Case(shape.name, partial(measure, package, shape, copy_rate))
         torch.cuda.empty_cache()
-    return rows

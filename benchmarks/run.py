@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -36,15 +36,26 @@ NAMES = (*GPU, *CPU, SUMMARY)
 
 
 def measure(name: str) -> common.Result:
-    """Run one benchmark."""
+    """Run one benchmark; what fails of it stands among its rows.
+
+    Raises:
+        SystemExit: all of it fails, so there is nothing to record.
+    """
     module, function = {**GPU, **CPU}[name]
-    benchmark: Callable[[], list[common.Row]]
+    benchmark: Callable[[], Iterable[common.Case]]
     benchmark = getattr(importlib.import_module(module), function)
     facts = common.gpu_environment() if name in GPU else common.environment()
-    rows = benchmark()
+    rows = common.outcomes(benchmark())
     if name in GPU:
         facts["clocks_after"] = common.gpu_environment()["clocks"]
-    return common.result(name, rows, facts)
+    result = common.result(name, rows, facts)
+    if not common.measured(result):
+        raise SystemExit(_failures(result) or f"{name}: no case to measure")
+    return result
+
+
+def _failures(result: common.Result) -> str:
+    return "\n".join(common.describe(each) for each in common.failures(result))
 
 
 def summarise() -> list[Path]:
@@ -53,16 +64,28 @@ def summarise() -> list[Path]:
 
 
 def main() -> None:
-    """The command line."""
+    """The command line.
+
+    Raises:
+        SystemExit: something failed; what did not is recorded.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME")
+    failed = []
     for name in parser.parse_args().names:
         if name == SUMMARY:
             print(*summarise(), sep="\n")
-        else:
-            common.write(measure(name))
+            continue
+        try:
+            result = measure(name)
+            common.write(result)
+            failed += [_failures(result)]
+        except (Exception, SystemExit) as error:
+            failed += [common.failure(name, common.ALL, error).error]
+    if any(failed):
+        raise SystemExit("\n".join(filter(None, failed)))
 
 
 if __name__ == "__main__":

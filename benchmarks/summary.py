@@ -100,7 +100,7 @@ def _shown(result: Result) -> list[Mapping[str, Any]]:
 def table(result: Result) -> str:
     """A line per case and contender; a column only where a row fills it."""
     rows = _shown(result)
-    extras = sorted({name for row in rows for name in row["extra"]})
+    extras = sorted({name for row in rows for name in row.get("extra", ())})
     columns = ["case", "by", "time", "floor", "rate", "of the ceiling", "time over ours", *extras]
     lines = [_cells(row, extras) for row in rows]
     used = [index for index in range(len(columns)) if any(line[index] for line in lines)]
@@ -110,6 +110,8 @@ def table(result: Result) -> str:
 
 
 def _cells(row: Mapping[str, Any], extras: list[str]) -> list[str]:
+    if "error" in row:
+        return [row["case"], row["contender"], common.failed(row), *[""] * (4 + len(extras))]
     ratio = row.get("times_ours")
     unit = row["unit"]
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -137,7 +138,7 @@ def test_the_script_is_the_same_code(benchmarks: bench.Benchmarks) -> None:
     assert benchmarks.names == runner.NAMES
     for module, function in {**runner.GPU, **runner.CPU}.values():
         source = (benchmarks.folder / f"{module.replace('.', '/')}.py").read_text()
-        assert f"\ndef {function}() -> list[" in source
+        assert re.search(rf"^def {function}\(.*\) -> Iterator\[", source, re.MULTILINE)
 
 
 # --check
@@ -274,6 +275,111 @@ def test_check_writes_nothing_and_says_what_is_worse(measured: list[str], tmp_pa
     done = run("bench", "generate", "--check", "--results", tmp_path)
     assert (done.exit_code, done.stdout) == (0, "")
     assert "no ratio is worse than its record: generate" in done.stderr
+
+
+# Failures
+
+
+@pytest.fixture
+def flawed(benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`generate` whose second of three cases fails, and with it one contender of the third."""
+    common, generation = benchmarks.module("common"), benchmarks.module("generation")
+
+    def measured(case: str, contenders: Mapping[str, float]) -> list[Any]:
+        made, failures = common.try_each(case, contenders, lambda _, time: [1 / time, 1 / time])
+        return [*(common.row(case, who, "s", times) for who, times in made.items()), *failures]
+
+    def wrong() -> list[Any]:
+        raise SystemExit("b: relative difference 1e+00, expected at most 0.01\nand more")
+
+    def generate() -> Iterator[Any]:
+        yield common.Case("a", lambda: measured("a", {OURS: 2.0, "torch": 1.0}))
+        yield common.Case("b", wrong)
+        yield common.Case("c", lambda: measured("c", {OURS: 4.0, "torch": 0.0}))
+
+    monkeypatch.setattr(generation, "generate", generate)
+    return generate
+
+
+MESSAGES = (
+    "b                                  all              failed: b: relative difference 1e+00, "
+    "expected at most 0.01",
+    "c                                  torch            failed: ZeroDivisionError: "
+    "float division by zero",
+)
+
+
+def test_a_case_that_fails_loses_no_other(flawed: Any, tmp_path: Path) -> None:
+    done = run("bench", "generate", "--results", tmp_path)
+    assert done.exit_code == cli.ExitCode.REFUSED
+    (path,) = tmp_path.glob("generate_cpu_*.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert [(each["case"], each["contender"], "error" in each) for each in rows] == [
+        ("a", OURS, False),
+        ("a", "torch", False),
+        ("b", "all", True),
+        ("c", OURS, False),
+        ("c", "torch", True),
+    ]
+    assert rows[1]["times_ours"] == 2 and rows[2]["error"].endswith("0.01\nand more")
+    for message in MESSAGES:
+        assert f"{message}\n" in done.stdout and f"fusegen: {message}\n" in done.stderr
+    assert done.stdout.endswith(f"{path}\n") and "Traceback" in done.stderr
+
+
+def test_failures_are_told_of_a_page_and_of_a_comparison(
+    flawed: Any, benchmarks: bench.Benchmarks, tmp_path: Path
+) -> None:
+    result = benchmarks.measure("generate")
+    page = benchmarks.module("summary").page([result], figure=False)
+    assert "| b | all | failed: b: relative difference 1e+00, expected at most 0.01 |" in page
+    assert set(benchmarks.module("summary").bars([result])) == {"generate: a"}
+    check = benchmarks.module("checking")
+    assert check.findings(result, result) == []
+    benchmarks.save(result, tmp_path)
+    done = run("bench", "generate", "--check", "--results", tmp_path)
+    assert done.exit_code == cli.ExitCode.REFUSED and MESSAGES[0] in done.stderr
+    assert "no ratio is worse" not in done.stderr
+
+
+def test_a_benchmark_that_fails_loses_no_other(
+    flawed: Any,
+    benchmarks: bench.Benchmarks,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """One that cannot begin, and one of which nothing is right, leave no record."""
+    runner, common = benchmarks.module("run"), benchmarks.module("common")
+    pointwise, products = benchmarks.module("pointwise"), benchmarks.module("products")
+    monkeypatch.setattr(runner, "GPU", {})
+    cpu = {"pointwise": ("pointwise", "pointwise"), "dense": ("products", "dense"), **runner.CPU}
+    monkeypatch.setattr(runner, "CPU", cpu)
+    monkeypatch.setattr(pointwise, "pointwise", lambda: 1 // 0)
+
+    def wrong() -> list[Any]:
+        raise SystemExit("wrong")
+
+    monkeypatch.setattr(products, "dense", lambda: [common.Case("d", wrong)])
+    done = run("bench", *cpu, "--results", tmp_path, "--json")
+    assert done.exit_code == cli.ExitCode.REFUSED
+    assert "pointwise: ZeroDivisionError" in done.stderr and "failed: wrong" in done.stderr
+    assert [path.name.partition("_")[0] for path in tmp_path.iterdir()] == ["generate"]
+    first, second, third = json.loads(done.stdout)["benchmarks"]
+    assert first["error"] and second["error"] and len(third["rows"]) == 5
+
+
+def test_cases_that_follow_a_failure_between_cases_are_missed(benchmarks: bench.Benchmarks) -> None:
+    common = benchmarks.module("common")
+
+    def cases() -> Iterator[Any]:
+        yield common.Case("a", lambda: [common.row("a", OURS, "s", [1.0])])
+        raise RuntimeError("out of memory")
+
+    first, second = common.outcomes(cases())
+    assert first.case == "a"
+    assert second == common.Failure("the cases that remained", "all", "RuntimeError: out of memory")
+    with pytest.raises(RuntimeError):
+        common.outcomes(iter(list(cases())))
 
 
 # --sweep
