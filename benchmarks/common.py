@@ -218,10 +218,15 @@ def newest(folder: Path = RESULTS) -> dict[tuple[str, str], Result]:
     return found
 
 
-def write(result: Result, folder: Path = RESULTS) -> Path:
-    """Write one result file and print its rows."""
+def show(result: Result) -> None:
+    """Print the rows of a result."""
     for each in result["rows"]:
         print(describe(each))
+
+
+def write(result: Result, folder: Path = RESULTS) -> Path:
+    """Write one result file and print its rows."""
+    show(result)
     path = save(result, folder)
     print(path)
     return path
@@ -303,9 +308,11 @@ def gpu_environment() -> dict[str, Any]:
 
 
 def bundle() -> ModuleType:
-    """The bundle for this GPU, loaded by path."""
+    """The bundle for this GPU, loaded by path; on the CPU the reference."""
     import torch
 
+    if DEVICE == "cpu":
+        return bundles.load_bundle(bundles.GENERATED / "cpu")
     folders = bundles.bundles_to_test(torch.cuda.get_device_capability())
     if not folders:
         raise SystemExit("no built bundle runs on this GPU; build one: fusegen build generated/...")
@@ -333,10 +340,23 @@ def operand_sets(bytes_per_set: int) -> int:
     return 1 + math.ceil(4 * L2_BYTES / max(bytes_per_set, 1))
 
 
-def _block(run: Contender, count: int) -> float:
-    """Milliseconds per call of `count` calls in a row, by CUDA events."""
+def synchronize() -> None:
+    """Wait for the device."""
     import torch
 
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
+
+
+def _block(run: Contender, count: int) -> float:
+    """Milliseconds per call of `count` calls in a row, by CUDA events; on the CPU by its clock."""
+    import torch
+
+    if DEVICE == "cpu":
+        begin = time.perf_counter()
+        for index in range(count):
+            run(index)
+        return (time.perf_counter() - begin) / count * 1e3
     cuda: Any = torch.cuda  # its classes carry no types
     start, end = (cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -382,6 +402,18 @@ def copy_rate() -> float:
     target = torch.empty_like(source)
     times = compare({"copy": lambda _: target.copy_(source)})["copy"]
     return 2 * source.numel() / statistics.median(times) * 1e3
+
+
+def peak_gib(step: Callable[[], Any]) -> float:
+    """Memory of the GPU in use at the worst moment of one step, above what it finds in use."""
+    import torch
+
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def normal(*shape: int, scale: float = 1.0, dtype: Any = None) -> Any:

@@ -28,7 +28,8 @@ TOLERANCE = 2e-1
 Step = Callable[[], tuple[Tensor, ...]]
 
 
-def _torch_mlp(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor, ends: Tensor) -> Tensor:
+def torch_mlp(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor, ends: Tensor) -> Tensor:
+    """The experts of torch: x [T, H], fc1 [E, 2F, H], fc2 [E, H, F], probs [T], ends int32 [E]."""
     h = torch._grouped_mm(x, fc1.transpose(-2, -1), offs=ends)
     gate, up = h.float().chunk(2, dim=-1)
     a = (torch.nn.functional.silu(gate) * up * probs[:, None]).to(x.dtype)
@@ -54,16 +55,6 @@ def _step(forward: Callable[[], Tensor], leaves: list[Tensor], dy: Tensor) -> tu
 def _run(step: Step, _: int) -> Any:
     """One step; its tensors exceed every cache, so there is one set of them."""
     return step()
-
-
-def _peak_gib(step: Step) -> float:
-    """Memory in use at the worst moment of one step, above what the inputs take."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def _floor(shape: shapes.Expert, dense_rate: float, copy_rate: float) -> float:
@@ -92,12 +83,12 @@ def _layers(package: Any, shape: shapes.Expert, leaves: list[Tensor]) -> dict[st
 def _steps(package: Any, shape: shapes.Expert) -> dict[str, Step]:
     sizes = shapes.splits(shape.groups, shape.tokens)
     ends = sizes.cumsum(0).to(torch.int32)
-    compiled = torch.compile(_torch_mlp, fullgraph=True, dynamic=False)
+    compiled = torch.compile(torch_mlp, fullgraph=True, dynamic=False)
     leaves, dy = _leaves(shape), common.normal(shape.tokens, shape.hidden)
     x, fc1, fc2, probs = leaves
     forwards: dict[str, Callable[[], Tensor]] = {
         name: partial(function, x, fc1, fc2, probs, ends)
-        for name, function in ((PEER, compiled), (EAGER, _torch_mlp))
+        for name, function in ((PEER, compiled), (EAGER, torch_mlp))
     }
     for name, layer in _layers(package, shape, leaves).items():
         forwards[name] = partial(layer, x, sizes, probs)
@@ -124,7 +115,7 @@ def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Outcom
     """Check all gradients, then time a forward and backward of each in turns."""
     steps, failures = _checked(shape, _steps(package, shape))
     torch.cuda.empty_cache()
-    peaks = {name: _peak_gib(step) for name, step in steps.items()}
+    peaks = {name: common.peak_gib(step) for name, step in steps.items()}
     a, b = common.normal(DENSE, DENSE), common.normal(DENSE, DENSE)
     contenders: dict[str, common.Contender] = {
         name: partial(_run, step) for name, step in steps.items()

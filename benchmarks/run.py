@@ -1,6 +1,7 @@
 """Benchmarks of fusegen.
 
-    python benchmarks/run.py grouped dense host pointwise mlp    on a machine with a GPU
+    python benchmarks/run.py grouped dense host pointwise mlp model    on a machine with a GPU
+    python benchmarks/run.py model --quick                       a part of it; nothing is recorded
     python benchmarks/run.py generate                            anywhere
     python benchmarks/run.py summary                             write docs/performance.md
 
@@ -27,25 +28,27 @@ GPU = {
     "host": ("host", "host"),
     "pointwise": ("pointwise", "pointwise"),
     "mlp": ("mlp", "mlp"),
+    "model": ("model", "model"),
     "kernels_gemm_fp8_bench": ("kernels.run", "gemm_fp8_bench"),
     "kernels_quantize_bench": ("kernels.run", "quantize_bench"),
 }
 CPU = {"generate": ("generation", "generate")}
+QUICK = ("model",)  # what can be told to measure less
 SUMMARY = "summary"
 NAMES = (*GPU, *CPU, SUMMARY)
 
 
-def measure(name: str) -> common.Result:
-    """Run one benchmark; what fails of it stands among its rows.
+def measure(name: str, *, quick: bool = False) -> common.Result:
+    """Run one benchmark, or a quick form of it; what fails of it stands among its rows.
 
     Raises:
         SystemExit: all of it fails, so there is nothing to record.
     """
     module, function = {**GPU, **CPU}[name]
-    benchmark: Callable[[], Iterable[common.Case]]
+    benchmark: Callable[..., Iterable[common.Case]]
     benchmark = getattr(importlib.import_module(module), function)
     facts = common.gpu_environment() if name in GPU else common.environment()
-    rows = common.outcomes(benchmark())
+    rows = common.outcomes(benchmark(quick=True) if quick else benchmark())
     if name in GPU:
         facts["clocks_after"] = common.gpu_environment()["clocks"]
     result = common.result(name, rows, facts)
@@ -73,14 +76,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="measure less, and record nothing")
+    words = parser.parse_args()
+    if words.quick and not set(words.names) <= set(QUICK):
+        parser.error(f"--quick goes with: {', '.join(QUICK)}")
     failed = []
-    for name in parser.parse_args().names:
+    for name in words.names:
         if name == SUMMARY:
             print(*summarise(), sep="\n")
             continue
         try:
-            result = measure(name)
-            common.write(result)
+            result = measure(name, quick=words.quick)
+            common.show(result) if words.quick else common.write(result)
             failed += [_failures(result)]
         except (Exception, SystemExit) as error:
             failed += [common.failure(name, common.ALL, error).error]

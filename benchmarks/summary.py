@@ -17,6 +17,7 @@ TITLES = {
     "grouped": "Grouped matrix products",
     "dense": "Dense matrix products",
     "mlp": "The expert MLP, forward and backward",
+    "model": "A training step of a model",
     "pointwise": "Activations",
     "host": "Host time of one call",
     "generate": "The generator",
@@ -35,6 +36,12 @@ NOTES = {
         "fc1, SwiGLU times router probability, fc2, and all gradients. The floor counts the "
         "products at the dense bf16 rate and the activation's bytes at the copy's; *of the "
         "ceiling* is the rate over that of a dense bf16 product. A recipe quantises weights, too."
+    ),
+    "model": (
+        "Forward, loss, backward and AdamW of a mixture-of-experts model, compiled whole and "
+        "replayed as one CUDA graph on tokens that change. All but the experts is PyTorch's, and "
+        "the same for all; `torch compiled` has torch's grouped products in bf16 for experts. The "
+        "peak is above weights, optimizer and recipe state."
     ),
     "pointwise": "*Of the ceiling*: bandwidth over that of a device copy in the same run.",
     "host": "Small shapes, no wait for the device inside.",

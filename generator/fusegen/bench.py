@@ -65,7 +65,17 @@ class Benchmarks:
         own: Path = self.module("common").RESULTS
         return folder or own
 
-    def measure(self, name: str) -> Mapping[str, Any]:
+    def require_quick(self, names: Sequence[str]) -> None:
+        """Refuse names that have no quick form.
+
+        Raises:
+            UsageError: one has none, or there are no names.
+        """
+        quick = self.module("run").QUICK
+        if not names or not set(names) <= set(quick):
+            raise UsageError(f"--quick goes with --sweep, and with these: {', '.join(quick)}")
+
+    def measure(self, name: str, *, quick: bool = False) -> Mapping[str, Any]:
         """Run one benchmark; nothing is written.
 
         A case that fails stands among the rows, and loses no other.
@@ -75,7 +85,7 @@ class Benchmarks:
         """
         with _ended_by_errors():
             try:
-                result: Mapping[str, Any] = self.module("run").measure(name)
+                result: Mapping[str, Any] = self.module("run").measure(name, quick=quick)
             except Exception as error:
                 traceback.print_exception(error)
                 raise BenchError(f"{name}: {type(error).__name__}: {error}") from error

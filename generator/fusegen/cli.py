@@ -734,7 +734,11 @@ def demo(
     help="Find the selection rules of a kernel family and write them into the spec of the "
     "visible GPU's architecture. Repeatable.",
 )
-@click.option("--quick", is_flag=True, help="Sweep a part of the sizes.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Sweep a part of the sizes; of `model`, a smaller one, which is not recorded.",
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
@@ -782,16 +786,20 @@ def bench(
         )
         _show_sweep(swept, dry_run=dry_run, as_json=as_json)
         return ExitCode.OK
-    if quick or seconds or recorded or dry_run:
-        raise click.UsageError("--quick, --seconds, --recorded and --dry-run go with --sweep")
+    if seconds or recorded or dry_run:
+        raise click.UsageError("--seconds, --recorded and --dry-run go with --sweep")
     chosen = found.chosen(names)
+    if quick:
+        found.require_quick(names)
+        if check:
+            raise click.UsageError("--quick and --check: nothing quick is on record")
     if check:
         return _check_benchmarks(found, chosen, results, as_json)
-    return _run_benchmarks(found, chosen, results, as_json)
+    return _run_benchmarks(found, chosen, results, quick=quick, as_json=as_json)
 
 
 def _run_benchmarks(
-    found: Benchmarks, names: Sequence[str], folder: Path | None, as_json: bool
+    found: Benchmarks, names: Sequence[str], folder: Path | None, *, quick: bool, as_json: bool
 ) -> int:
     """Run them all, whatever fails of them, and say so at the end."""
     from fusegen.bench import BenchError
@@ -801,7 +809,7 @@ def _run_benchmarks(
     for name in names:
         _say(f"benchmark {name}")
         try:
-            result, lines = _run_benchmark(found, name, folder)
+            result, lines = _run_benchmark(found, name, folder, quick)
         except BenchError as error:
             result, lines = {"name": name, "error": str(error), "files": []}, []
             failed.append(str(error))
@@ -817,14 +825,14 @@ def _run_benchmarks(
 
 
 def _run_benchmark(
-    found: Benchmarks, name: str, folder: Path | None
+    found: Benchmarks, name: str, folder: Path | None, quick: bool
 ) -> tuple[Mapping[str, Any], list[str]]:
     """What one gives, with the files it is in, and the lines that say it."""
     if name == "summary":
         files = [str(path) for path in found.summarise()]
         return {"name": name, "files": files}, files
-    result = found.measure(name)
-    files = [str(found.save(result, folder))]
+    result = found.measure(name, quick=quick)
+    files = [] if quick else [str(found.save(result, folder))]
     return {**result, "files": files}, [*found.lines(result), *files]
 
 

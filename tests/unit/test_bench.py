@@ -46,8 +46,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, benchmarks: bench.Benchmarks) -> l
     runner, common = benchmarks.module("run"), benchmarks.module("common")
     ran: list[str] = []
 
-    def measure(name: str) -> Mapping[str, Any]:
-        ran.append(name)
+    def measure(name: str, *, quick: bool = False) -> Mapping[str, Any]:
+        ran.append(f"{name}, quick" if quick else name)
         print("a benchmark's own words")
         rows = [common.row("a case", who, "ms", [9.0, 10.0, 11.0], fraction=0.9) for who in PAIR]
         return dict(common.result(name, rows, ENVIRONMENT))
@@ -81,14 +81,29 @@ def test_by_default_runs_what_can(
     measured.clear()
     monkeypatch.setattr(gpu, "visible_capability", lambda: (9, 0))
     assert run("bench", "--results", tmp_path / "there").exit_code == 0
-    assert {"grouped", "mlp", "host", "kernels_quantize_bench", "generate"} <= set(measured)
+    assert {"grouped", "mlp", "model", "host", "kernels_quantize_bench", "generate"} <= set(
+        measured
+    )
     assert len(list((tmp_path / "there").glob("*.json"))) == len(measured)
+
+
+def test_what_is_quick_is_not_recorded(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "visible_capability", lambda: (9, 0))
+    done = run("bench", "model", "--quick", "--results", tmp_path)
+    assert done.exit_code == 0 and measured == ["model, quick"]
+    assert len(done.stdout.splitlines()) == 2 and not list(tmp_path.iterdir())
+    done = run("bench", "model", "--quick", "--check", "--results", tmp_path)
+    assert done.exit_code == cli.ExitCode.USAGE and "nothing quick is on record" in done.stderr
 
 
 def test_unknown_names_and_options_that_do_not_go_together(measured: list[str]) -> None:
     for words, hint in (
         (["grouppd"], "unknown benchmark 'grouppd'; did you mean 'grouped'?"),
-        (["generate", "--quick"], "go with --sweep"),
+        (["generate", "--seconds", "9"], "go with --sweep"),
+        (["generate", "--quick"], "--quick goes with --sweep, and with these: model"),
+        (["--quick"], "--quick goes with --sweep, and with these: model"),
         (["generate", "--sweep", "gemm_sm90"], "--sweep goes neither with names nor with --check"),
         (["--check", "--sweep", "gemm_sm90"], "--sweep goes neither with names nor with --check"),
         (["--sweep", "gemm_sm90"], "there is no visible NVIDIA GPU; --recorded fits"),
@@ -122,7 +137,7 @@ def test_words_of_benchmarks_are_progress(measured: list[str], tmp_path: Path) -
 def test_a_wrong_result_is_no_record(
     benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def wrong(name: str) -> Mapping[str, Any]:
+    def wrong(name: str, *, quick: bool = False) -> Mapping[str, Any]:
         raise SystemExit("a case: relative difference 1e+00, expected at most 0.01")
 
     monkeypatch.setattr(benchmarks.module("run"), "measure", wrong)
