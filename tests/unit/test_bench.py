@@ -555,6 +555,44 @@ def test_points_that_disagree_are_not_timed(
         timer("bf16", Case(3, 100, 16, 32))
 
 
+# Host time
+
+
+def test_host_time_of_every_module_and_recipe(
+    benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the reference, in bursts of one call."""
+    common, host = benchmarks.module("common"), benchmarks.module("host")
+    monkeypatch.setattr(common, "DEVICE", "cpu")
+    for name, value in (("BURST", 1), ("BURSTS", 1), ("REPEATS", 1), ("TOKENS", 20), ("WIDTH", 32)):
+        monkeypatch.setattr(host, name, value)
+    rows = common.with_ratios(common.outcomes(host.host()))
+    assert all("error" not in row and row["median"] > 0 for row in rows)
+    recipes = ("", *(f" {each}" for each in sorted(api.load_specs().recipes) if each != "bf16"))
+    ours = [f"Linear{recipe}" for recipe in recipes] + [
+        f"{module}{recipe}, {experts} experts"
+        for module in ("GroupedLinear", "GroupedMLP")
+        for recipe in recipes
+        for experts in (8, 512)
+    ]
+    cases = {row["case"]: row for row in rows if row["contender"] == OURS}
+    assert [*cases] == [
+        f"{call}: {each}" for call in ("forward", "forward + backward") for each in ours
+    ]
+    (linear,) = (row for row in rows if row["case"] == "forward: nn.Linear")
+    ratio = cases["forward: Linear"]["median"] / linear["median"]
+    assert cases["forward: Linear"]["extra"] == {"times_nn_linear": pytest.approx(ratio)}
+
+
+def test_groups_of_host_calls_fill_the_tokens(
+    benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = benchmarks.module("host")
+    monkeypatch.setattr(benchmarks.module("common"), "DEVICE", "cpu")
+    for experts, sizes in ((8, [16] * 8), (512, [1] * 128 + [0] * 384), (100, [2] * 28 + [1] * 72)):
+        assert host._routing("grouped_linear", experts)[0].tolist() == sizes
+
+
 # Peers
 
 
