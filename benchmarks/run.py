@@ -1,12 +1,13 @@
 """Benchmarks of fusegen.
 
-    python benchmarks/run.py grouped dense host pointwise mlp model    on a machine with a GPU
-    python benchmarks/run.py model --quick                       a part of it; nothing is recorded
+    python benchmarks/run.py grouped dense host pointwise mlp    on a machine with a GPU
+    python benchmarks/run.py model --quick                       a smaller one, not recorded
     python benchmarks/run.py generate                            anywhere
     python benchmarks/run.py summary                             write docs/performance.md
 
 The same as `fusegen bench NAME...`, which also compares with records and sweeps selection rules.
-Each writes benchmarks/results/<name>_<device>_<date>.json and takes about a minute on an H200.
+Each writes benchmarks/results/<name>_<device>_<date>.json and takes about a minute on an H200, but
+for `model`, which is compiled once for every recipe.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+# A checkout need not be installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "generator"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import common

@@ -22,7 +22,7 @@ from fusegen import api
 from fusegen.naming import Cell
 
 from .loading import load_cells
-from .ranks import run_ranks
+from .ranks import Place, run_ranks
 
 RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 CLASSES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
@@ -328,7 +328,7 @@ torch.save(found, f"{folder}/{rank}.pt")
 
 
 def test_ranks_reduce_gradients(bundle: str, tmp_path: Path) -> None:
-    run_ranks(PARALLEL, tmp_path, Path(str(sys.modules[bundle].__file__)).parent)
+    run_ranks(PARALLEL, tmp_path, Place(Path(str(sys.modules[bundle].__file__)).parent))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     same(first, second)
     assert first["gradient"].any()

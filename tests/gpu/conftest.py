@@ -1,4 +1,7 @@
-"""Collects the GPU tests only where a built bundle runs on the device; nowhere are they skipped."""
+"""Collects the GPU tests only where a built bundle runs on the device.
+
+There nothing is skipped but what needs two GPUs and finds one.
+"""
 
 from __future__ import annotations
 
