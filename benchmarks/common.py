@@ -189,6 +189,11 @@ def failures(result: Result) -> list[Mapping[str, Any]]:
     return [row for row in result.get("rows", ()) if "error" in row]
 
 
+def told(result: Result) -> str:
+    """The failures of a result, a line each."""
+    return "\n".join(map(describe, failures(result)))
+
+
 def save(result: Result, folder: Path = RESULTS, samples: Sequence[object] = ()) -> Path:
     """Write one result file, named after benchmark, device and day.
 

@@ -188,19 +188,34 @@ def one_graph() -> Iterator[None]:
         raise SystemExit(f"expected one graph of torch.compile, got {graphs}, breaks: {breaks}")
 
 
+@dataclass(frozen=True)
+class Replay:
+    """A captured step.
+
+    Attributes:
+        graph: of all of it.
+        loss: what a replay writes.
+        step: what was captured. It holds the tensors that the graph reads and does not own, such as
+            a recipe's state: their memory must not become another one's.
+    """
+
+    graph: Any
+    loss: Tensor
+    step: Run
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.loss
+
+
 def capture(training: Training, run: Run) -> Run:
-    """The step as one CUDA graph, which writes the tensor of its loss; on the CPU the step."""
+    """The step as one CUDA graph; on the CPU the step itself."""
     if common.DEVICE == "cpu":
         return run
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=training.pool, stream=torch.cuda.current_stream()):
         loss = run()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return loss
-
-    return replay
+    return Replay(graph, loss, run)
 
 
 def own_stream() -> AbstractContextManager[Any]:

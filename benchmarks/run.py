@@ -56,12 +56,8 @@ def measure(name: str, *, quick: bool = False) -> common.Result:
         facts["clocks_after"] = common.gpu_environment()["clocks"]
     result = common.result(name, rows, facts)
     if not common.measured(result):
-        raise SystemExit(_failures(result) or f"{name}: no case to measure")
+        raise SystemExit(common.told(result) or f"{name}: no case to measure")
     return result
-
-
-def _failures(result: common.Result) -> str:
-    return "\n".join(common.describe(each) for each in common.failures(result))
 
 
 def summarise() -> list[Path]:
@@ -91,7 +87,7 @@ def main() -> None:
         try:
             result = measure(name, quick=words.quick)
             common.show(result) if words.quick else common.write(result)
-            failed += [_failures(result)]
+            failed += [common.told(result)]
         except (Exception, SystemExit) as error:
             failed += [common.failure(name, common.ALL, error).error]
     if any(failed):

@@ -68,7 +68,8 @@ def _require_hopper() -> None:
         )
 
 
-def _measure(step: str, options: argparse.Namespace) -> None:
+def _measure(step: str, options: argparse.Namespace) -> str:
+    """Run a check or a timing; what failed of it, a line each."""
     module: Any = importlib.import_module(f"kernels.{step}")
     chosen: dict[str, Any] = {"quick": options.quick}
     if step.startswith("gemm_fp8"):
@@ -82,9 +83,11 @@ def _measure(step: str, options: argparse.Namespace) -> None:
     if step in BENCHES:
         rows = common.outcomes(rows)
     if options.device == "cpu":
-        return
+        return ""
     facts["clocks_after"] = common.gpu_environment()["clocks"]
-    common.write(common.result(f"kernels_{step}", rows, facts))
+    result = common.result(f"kernels_{step}", rows, facts)
+    common.write(result)
+    return common.told(result)
 
 
 def gemm_fp8_bench() -> Iterator[common.Case]:
@@ -105,16 +108,23 @@ def _bench(step: str) -> Iterator[common.Case]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """The command line.
+
+    Raises:
+        SystemExit: a case failed; the others are recorded.
+    """
     options = _parse(arguments)
     if options.list:
         print(*(target.name for target in build.targets()), sep="\n")
         return
+    failed = []
     for step in _steps(options):
         if step == "build":
             build.build(options.targets or build.targets(), options.jobs)
         else:
-            _measure(step, options)
+            failed.append(_measure(step, options))
+    if any(failed):
+        raise SystemExit("\n".join(filter(None, failed)))
 
 
 if __name__ == "__main__":

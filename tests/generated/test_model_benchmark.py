@@ -6,7 +6,10 @@ same memory, with whatever the host put into them once. The kernels alone are no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -215,6 +218,33 @@ def test_every_batch_has_group_sizes_of_its_own(model: Any) -> None:
     assert len(sizes) == model.module.BATCHES
     rows = 2 * model.small.batch * model.small.context
     assert {sum(each) for each in sizes} == {rows}
+
+
+def test_what_is_captured_keeps_what_it_reads(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else holds the state of a recipe while the others are prepared."""
+    replays: list[str] = []
+    given: dict[str, Any] = {}
+
+    @contextmanager
+    def graph(graph: Any, **words: Any) -> Iterator[None]:
+        given.update(words)
+        yield
+
+    captured = SimpleNamespace(replay=lambda: replays.append("replay"))
+    subject = subject_of(model, "fusegen fp8_delayed")
+    monkeypatch.setattr(model.common, "DEVICE", "cuda")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: captured)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "a stream")
+    subject.training.pool = "a pool"
+    run = partial(subject.step, model.module.loss_of)
+    replay = model.module.capture(subject.training, run)
+    assert given == {"pool": "a pool", "stream": "a stream"}
+    state = weakref.ref(next(subject.model.buffers()))
+    del subject, run
+    gc.collect()
+    assert state() is not None
+    assert float(replay()) > 0 and replays == ["replay"]
 
 
 @pytest.mark.parametrize("contender", ["torch compiled", "fusegen", "fusegen fp8_delayed"])
