@@ -96,10 +96,11 @@ def quantities(row: Row, ours: Row | None) -> Iterator[Quantity]:
 
 def compared(result: Result) -> dict[tuple[str, str, str], Quantity]:
     """Everything a check compares, by case, contender and name."""
-    ours = {row["case"]: row for row in result["rows"] if row["contender"] == OURS}
+    rows = common.measured(result)
+    ours = {row["case"]: row for row in rows if row["contender"] == OURS}
     return {
         (row["case"], row["contender"], each.name): each
-        for row in result["rows"]
+        for row in rows
         for each in quantities(row, ours.get(row["case"]))
     }
 

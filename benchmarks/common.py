@@ -11,11 +11,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
 
@@ -77,13 +78,93 @@ def row(case: str, contender: str, unit: str, samples: Sequence[float], **more: 
     )
 
 
-def with_ratios(rows: Sequence[Row]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Failure:
+    """What stands in the place of a row that could not be measured.
+
+    Attributes:
+        case: what was to be computed.
+        contender: who failed; `ALL` where it was not one of them.
+        error: the message.
+    """
+
+    case: str
+    contender: str
+    error: str
+
+
+ALL = "all"
+Outcome = Row | Failure
+
+
+@dataclass(frozen=True)
+class Case:
+    """A part of a benchmark that may fail without the others.
+
+    Attributes:
+        name: what its rows are of.
+        measure: gives them.
+    """
+
+    name: str
+    measure: Callable[[], Iterable[Outcome]]
+
+
+def failure(case: str, contender: str, error: BaseException) -> Failure:
+    """The failure that an error is; where the message alone does not say where, stderr does."""
+    if isinstance(error, SystemExit):
+        return Failure(case, contender, str(error))
+    traceback.print_exception(error)
+    return Failure(case, contender, f"{type(error).__name__}: {error}")
+
+
+def outcomes(cases: Iterable[Case]) -> list[Outcome]:
+    """The rows of all cases; a case that fails leaves a failure and loses no other.
+
+    Raises:
+        Exception, SystemExit: of what precedes the first case, when there is nothing to lose.
+    """
+    found: list[Outcome] = []
+    try:
+        for case in cases:
+            try:
+                found += case.measure()
+            except (Exception, SystemExit) as error:
+                found.append(failure(case.name, ALL, error))
+    except (Exception, SystemExit) as error:
+        if not found:
+            raise
+        found.append(failure("the cases that remained", ALL, error))
+    return found
+
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+def try_each(
+    case: str, contenders: Mapping[str, Given], make: Callable[[str, Given], Made]
+) -> tuple[dict[str, Made], list[Failure]]:
+    """What is made of each contender, and the failures of those of which nothing is."""
+    made: dict[str, Made] = {}
+    failures = []
+    for name, given in contenders.items():
+        try:
+            made[name] = make(name, given)
+        except (Exception, SystemExit) as error:
+            failures.append(failure(case, name, error))
+    return made, failures
+
+
+def with_ratios(rows: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Rows as JSON, each with the ratio of its median to ours on the same case of the same run."""
-    ours = {each.case: each.median for each in rows if each.contender == OURS}
+    ours = {
+        each.case: each.median for each in rows if isinstance(each, Row) and each.contender == OURS
+    }
     found = []
     for each in rows:
         data = asdict(each)
-        if each.case in ours:
+        if isinstance(each, Row) and each.case in ours:
             data["times_ours"] = each.median / ours[each.case]
         found.append(data)
     return found
@@ -93,9 +174,24 @@ Result = Mapping[str, Any]
 """What a result file holds: the benchmark's name, its environment, and what it measured."""
 
 
-def result(name: str, rows: Sequence[Row], facts: Mapping[str, Any]) -> Result:
+def result(name: str, rows: Sequence[Outcome], facts: Mapping[str, Any]) -> Result:
     """The result of one benchmark."""
     return {"name": name, "environment": dict(facts), "rows": with_ratios(rows)}
+
+
+def measured(result: Result) -> list[Mapping[str, Any]]:
+    """The rows of a result that are no failures."""
+    return [row for row in result.get("rows", ()) if "error" not in row]
+
+
+def failures(result: Result) -> list[Mapping[str, Any]]:
+    """The failures among the rows of a result."""
+    return [row for row in result.get("rows", ()) if "error" in row]
+
+
+def told(result: Result) -> str:
+    """The failures of a result, a line each."""
+    return "\n".join(map(describe, failures(result)))
 
 
 def save(result: Result, folder: Path = RESULTS, samples: Sequence[object] = ()) -> Path:
@@ -127,10 +223,15 @@ def newest(folder: Path = RESULTS) -> dict[tuple[str, str], Result]:
     return found
 
 
-def write(result: Result, folder: Path = RESULTS) -> Path:
-    """Write one result file and print its rows."""
+def show(result: Result) -> None:
+    """Print the rows of a result."""
     for each in result["rows"]:
         print(describe(each))
+
+
+def write(result: Result, folder: Path = RESULTS) -> Path:
+    """Write one result file and print its rows."""
+    show(result)
     path = save(result, folder)
     print(path)
     return path
@@ -147,6 +248,8 @@ def is_tile(contender: str) -> bool:
 
 def describe(data: Mapping[str, Any]) -> str:
     """A row as one line."""
+    if "error" in data:
+        return f"{data['case']:34} {data['contender']:16} {failed(data)}"
     words = f"{data['case']:34} {data['contender']:16} {data['median']:10.4g} {data['unit']}"
     words += f" [{data['low']:.4g}, {data['high']:.4g}]"
     if data["rate"] is not None:
@@ -156,6 +259,11 @@ def describe(data: Mapping[str, Any]) -> str:
     if "times_ours" in data and data["contender"] != OURS:
         words += f"  x{data['times_ours']:.3f} of {OURS}'s time"
     return words
+
+
+def failed(data: Mapping[str, Any]) -> str:
+    """A failure in the place of its time: the first line of what it says."""
+    return f"failed: {data['error'].partition(chr(10))[0]}"
 
 
 # ---- the machine
@@ -205,9 +313,11 @@ def gpu_environment() -> dict[str, Any]:
 
 
 def bundle() -> ModuleType:
-    """The bundle for this GPU, loaded by path."""
+    """The bundle for this GPU, loaded by path; on the CPU the reference."""
     import torch
 
+    if DEVICE == "cpu":
+        return bundles.load_bundle(bundles.GENERATED / "cpu")
     folders = bundles.bundles_to_test(torch.cuda.get_device_capability())
     if not folders:
         raise SystemExit("no built bundle runs on this GPU; build one: fusegen build generated/...")
@@ -235,10 +345,23 @@ def operand_sets(bytes_per_set: int) -> int:
     return 1 + math.ceil(4 * L2_BYTES / max(bytes_per_set, 1))
 
 
-def _block(run: Contender, count: int) -> float:
-    """Milliseconds per call of `count` calls in a row, by CUDA events."""
+def synchronize() -> None:
+    """Wait for the device."""
     import torch
 
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
+
+
+def _block(run: Contender, count: int) -> float:
+    """Milliseconds per call of `count` calls in a row, by CUDA events; on the CPU by its clock."""
+    import torch
+
+    if DEVICE == "cpu":
+        begin = time.perf_counter()
+        for index in range(count):
+            run(index)
+        return (time.perf_counter() - begin) / count * 1e3
     cuda: Any = torch.cuda  # its classes carry no types
     start, end = (cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -284,6 +407,18 @@ def copy_rate() -> float:
     target = torch.empty_like(source)
     times = compare({"copy": lambda _: target.copy_(source)})["copy"]
     return 2 * source.numel() / statistics.median(times) * 1e3
+
+
+def peak_gib(step: Callable[[], Any]) -> float:
+    """Memory of the GPU in use at the worst moment of one step, above what it finds in use."""
+    import torch
+
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def normal(*shape: int, scale: float = 1.0, dtype: Any = None) -> Any:

@@ -7,7 +7,7 @@ included; without a recipe's name, ours is bf16 too.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import common
 import shapes
 import torch
-from common import OURS, Row
+from common import OURS, Case, Outcome
 from torch import Tensor
 
 DENSE = 8192
@@ -28,7 +28,8 @@ TOLERANCE = 2e-1
 Step = Callable[[], tuple[Tensor, ...]]
 
 
-def _torch_mlp(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor, ends: Tensor) -> Tensor:
+def torch_mlp(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor, ends: Tensor) -> Tensor:
+    """The experts of torch: x [T, H], fc1 [E, 2F, H], fc2 [E, H, F], probs [T], ends int32 [E]."""
     h = torch._grouped_mm(x, fc1.transpose(-2, -1), offs=ends)
     gate, up = h.float().chunk(2, dim=-1)
     a = (torch.nn.functional.silu(gate) * up * probs[:, None]).to(x.dtype)
@@ -54,16 +55,6 @@ def _step(forward: Callable[[], Tensor], leaves: list[Tensor], dy: Tensor) -> tu
 def _run(step: Step, _: int) -> Any:
     """One step; its tensors exceed every cache, so there is one set of them."""
     return step()
-
-
-def _peak_gib(step: Step) -> float:
-    """Memory in use at the worst moment of one step, above what the inputs take."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def _floor(shape: shapes.Expert, dense_rate: float, copy_rate: float) -> float:
@@ -92,34 +83,39 @@ def _layers(package: Any, shape: shapes.Expert, leaves: list[Tensor]) -> dict[st
 def _steps(package: Any, shape: shapes.Expert) -> dict[str, Step]:
     sizes = shapes.splits(shape.groups, shape.tokens)
     ends = sizes.cumsum(0).to(torch.int32)
-    compiled = torch.compile(_torch_mlp, fullgraph=True, dynamic=False)
+    compiled = torch.compile(torch_mlp, fullgraph=True, dynamic=False)
     leaves, dy = _leaves(shape), common.normal(shape.tokens, shape.hidden)
     x, fc1, fc2, probs = leaves
     forwards: dict[str, Callable[[], Tensor]] = {
         name: partial(function, x, fc1, fc2, probs, ends)
-        for name, function in ((PEER, compiled), (EAGER, _torch_mlp))
+        for name, function in ((PEER, compiled), (EAGER, torch_mlp))
     }
     for name, layer in _layers(package, shape, leaves).items():
         forwards[name] = partial(layer, x, sizes, probs)
     return {name: partial(_step, forward, leaves, dy) for name, forward in forwards.items()}
 
 
-def _check(shape: shapes.Expert, steps: dict[str, Step]) -> None:
-    """All gradients against torch's; a recipe with state has warmed up."""
+def _checked(
+    shape: shapes.Expert, steps: dict[str, Step]
+) -> tuple[dict[str, Step], list[common.Failure]]:
+    """The steps whose gradients are torch's; a recipe with state has warmed up."""
     expected = steps[PEER]()
-    for name, step in steps.items():
+
+    def check(name: str, step: Step) -> Step:
         step()
         case, tolerance = f"{shape.name} {name}", TOLERANCES.get(name, TOLERANCE)
         for got, wanted in zip(step(), expected, strict=True):
             common.require_close(case, got, wanted, tolerance)
+        return step
+
+    return common.try_each(shape.name, steps, check)
 
 
-def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Row]:
+def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Outcome]:
     """Check all gradients, then time a forward and backward of each in turns."""
-    steps = _steps(package, shape)
-    _check(shape, steps)
+    steps, failures = _checked(shape, _steps(package, shape))
     torch.cuda.empty_cache()
-    peaks = {name: _peak_gib(step) for name, step in steps.items()}
+    peaks = {name: common.peak_gib(step) for name, step in steps.items()}
     a, b = common.normal(DENSE, DENSE), common.normal(DENSE, DENSE)
     contenders: dict[str, common.Contender] = {
         name: partial(_run, step) for name, step in steps.items()
@@ -128,7 +124,7 @@ def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Row]:
     dense_rate = 2 * DENSE**3 / statistics.median(samples.pop("dense")) * 1e3
     flops = 18 * shape.tokens * shape.hidden * shape.intermediate
     peer = statistics.median(samples[PEER])
-    return [
+    rows = [
         common.row(
             *(shape.name, name, "ms", times),
             floor=_floor(shape, dense_rate, copy_rate),
@@ -143,13 +139,12 @@ def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Row]:
         )
         for name, times in samples.items()
     ]
+    return [*rows, *failures]
 
 
-def mlp() -> list[Row]:
+def mlp() -> Iterator[Case]:
     """The expert MLP of three models."""
     package, copy_rate = common.bundle(), common.copy_rate()
-    rows = []
     for shape in shapes.EXPERTS:
-        rows += measure(package, shape, copy_rate)
+        yield Case(shape.name, partial(measure, package, shape, copy_rate))
         torch.cuda.empty_cache()
-    return rows

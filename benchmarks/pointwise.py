@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import common
 import torch
-from common import OURS, Row
+from common import OURS, Case, Row
 from torch import Tensor
 
 ROWS, COLUMNS = 32768, 7168
@@ -128,7 +129,8 @@ def _directions(package: Any, activation: Activation, copy: float) -> list[Row]:
     ]
 
 
-def pointwise() -> list[Row]:
+def pointwise() -> Iterator[Case]:
     """Every activation in both directions."""
     package, copy = common.bundle(), common.copy_rate()
-    return [found for each in ACTIVATIONS for found in _directions(package, each, copy)]
+    for each in ACTIVATIONS:
+        yield Case(each.name, partial(_directions, package, each, copy))

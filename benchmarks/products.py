@@ -12,7 +12,7 @@ import common
 import peers
 import shapes
 import torch
-from common import OURS, Row
+from common import OURS, Case, Row
 from torch import Tensor
 
 DENSE = 8192
@@ -149,25 +149,23 @@ def _row(
     )
 
 
-def _measure_all(
+def _cases(
     products: Iterator[Product], others: Mapping[str, peers.Peer] | None = None
-) -> list[Row]:
+) -> Iterator[Case]:
     copy_rate = common.copy_rate()
-    rows = []
     for product in products:
-        rows += measure(product, copy_rate, others or {})
+        yield Case(product.case, partial(measure, product, copy_rate, others or {}))
         torch.cuda.empty_cache()
-    return rows
 
 
-def grouped() -> list[Row]:
+def grouped() -> Iterator[Case]:
     """Grouped products at the shapes of three models, group sizes unrounded."""
     package = common.bundle()
     products = (p for shape in shapes.GROUPED for p in grouped_products(package, shape))
-    return _measure_all(products, peers.installed())
+    return _cases(products, peers.installed())
 
 
-def dense() -> list[Row]:
+def dense() -> Iterator[Case]:
     """Dense products against torch's."""
     package = common.bundle()
-    return _measure_all(p for sizes in DENSE_SIZES for p in dense_products(package, *sizes))
+    return _cases(p for sizes in DENSE_SIZES for p in dense_products(package, *sizes))

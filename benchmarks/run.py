@@ -1,11 +1,13 @@
 """Benchmarks of fusegen.
 
     python benchmarks/run.py grouped dense host pointwise mlp    on a machine with a GPU
+    python benchmarks/run.py model --quick                       a smaller one, not recorded
     python benchmarks/run.py generate                            anywhere
     python benchmarks/run.py summary                             write docs/performance.md
 
 The same as `fusegen bench NAME...`, which also compares with records and sweeps selection rules.
-Each writes benchmarks/results/<name>_<device>_<date>.json and takes about a minute on an H200.
+Each writes benchmarks/results/<name>_<device>_<date>.json and takes about a minute on an H200, but
+for `model`, which is compiled once for every recipe.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+# A checkout need not be installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "generator"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import common
@@ -27,24 +31,33 @@ GPU = {
     "host": ("host", "host"),
     "pointwise": ("pointwise", "pointwise"),
     "mlp": ("mlp", "mlp"),
+    "model": ("model", "model"),
     "kernels_gemm_fp8_bench": ("kernels.run", "gemm_fp8_bench"),
     "kernels_quantize_bench": ("kernels.run", "quantize_bench"),
 }
 CPU = {"generate": ("generation", "generate")}
+QUICK = ("model",)  # what can be told to measure less
 SUMMARY = "summary"
 NAMES = (*GPU, *CPU, SUMMARY)
 
 
-def measure(name: str) -> common.Result:
-    """Run one benchmark."""
+def measure(name: str, *, quick: bool = False) -> common.Result:
+    """Run one benchmark, or a quick form of it; what fails of it stands among its rows.
+
+    Raises:
+        SystemExit: all of it fails, so there is nothing to record.
+    """
     module, function = {**GPU, **CPU}[name]
-    benchmark: Callable[[], list[common.Row]]
+    benchmark: Callable[..., Iterable[common.Case]]
     benchmark = getattr(importlib.import_module(module), function)
     facts = common.gpu_environment() if name in GPU else common.environment()
-    rows = benchmark()
+    rows = common.outcomes(benchmark(quick=True) if quick else benchmark())
     if name in GPU:
         facts["clocks_after"] = common.gpu_environment()["clocks"]
-    return common.result(name, rows, facts)
+    result = common.result(name, rows, facts)
+    if not common.measured(result):
+        raise SystemExit(common.told(result) or f"{name}: no case to measure")
+    return result
 
 
 def summarise() -> list[Path]:
@@ -53,16 +66,32 @@ def summarise() -> list[Path]:
 
 
 def main() -> None:
-    """The command line."""
+    """The command line.
+
+    Raises:
+        SystemExit: something failed; what did not is recorded.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME")
-    for name in parser.parse_args().names:
+    parser.add_argument("--quick", action="store_true", help="measure less, and record nothing")
+    words = parser.parse_args()
+    if words.quick and not set(words.names) <= set(QUICK):
+        parser.error(f"--quick goes with: {', '.join(QUICK)}")
+    failed = []
+    for name in words.names:
         if name == SUMMARY:
             print(*summarise(), sep="\n")
-        else:
-            common.write(measure(name))
+            continue
+        try:
+            result = measure(name, quick=words.quick)
+            common.show(result) if words.quick else common.write(result)
+            failed += [common.told(result)]
+        except (Exception, SystemExit) as error:
+            failed += [common.failure(name, common.ALL, error).error]
+    if any(failed):
+        raise SystemExit("\n".join(filter(None, failed)))
 
 
 if __name__ == "__main__":

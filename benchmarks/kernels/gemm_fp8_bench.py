@@ -9,12 +9,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import common
 import shapes
 import torch
-from common import OURS, Contender, Row
+from common import OURS, Case, Contender, Row
 from torch import Tensor
 
 from kernels import build
@@ -239,12 +240,10 @@ def _of_shape(
             torch.cuda.empty_cache()
 
 
-def run(targets: Sequence[Target] = (), *, quick: bool = False) -> list[Row]:
+def run(targets: Sequence[Target] = (), *, quick: bool = False) -> Iterator[Case]:
     """Time built kernels (all by default) at the shapes of three models; quick: at two shapes."""
     torch.manual_seed(1)
     modes, copy_rate = _timed(targets or build.targets()), common.copy_rate()
-    rows: list[Row] = []
     for shape in shapes.GROUPED:
         if not quick or shape.name in QUICK_SHAPES:
-            rows += _of_shape(shape, modes, copy_rate)
-    return rows
+            yield Case(shape.name, partial(_of_shape, shape, modes, copy_rate))

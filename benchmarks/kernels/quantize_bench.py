@@ -17,7 +17,7 @@ from typing import Any
 
 import common
 import torch
-from common import OURS, Row
+from common import OURS, Case, Row
 from torch import Tensor
 
 from kernels import build
@@ -274,7 +274,7 @@ def _works(kernels: Any, data: Input, quick: bool) -> Iterator[Work]:
 # ---- timing
 
 
-def _measure(work: Work, copy_rate: float) -> Row:
+def _measure(work: Work, copy_rate: float) -> list[Row]:
     times = common.compare({OURS: lambda _: work.run()})[OURS]
     rate = work.bytes / statistics.median(times) * 1e3
     row = common.row(
@@ -289,15 +289,14 @@ def _measure(work: Work, copy_rate: float) -> Row:
         extra={"copy_tb_per_s": copy_rate / 1e12},
     )
     print(f"{work.case:48} {row.median:8.4f} ms, {row.fraction:.3f} of a copy's rate", flush=True)
-    return row
+    return [row]
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(*, quick: bool = False) -> Iterator[Case]:
     """Time every quantise kernel, dense and in groups; quick: not those before and after them."""
     print(build.build_quantize(), flush=True)
     kernels = harness.Kernels(build.quantize_library("cuda"), "cuda")
     copy_rate = common.copy_rate()
-    rows = []
     for data in _inputs():
-        rows += [_measure(work, copy_rate) for work in _works(kernels, data, quick)]
-    return rows
+        for work in _works(kernels, data, quick):
+            yield Case(work.case, partial(_measure, work, copy_rate))

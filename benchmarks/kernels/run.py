@@ -14,7 +14,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ def _require_hopper() -> None:
         )
 
 
-def _measure(step: str, options: argparse.Namespace) -> None:
+def _measure(step: str, options: argparse.Namespace) -> str:
+    """Run a check or a timing; what failed of it, a line each."""
     module: Any = importlib.import_module(f"kernels.{step}")
     chosen: dict[str, Any] = {"quick": options.quick}
     if step.startswith("gemm_fp8"):
@@ -79,40 +80,51 @@ def _measure(step: str, options: argparse.Namespace) -> None:
         _require_hopper()
     facts = common.gpu_environment()
     rows = module.run(**chosen)
+    if step in BENCHES:
+        rows = common.outcomes(rows)
     if options.device == "cpu":
-        return
+        return ""
     facts["clocks_after"] = common.gpu_environment()["clocks"]
-    common.write(common.result(f"kernels_{step}", rows, facts))
+    result = common.result(f"kernels_{step}", rows, facts)
+    common.write(result)
+    return common.told(result)
 
 
-def gemm_fp8_bench() -> list[common.Row]:
+def gemm_fp8_bench() -> Iterator[common.Case]:
     """Build what is not built, and time the FP8 products."""
     return _bench("gemm_fp8_bench")
 
 
-def quantize_bench() -> list[common.Row]:
+def quantize_bench() -> Iterator[common.Case]:
     """Build what is not built, and time the quantise kernels."""
     return _bench("quantize_bench")
 
 
-def _bench(step: str) -> list[common.Row]:
+def _bench(step: str) -> Iterator[common.Case]:
     _require_hopper()
     build.build(build.targets(), min(MOST_JOBS, os.cpu_count() or 1))
-    rows: list[common.Row] = importlib.import_module(f"kernels.{step}").run()
-    return rows
+    cases: Iterator[common.Case] = importlib.import_module(f"kernels.{step}").run()
+    return cases
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """The command line.
+
+    Raises:
+        SystemExit: a case failed; the others are recorded.
+    """
     options = _parse(arguments)
     if options.list:
         print(*(target.name for target in build.targets()), sep="\n")
         return
+    failed = []
     for step in _steps(options):
         if step == "build":
             build.build(options.targets or build.targets(), options.jobs)
         else:
-            _measure(step, options)
+            failed.append(_measure(step, options))
+    if any(failed):
+        raise SystemExit("\n".join(filter(None, failed)))
 
 
 if __name__ == "__main__":

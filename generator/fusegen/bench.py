@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ FOLDER = "benchmarks"
 
 
 class BenchError(Exception):
-    """A benchmark that cannot go on, such as one whose results are wrong: nothing is recorded."""
+    """A benchmark that cannot begin, or measures nothing: nothing is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,36 @@ class Benchmarks:
         own: Path = self.module("common").RESULTS
         return folder or own
 
-    def measure(self, name: str) -> Mapping[str, Any]:
-        """Run one benchmark; nothing is written.
+    def require_quick(self, names: Sequence[str]) -> None:
+        """Refuse names that have no quick form.
 
         Raises:
-            BenchError: it cannot be run, or is wrong.
+            UsageError: one has none, or there are no names.
+        """
+        quick = self.module("run").QUICK
+        if not names or not set(names) <= set(quick):
+            raise UsageError(f"--quick goes with --sweep, and with these: {', '.join(quick)}")
+
+    def measure(self, name: str, *, quick: bool = False) -> Mapping[str, Any]:
+        """Run one benchmark; nothing is written.
+
+        A case that fails stands among the rows, and loses no other.
+
+        Raises:
+            BenchError: it fails before its first case, or all of it is wrong.
         """
         with _ended_by_errors():
-            result: Mapping[str, Any] = self.module("run").measure(name)
+            try:
+                result: Mapping[str, Any] = self.module("run").measure(name, quick=quick)
+            except Exception as error:
+                traceback.print_exception(error)
+                raise BenchError(f"{name}: {type(error).__name__}: {error}") from error
             return result
+
+    def failures(self, result: Mapping[str, Any]) -> list[str]:
+        """The cases of a result that failed, for people."""
+        common = self.module("common")
+        return [common.describe(each) for each in common.failures(result)]
 
     def save(self, result: Mapping[str, Any], folder: Path | None) -> Path:
         """Record a result."""

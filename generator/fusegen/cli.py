@@ -734,7 +734,11 @@ def demo(
     help="Find the selection rules of a kernel family and write them into the spec of the "
     "visible GPU's architecture. Repeatable.",
 )
-@click.option("--quick", is_flag=True, help="Sweep a part of the sizes.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Sweep a part of the sizes; of `model`, a smaller one, which is not recorded.",
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
@@ -761,7 +765,8 @@ def bench(
 ) -> int:
     """Run benchmarks of the checkout by NAMES, by default all that run on this machine.
 
-    Records go to --results; `summary` writes docs/performance.md from those of the checkout. A
+    Records go to --results; a case that fails stands in them with its error, and in the end makes
+    the exit code 4. `summary` writes docs/performance.md from the records of the checkout. A
     --check compares with the newest record of the same device: time of others over ours, and our
     part of the ceiling, beyond the recorded spread and 5 %.
     """
@@ -781,44 +786,73 @@ def bench(
         )
         _show_sweep(swept, dry_run=dry_run, as_json=as_json)
         return ExitCode.OK
-    if quick or seconds or recorded or dry_run:
-        raise click.UsageError("--quick, --seconds, --recorded and --dry-run go with --sweep")
+    if seconds or recorded or dry_run:
+        raise click.UsageError("--seconds, --recorded and --dry-run go with --sweep")
     chosen = found.chosen(names)
+    if quick:
+        found.require_quick(names)
+        if check:
+            raise click.UsageError("--quick and --check: nothing quick is on record")
     if check:
         return _check_benchmarks(found, chosen, results, as_json)
-    _run_benchmarks(found, chosen, results, as_json)
-    return ExitCode.OK
+    return _run_benchmarks(found, chosen, results, quick=quick, as_json=as_json)
 
 
 def _run_benchmarks(
-    found: Benchmarks, names: Sequence[str], folder: Path | None, as_json: bool
-) -> None:
+    found: Benchmarks, names: Sequence[str], folder: Path | None, *, quick: bool, as_json: bool
+) -> int:
+    """Run them all, whatever fails of them, and say so at the end."""
+    from fusegen.bench import BenchError
+
     data: list[Mapping[str, Any]] = []
+    failed: list[str] = []
     for name in names:
         _say(f"benchmark {name}")
-        if name == "summary":
-            written = found.summarise()
-            data.append({"name": name, "files": [str(path) for path in written]})
-        else:
-            result = found.measure(name)
-            written = [found.save(result, folder)]
-            data.append({**result, "files": [str(path) for path in written]})
-            if not as_json:
-                click.echo("\n".join(found.lines(result)))
-        if not as_json:
-            click.echo("\n".join(str(path) for path in written))
+        try:
+            result, lines = _run_benchmark(found, name, folder, quick)
+        except BenchError as error:
+            result, lines = {"name": name, "error": str(error), "files": []}, []
+            failed.append(str(error))
+        failed += found.failures(result)
+        data.append(result)
+        if not as_json and lines:
+            click.echo("\n".join(lines))
     if as_json:
         _answer({"version": 1, "benchmarks": data})
+    for line in failed:
+        _say(line)
+    return ExitCode.REFUSED if failed else ExitCode.OK
+
+
+def _run_benchmark(
+    found: Benchmarks, name: str, folder: Path | None, quick: bool
+) -> tuple[Mapping[str, Any], list[str]]:
+    """What one gives, with the files it is in, and the lines that say it."""
+    if name == "summary":
+        files = [str(path) for path in found.summarise()]
+        return {"name": name, "files": files}, files
+    result = found.measure(name, quick=quick)
+    files = [] if quick else [str(found.save(result, folder))]
+    return {**result, "files": files}, [*found.lines(result), *files]
 
 
 def _check_benchmarks(
     found: Benchmarks, names: Sequence[str], folder: Path | None, as_json: bool
 ) -> int:
     records = found.records(names, folder)
+    from fusegen.bench import BenchError
+
     findings = []
+    failed: list[str] = []
     for name, record in records.items():
         _say(f"benchmark {name}, against that of {record['environment']['date'][:10]}")
-        findings += found.findings(found.measure(name), record)
+        try:
+            measured = found.measure(name)
+        except BenchError as error:
+            failed.append(str(error))
+            continue
+        failed += found.failures(measured)
+        findings += found.findings(measured, record)
     worse = [each for each in findings if each.worse]
     if as_json:
         from dataclasses import asdict
@@ -828,9 +862,13 @@ def _check_benchmarks(
     else:
         for each in findings:
             click.echo(f"{'worse' if each.worse else 'note '}  {each}")
-        if not worse:
+        if not worse and not failed:
             _say(f"no ratio is worse than its record: {', '.join(names)}")
-    return ExitCode.DRIFT if worse else ExitCode.OK
+    for line in failed:
+        _say(line)
+    if worse:
+        return ExitCode.DRIFT
+    return ExitCode.REFUSED if failed else ExitCode.OK
 
 
 def _show_sweep(swept: Any, *, dry_run: bool, as_json: bool) -> None:

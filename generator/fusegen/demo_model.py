@@ -368,7 +368,7 @@ class Trainee:
     device: str
 
     def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        with _precision(self.device):
+        with precision(self.device):
             loss, balance = self.model(tokens, targets)
         return loss, balance
 
@@ -489,7 +489,7 @@ def _gradient_differences(plain: nn.Module, generated: nn.Module) -> Iterator[tu
         yield name, difference
 
 
-def _precision(device: str) -> AbstractContextManager[object]:
+def precision(device: str) -> AbstractContextManager[object]:
     """On a GPU attention and head run in bfloat16 too; a CPU gains nothing from it."""
     if torch.device(device).type == "cuda":
         return torch.autocast("cuda", torch.bfloat16)

@@ -1,13 +1,15 @@
-"""Scripts that several ranks run together on the CPU, each in a process of its own.
+"""Scripts that several ranks run together, each in a process of its own: on the CPU, or on GPUs.
 
 Not in the process of the tests: gloo's threads would live among all else that it has started.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from .loading import LOAD
@@ -17,33 +19,56 @@ _JOIN = (
     LOAD
     + """
 import torch, torch.distributed as dist
-store, folder, bundle = sys.argv[1:4]
-rank, ranks = map(int, sys.argv[4:6])
-words = sys.argv[6:]
+store, folder, bundle, backend, device = sys.argv[1:6]
+rank, ranks = map(int, sys.argv[6:8])
+words = sys.argv[8:]
+if device == "cuda":
+    torch.cuda.set_device(rank)
 load("bundle", bundle)
-dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
 """
 )
 # Past Python's own end: functional collectives keep their group for ever, destroyed or not, and a
 # thread of gloo that frees a tensor of the last collective while Python ends aborts the process.
 _LEAVE = """
 dist.barrier()
+if device == "cuda":
+    torch.cuda.synchronize()
 import os
 sys.stdout.flush(), sys.stderr.flush()
 os._exit(0)
 """
 
 
-def run_ranks(script: str, folder: Path, bundle: Path, *words: str, ranks: int = 2) -> None:
+@dataclass(frozen=True)
+class Place:
+    """Where ranks run.
+
+    Attributes:
+        bundle: what they load.
+        backend: of torch.distributed.
+        device: the type of the devices, of which each rank has one.
+    """
+
+    bundle: Path
+    backend: str = "gloo"
+    device: str = "cpu"
+
+
+def run_ranks(script: str, folder: Path, place: Place, *words: str, ranks: int = 2) -> None:
     """Run a script on all ranks to its end.
 
-    It finds `folder`, `rank`, `ranks` and `words`, its process group, and the bundle as `bundle`.
+    It finds `folder`, `rank`, `ranks`, `words` and `device`, a type whose current device is its
+    own, its process group, and the bundle as `bundle`.
     """
+    # Multicast over NVLink needs rights that containers often lack.
+    environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
+    given = [str(folder), str(place.bundle), place.backend, place.device]
     with tempfile.TemporaryDirectory() as scratch:
         start = [sys.executable, "-c", _JOIN + script + _LEAVE, f"{scratch}/store"]
         running = [
             subprocess.Popen(
-                [*start, str(folder), str(bundle), str(rank), str(ranks), *words], cwd="/"
+                [*start, *given, str(rank), str(ranks), *words], cwd="/", env=environment
             )
             for rank in range(ranks)
         ]

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from fusegen.naming import Cell
 
 from .loading import load_cells
-from .ranks import run_ranks
+from .ranks import Place, run_ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -256,7 +256,7 @@ torch.save(found, f"{folder}/found.pt")
 
 def test_shared_amaxes(bundle: str, tmp_path: Path) -> None:
     folder = Path(str(sys.modules[bundle].__file__)).parent
-    run_ranks(SHARED, tmp_path, folder, ranks=1)
+    run_ranks(SHARED, tmp_path, Place(folder), ranks=1)
     plain, delayed = torch.load(tmp_path / "found.pt").values()
     assert plain["fc1.weight.grad"].any() and any("amax_history" in name for name in plain)
     same(plain, delayed)

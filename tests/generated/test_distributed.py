@@ -1,4 +1,4 @@
-"""Experts in DDP and FSDP2 on two CPU ranks: training equals one process, checkpoints load."""
+"""Experts in DDP and FSDP2 on two ranks: training equals one process, checkpoints load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .ranks import run_ranks
+from .ranks import Place, run_ranks
 
 BUNDLE = Path(__file__).parents[2] / "generated" / "cpu"
 COMMON = """
@@ -16,12 +16,13 @@ module = importlib.import_module(f"bundle.grouped_mlp__{words[0]}")
 
 def make():
     torch.manual_seed(0)
-    return module.GroupedMLP(2, 32, 48)
+    return module.GroupedMLP(2, 32, 48, device=device)
 
 def batch(step):
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(16, 32, generator=generator).bfloat16()
-    return x, torch.tensor([9, 7]), torch.rand(16, generator=generator)
+    data = x, torch.tensor([9, 7]), torch.rand(16, generator=generator)
+    return [each.to(device) for each in data]
 
 def train(call, parameters, steps):
     optimizer = torch.optim.SGD(parameters, lr=0.01)
@@ -53,7 +54,7 @@ from torch.nn.parallel import DistributedDataParallel
 layer = make()
 ddp = DistributedDataParallel(layer)
 found = {"ddp": train(ddp, ddp.parameters(), 4), "state": layer.state_dict()}
-mesh = dist.init_device_mesh("cpu", (ranks,))
+mesh = dist.init_device_mesh(device, (ranks,))
 sharded = fully_shard(make(), mesh=mesh)
 found["fsdp"] = train(sharded, sharded.parameters(), 4)
 dcp.save({"model": get_model_state_dict(sharded)}, checkpoint_id=f"{folder}/checkpoint")
@@ -68,13 +69,19 @@ torch.save(found, f"{folder}/{rank}.pt")
 )
 
 
+@pytest.fixture(scope="module")
+def place() -> Place:
+    """Where the ranks run; the tests of GPUs have another one."""
+    return Place(BUNDLE)
+
+
 @pytest.mark.parametrize("recipe", ["bf16", "fp8_delayed", "fp8_block", "nvfp4"])
-def test_training_equals_one_process(recipe: str, tmp_path: Path) -> None:
-    run_ranks(SINGLE, tmp_path, BUNDLE, recipe, ranks=1)
-    run_ranks(WRAPPED, tmp_path, BUNDLE, recipe)
-    single = torch.load(tmp_path / "single.pt")
+def test_training_equals_one_process(place: Place, recipe: str, tmp_path: Path) -> None:
+    run_ranks(SINGLE, tmp_path, place, recipe, ranks=1)
+    run_ranks(WRAPPED, tmp_path, place, recipe)
+    single = torch.load(tmp_path / "single.pt", map_location="cpu")
     for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt")
+        found = torch.load(tmp_path / f"{rank}.pt", map_location="cpu")
         assert found["ddp"] == single["losses"]
         assert found["fsdp"] == pytest.approx(single["losses"], rel=1e-3)
         assert found["state"].keys() == single["state"].keys()

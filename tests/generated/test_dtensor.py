@@ -1,4 +1,4 @@
-"""Modules on DTensors over two CPU ranks: every placement gives what one process computes.
+"""Modules on DTensors over two ranks: every placement gives what one process computes.
 
 Results are the same bit for bit, but where they were summed over ranks (Partial): these have been
 rounded once per rank, and lie within the recipe's tolerance for products.
@@ -19,7 +19,7 @@ from fusegen.load import load
 from fusegen.paths import builtin_specs
 
 from .loading import LOAD
-from .ranks import run_ranks
+from .ranks import Place, run_ranks
 
 BUNDLE = Path(__file__).parents[2] / "generated" / "cpu"
 QUANTISED = ("fp8_current", "fp8_rowwise", "fp8_block", "mxfp8")
@@ -30,7 +30,9 @@ from torch import nn
 from torch.distributed.tensor import (
     DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor)
 cell = lambda name: importlib.import_module(f"bundle.{name}")
-mesh = dist.init_device_mesh("cpu", (2, 2) if ranks == 4 else (ranks,))
+if device == "cuda":
+    torch.set_default_device(device)
+mesh = dist.init_device_mesh(device, (2, 2) if ranks == 4 else (ranks,))
 WHOLE = [Replicate()] * mesh.ndim
 
 def place(layer, placements):
@@ -100,10 +102,16 @@ def tolerance(recipe: str) -> float:
     return load([builtin_specs()]).recipes[recipe].tolerance.gemm
 
 
-def run(script: str, folder: Path, *words: str, ranks: int = 2) -> Any:
+@pytest.fixture(scope="module")
+def place() -> Place:
+    """Where the ranks run; the tests of GPUs have another one."""
+    return Place(BUNDLE)
+
+
+def run(script: str, folder: Path, place: Place, *words: str, ranks: int = 2) -> Any:
     """What rank 0 saved after all ranks ran the script."""
-    run_ranks(script, folder, BUNDLE, *words, ranks=ranks)
-    return torch.load(folder / "found.pt", weights_only=False)
+    run_ranks(script, folder, place, *words, ranks=ranks)
+    return torch.load(folder / "found.pt", map_location="cpu", weights_only=False)
 
 
 def check_equal(
@@ -121,9 +129,9 @@ def check_equal(
 
 
 @pytest.mark.parametrize("recipe", ["bf16", *QUANTISED])
-def test_every_placement_equals_one_process(recipe: str, tmp_path: Path) -> None:
+def test_every_placement_equals_one_process(place: Place, recipe: str, tmp_path: Path) -> None:
     """Placements that a recipe cannot be split along are redistributed."""
-    for kind, dim, lies, placements, got, single in run(PLACEMENTS, tmp_path, recipe, "256"):
+    for kind, dim, lies, placements, got, single in run(PLACEMENTS, tmp_path, place, recipe, "256"):
         check_equal(recipe, got, single, placements)
         split = {str(each) for lie in placements.values() for each in lie} - {"R"}
         if recipe not in SPLIT or kind == "grouped_mlp":
@@ -142,9 +150,9 @@ def test_every_placement_equals_one_process(recipe: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("recipe", "size"), [("fp8_block", 192), ("mxfp8", 48)])
-def test_no_shard_cuts_a_block(recipe: str, size: int, tmp_path: Path) -> None:
+def test_no_shard_cuts_a_block(place: Place, recipe: str, size: int, tmp_path: Path) -> None:
     """Along K half a block would be on each rank, so K stays whole; N and T are split as before."""
-    found = run(PLACEMENTS, tmp_path, recipe, str(size))
+    found = run(PLACEMENTS, tmp_path, place, recipe, str(size))
     for kind, dim, _, placements, got, single in found:
         check_equal(recipe, got, single, placements)
         if kind != "grouped_mlp" and dim == (1 if kind == "linear" else 2):
@@ -208,7 +216,7 @@ for name, dims in (("silu", (0, 1, 2)), ("swiglu", (0,))):
 
 # Stacks of weights are quantised expert by expert.
 module = cell("quantize__fp8_current")
-w = torch.randn(4, 32, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+w = torch.randn(4, 32, 64, generator=torch.Generator(device).manual_seed(0)).bfloat16()
 plain = module.quantize(w, role="weight")
 split = module.quantize(distribute_tensor(w, mesh, [Shard(0)]), role="weight")
 found["experts"] = [
@@ -219,7 +227,7 @@ found["experts"] = [
 # Tokens of experts are the ranks' own: local_map.
 module = cell("grouped_linear__mxfp8")
 layer = place(module.GroupedLinear(3, 64, 32), {})
-tokens = torch.randn(ranks, 40, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+tokens = torch.randn(ranks, 40, 64, generator=torch.Generator(device).manual_seed(1)).bfloat16()
 sizes = torch.tensor([[10, 0, 25], [5, 30, 5]])
 experts = local_map(
     module.grouped_linear, out_placements=[Shard(0)],
@@ -268,8 +276,9 @@ finish(found)
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    found: dict[str, Any] = run(OTHERS, tmp_path_factory.mktemp("others"))
+def others(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one run of a script leaves for the tests below."""
+    found: dict[str, Any] = run(OTHERS, tmp_path_factory.mktemp("others"), place)
     return found
 
 
@@ -342,8 +351,8 @@ finish(found)
 
 
 @pytest.mark.slow
-def test_two_dimensions_of_a_mesh(tmp_path: Path) -> None:
-    found = run(MESH, tmp_path, ranks=4)
+def test_two_dimensions_of_a_mesh(place: Place, tmp_path: Path) -> None:
+    found = run(MESH, tmp_path, place, ranks=4)
     for got, placements, single in found:
         check_equal("mxfp8", got, single, placements)
     _, both, _ = found[7]  # tokens along the first dimension of the mesh, N along the second

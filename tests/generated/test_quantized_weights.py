@@ -22,7 +22,7 @@ from fusegen import api
 from fusegen.naming import Cell
 
 from .loading import load_cells
-from .ranks import run_ranks
+from .ranks import Place, run_ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -323,7 +323,7 @@ torch.save(found, f"{folder}/{rank}.pt")
 
 
 def test_ranks_reduce_gradients(bundle: str, tmp_path: Path) -> None:
-    run_ranks(PARALLEL, tmp_path, Path(str(sys.modules[bundle].__file__)).parent)
+    run_ranks(PARALLEL, tmp_path, Place(Path(str(sys.modules[bundle].__file__)).parent))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     same(first, second)
     assert first["gradient"].any()

@@ -12,67 +12,69 @@ import torch
 from fusegen import api
 
 from .loading import LOAD
-from .ranks import run_ranks
+from .ranks import Place, run_ranks
 
 CELL = "linear__fp8_delayed__reduced_amax"
 # One rank: trains on its own rows, and leaves its state and gradients in a file.
 RANK = """
 import importlib
 module = importlib.import_module("bundle.CELL")
-torch.manual_seed(0)
-layer = module.Linear(32, 16)
+layer = module.Linear(32, 16, device=device)
+generator = torch.Generator().manual_seed(0)
 call = layer
 if words == ["compiled"]:
     call = torch.compile(layer, fullgraph=True, backend="aot_eager")
 for step in range(3):
-    x = (torch.randn(8, 32) * (1 + rank) * (step + 1)).bfloat16().requires_grad_()
+    x = torch.randn(8, 32, generator=generator) * (1 + rank) * (step + 1)
+    x = x.bfloat16().to(device).requires_grad_()
     call(x).sum().mul(1 + 3 * rank).backward()
 state = {name: tensor for name, tensor in layer.state_dict().items() if name != "weight"}
 torch.save({"state": state, "gradient": layer.weight.grad}, f"{folder}/{rank}.pt")
 """.replace("CELL", CELL)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("reduced")
+def generate(arch: str, out: Path) -> Path:
+    """A bundle that has the cell, below a folder."""
     request = api.Request(
-        out=path / "out",
-        archs=("cpu",),
+        out=out,
+        archs=(arch,),
         modules=("linear",),
         recipes=("fp8_delayed",),
         options=("reduced_amax",),
         namespace="reduced",
     )
-    api.generate(request)
-    return path
+    api.generate(request, api.Policy.WRITE)
+    return out / arch
 
 
-def train(folder: Path, mode: str) -> list[dict[str, dict[str, torch.Tensor]]]:
-    run_ranks(RANK, folder, folder / "out" / "cpu", mode)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+@pytest.fixture(scope="module")
+def reduced(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Where the ranks run; the tests of GPUs have another one."""
+    return Place(generate("cpu", tmp_path_factory.mktemp("reduced")))
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
-def test_ranks_share_their_scales(folder: Path, mode: str) -> None:
-    first, second = (each["state"] for each in train(folder, mode))
+def test_ranks_share_their_scales(reduced: Place, mode: str, tmp_path: Path) -> None:
+    run_ranks(RANK, tmp_path, reduced, mode)
+    first, second = (
+        torch.load(tmp_path / f"{rank}.pt", map_location="cpu")["state"] for rank in range(2)
+    )
     assert first.keys() == second.keys() and len(first) == 6
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
     newest = first["input_amax_history"][-1].item()
-    torch.manual_seed(0)
-    torch.empty(16, 32, dtype=torch.bfloat16).uniform_()  # the weight's draw
-    largest = max(
-        (torch.randn(8, 32) * 2 * (step + 1)).bfloat16().abs().max().item() for step in range(3)
-    )
+    generator = torch.Generator().manual_seed(0)
+    draws = [torch.randn(8, 32, generator=generator) * 2 * (step + 1) for step in range(3)]
+    largest = max(draw.bfloat16().abs().max().item() for draw in draws)
     assert first["input_amax_history"].max().item() == newest == largest
     assert first["input_scale"].item() == torch.tensor(448.0).div(largest).item()
     assert first["grad_output_amax_history"].max().item() == 4.0
 
 
-def test_without_ranks_the_first_step_says_what_is_missing(folder: Path) -> None:
+def test_without_ranks_the_first_step_says_what_is_missing(reduced: Place) -> None:
     code = LOAD + (
         "import torch\n"
-        f"layer = load('b', {str(folder / 'out' / 'cpu')!r}).{CELL}.Linear(16, 8)\n"
+        f"layer = load('b', {str(reduced.bundle)!r}).{CELL}.Linear(16, 8)\n"
         "x = torch.ones(2, 16, dtype=torch.bfloat16)\n"
         "with torch.no_grad():\n"
         "    print(layer(x).shape)\n"

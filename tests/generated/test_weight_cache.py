@@ -20,7 +20,7 @@ from fusegen import api
 from fusegen.naming import Cell
 
 from .loading import load_cells
-from .ranks import run_ranks
+from .ranks import Place, run_ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -260,7 +260,7 @@ torch.save(found, f"{folder}/{rank}.pt")
 
 def test_ranks_broadcast_the_copies(bundle: str, tmp_path: Path) -> None:
     folder = Path(str(sys.modules[bundle].__file__)).parent
-    run_ranks(BROADCAST, tmp_path, folder, *RECIPES)
+    run_ranks(BROADCAST, tmp_path, Place(folder), *RECIPES)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for recipe in RECIPES:
         assert first[recipe]["gradient"].any() and len(first[recipe]) > 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,8 +46,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, benchmarks: bench.Benchmarks) -> l
     runner, common = benchmarks.module("run"), benchmarks.module("common")
     ran: list[str] = []
 
-    def measure(name: str) -> Mapping[str, Any]:
-        ran.append(name)
+    def measure(name: str, *, quick: bool = False) -> Mapping[str, Any]:
+        ran.append(f"{name}, quick" if quick else name)
         print("a benchmark's own words")
         rows = [common.row("a case", who, "ms", [9.0, 10.0, 11.0], fraction=0.9) for who in PAIR]
         return dict(common.result(name, rows, ENVIRONMENT))
@@ -80,14 +81,29 @@ def test_by_default_runs_what_can(
     measured.clear()
     monkeypatch.setattr(gpu, "visible_capability", lambda: (9, 0))
     assert run("bench", "--results", tmp_path / "there").exit_code == 0
-    assert {"grouped", "mlp", "host", "kernels_quantize_bench", "generate"} <= set(measured)
+    assert {"grouped", "mlp", "model", "host", "kernels_quantize_bench", "generate"} <= set(
+        measured
+    )
     assert len(list((tmp_path / "there").glob("*.json"))) == len(measured)
+
+
+def test_what_is_quick_is_not_recorded(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "visible_capability", lambda: (9, 0))
+    done = run("bench", "model", "--quick", "--results", tmp_path)
+    assert done.exit_code == 0 and measured == ["model, quick"]
+    assert len(done.stdout.splitlines()) == 2 and not list(tmp_path.iterdir())
+    done = run("bench", "model", "--quick", "--check", "--results", tmp_path)
+    assert done.exit_code == cli.ExitCode.USAGE and "nothing quick is on record" in done.stderr
 
 
 def test_unknown_names_and_options_that_do_not_go_together(measured: list[str]) -> None:
     for words, hint in (
         (["grouppd"], "unknown benchmark 'grouppd'; did you mean 'grouped'?"),
-        (["generate", "--quick"], "go with --sweep"),
+        (["generate", "--seconds", "9"], "go with --sweep"),
+        (["generate", "--quick"], "--quick goes with --sweep, and with these: model"),
+        (["--quick"], "--quick goes with --sweep, and with these: model"),
         (["generate", "--sweep", "gemm_sm90"], "--sweep goes neither with names nor with --check"),
         (["--check", "--sweep", "gemm_sm90"], "--sweep goes neither with names nor with --check"),
         (["--sweep", "gemm_sm90"], "there is no visible NVIDIA GPU; --recorded fits"),
@@ -121,7 +137,7 @@ def test_words_of_benchmarks_are_progress(measured: list[str], tmp_path: Path) -
 def test_a_wrong_result_is_no_record(
     benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def wrong(name: str) -> Mapping[str, Any]:
+    def wrong(name: str, *, quick: bool = False) -> Mapping[str, Any]:
         raise SystemExit("a case: relative difference 1e+00, expected at most 0.01")
 
     monkeypatch.setattr(benchmarks.module("run"), "measure", wrong)
@@ -137,7 +153,7 @@ def test_the_script_is_the_same_code(benchmarks: bench.Benchmarks) -> None:
     assert benchmarks.names == runner.NAMES
     for module, function in {**runner.GPU, **runner.CPU}.values():
         source = (benchmarks.folder / f"{module.replace('.', '/')}.py").read_text()
-        assert f"\ndef {function}() -> list[" in source
+        assert re.search(rf"^def {function}\(.*\) -> Iterator\[", source, re.MULTILINE)
 
 
 # --check
@@ -274,6 +290,111 @@ def test_check_writes_nothing_and_says_what_is_worse(measured: list[str], tmp_pa
     done = run("bench", "generate", "--check", "--results", tmp_path)
     assert (done.exit_code, done.stdout) == (0, "")
     assert "no ratio is worse than its record: generate" in done.stderr
+
+
+# Failures
+
+
+@pytest.fixture
+def flawed(benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`generate` whose second of three cases fails, and with it one contender of the third."""
+    common, generation = benchmarks.module("common"), benchmarks.module("generation")
+
+    def measured(case: str, contenders: Mapping[str, float]) -> list[Any]:
+        made, failures = common.try_each(case, contenders, lambda _, time: [1 / time, 1 / time])
+        return [*(common.row(case, who, "s", times) for who, times in made.items()), *failures]
+
+    def wrong() -> list[Any]:
+        raise SystemExit("b: relative difference 1e+00, expected at most 0.01\nand more")
+
+    def generate() -> Iterator[Any]:
+        yield common.Case("a", lambda: measured("a", {OURS: 2.0, "torch": 1.0}))
+        yield common.Case("b", wrong)
+        yield common.Case("c", lambda: measured("c", {OURS: 4.0, "torch": 0.0}))
+
+    monkeypatch.setattr(generation, "generate", generate)
+    return generate
+
+
+MESSAGES = (
+    "b                                  all              failed: b: relative difference 1e+00, "
+    "expected at most 0.01",
+    "c                                  torch            failed: ZeroDivisionError: "
+    "float division by zero",
+)
+
+
+def test_a_case_that_fails_loses_no_other(flawed: Any, tmp_path: Path) -> None:
+    done = run("bench", "generate", "--results", tmp_path)
+    assert done.exit_code == cli.ExitCode.REFUSED
+    (path,) = tmp_path.glob("generate_cpu_*.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert [(each["case"], each["contender"], "error" in each) for each in rows] == [
+        ("a", OURS, False),
+        ("a", "torch", False),
+        ("b", "all", True),
+        ("c", OURS, False),
+        ("c", "torch", True),
+    ]
+    assert rows[1]["times_ours"] == 2 and rows[2]["error"].endswith("0.01\nand more")
+    for message in MESSAGES:
+        assert f"{message}\n" in done.stdout and f"fusegen: {message}\n" in done.stderr
+    assert done.stdout.endswith(f"{path}\n") and "Traceback" in done.stderr
+
+
+def test_failures_are_told_of_a_page_and_of_a_comparison(
+    flawed: Any, benchmarks: bench.Benchmarks, tmp_path: Path
+) -> None:
+    result = benchmarks.measure("generate")
+    page = benchmarks.module("summary").page([result], figure=False)
+    assert "| b | all | failed: b: relative difference 1e+00, expected at most 0.01 |" in page
+    assert set(benchmarks.module("summary").bars([result])) == {"generate: a"}
+    check = benchmarks.module("checking")
+    assert check.findings(result, result) == []
+    benchmarks.save(result, tmp_path)
+    done = run("bench", "generate", "--check", "--results", tmp_path)
+    assert done.exit_code == cli.ExitCode.REFUSED and MESSAGES[0] in done.stderr
+    assert "no ratio is worse" not in done.stderr
+
+
+def test_a_benchmark_that_fails_loses_no_other(
+    flawed: Any,
+    benchmarks: bench.Benchmarks,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """One that cannot begin, and one of which nothing is right, leave no record."""
+    runner, common = benchmarks.module("run"), benchmarks.module("common")
+    pointwise, products = benchmarks.module("pointwise"), benchmarks.module("products")
+    monkeypatch.setattr(runner, "GPU", {})
+    cpu = {"pointwise": ("pointwise", "pointwise"), "dense": ("products", "dense"), **runner.CPU}
+    monkeypatch.setattr(runner, "CPU", cpu)
+    monkeypatch.setattr(pointwise, "pointwise", lambda: 1 // 0)
+
+    def wrong() -> list[Any]:
+        raise SystemExit("wrong")
+
+    monkeypatch.setattr(products, "dense", lambda: [common.Case("d", wrong)])
+    done = run("bench", *cpu, "--results", tmp_path, "--json")
+    assert done.exit_code == cli.ExitCode.REFUSED
+    assert "pointwise: ZeroDivisionError" in done.stderr and "failed: wrong" in done.stderr
+    assert [path.name.partition("_")[0] for path in tmp_path.iterdir()] == ["generate"]
+    first, second, third = json.loads(done.stdout)["benchmarks"]
+    assert first["error"] and second["error"] and len(third["rows"]) == 5
+
+
+def test_cases_that_follow_a_failure_between_cases_are_missed(benchmarks: bench.Benchmarks) -> None:
+    common = benchmarks.module("common")
+
+    def cases() -> Iterator[Any]:
+        yield common.Case("a", lambda: [common.row("a", OURS, "s", [1.0])])
+        raise RuntimeError("out of memory")
+
+    first, second = common.outcomes(cases())
+    assert first.case == "a"
+    assert second == common.Failure("the cases that remained", "all", "RuntimeError: out of memory")
+    with pytest.raises(RuntimeError):
+        common.outcomes(iter(list(cases())))
 
 
 # --sweep
@@ -432,6 +553,44 @@ def test_points_that_disagree_are_not_timed(
     monkeypatch.setattr(module, "_steps", wrong)
     with pytest.raises(SystemExit, match=r"bf16, 3 x 33 tokens, 32 -> 16: relative difference"):
         timer("bf16", Case(3, 100, 16, 32))
+
+
+# Host time
+
+
+def test_host_time_of_every_module_and_recipe(
+    benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the reference, in bursts of one call."""
+    common, host = benchmarks.module("common"), benchmarks.module("host")
+    monkeypatch.setattr(common, "DEVICE", "cpu")
+    for name, value in (("BURST", 1), ("BURSTS", 1), ("REPEATS", 1), ("TOKENS", 20), ("WIDTH", 32)):
+        monkeypatch.setattr(host, name, value)
+    rows = common.with_ratios(common.outcomes(host.host()))
+    assert all("error" not in row and row["median"] > 0 for row in rows)
+    recipes = ("", *(f" {each}" for each in sorted(api.load_specs().recipes) if each != "bf16"))
+    ours = [f"Linear{recipe}" for recipe in recipes] + [
+        f"{module}{recipe}, {experts} experts"
+        for module in ("GroupedLinear", "GroupedMLP")
+        for recipe in recipes
+        for experts in (8, 512)
+    ]
+    cases = {row["case"]: row for row in rows if row["contender"] == OURS}
+    assert [*cases] == [
+        f"{call}: {each}" for call in ("forward", "forward + backward") for each in ours
+    ]
+    (linear,) = (row for row in rows if row["case"] == "forward: nn.Linear")
+    ratio = cases["forward: Linear"]["median"] / linear["median"]
+    assert cases["forward: Linear"]["extra"] == {"times_nn_linear": pytest.approx(ratio)}
+
+
+def test_groups_of_host_calls_fill_the_tokens(
+    benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = benchmarks.module("host")
+    monkeypatch.setattr(benchmarks.module("common"), "DEVICE", "cpu")
+    for experts, sizes in ((8, [16] * 8), (512, [1] * 128 + [0] * 384), (100, [2] * 28 + [1] * 72)):
+        assert host._routing("grouped_linear", experts)[0].tolist() == sizes
 
 
 # Peers
