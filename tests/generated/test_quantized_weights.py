@@ -329,12 +329,19 @@ def test_ranks_reduce_gradients(bundle: str, tmp_path: Path) -> None:
     assert first["gradient"].any()
 
 
-def test_an_optimizer_says_so(bundle: str) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_optimizer_says_so(bundle: str, fused: bool) -> None:
+    """A fused one would write past the one element that there is."""
     layer = make(bundle, "linear", "fp8_block", ALONE)
     layer(inputs("linear")[0]).sum().backward()
     assert layer.weight.grad.is_contiguous() and layer.weight.grad.shape == (N, K)
-    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
-        torch.optim.AdamW(layer.parameters()).step()
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=fused)
+    with pytest.raises(RuntimeError, match=r"AdamW: a parameter \[48, 32\] has no memory"):
+        optimizer.step()
+    layer.weight.grad = None
+    before = layer.bias.clone()
+    optimizer.step()
+    assert not torch.equal(layer.bias, before) and without_memory(layer)
 
 
 @pytest.mark.parametrize(

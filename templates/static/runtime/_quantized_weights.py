@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _library
 from .reference import _quantize as quantized
@@ -79,6 +81,29 @@ def placeholder(
 def empty_weight(weight: Tensor) -> Tensor:
     """Memory for what a placeholder stands for."""
     return torch.empty_like(weight, memory_format=torch.contiguous_format)
+
+
+def _refuse_to_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    """Fused optimisers would write past the one element that a placeholder has.
+
+    Raises:
+        RuntimeError: one with a gradient is among the optimiser's parameters.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and _is_placeholder(parameter):
+                raise RuntimeError(
+                    f"{type(optimizer).__name__}: a parameter {[*parameter.shape]} has no memory "
+                    "to step on: its weight is held quantised; hand the optimiser a master of it, "
+                    "and `refresh_weights` the master after each step"
+                )
+
+
+def _is_placeholder(parameter: Tensor) -> bool:
+    return parameter.numel() > 1 and not any(parameter.stride())
+
+
+register_optimizer_step_pre_hook(_refuse_to_step)
 
 
 def given(cell: str, name: str, weight: Tensor, stands: Tensor) -> Tensor:
