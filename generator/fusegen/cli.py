@@ -839,9 +839,9 @@ def _run_benchmark(
 def _check_benchmarks(
     found: Benchmarks, names: Sequence[str], folder: Path | None, as_json: bool
 ) -> int:
-    records = found.records(names, folder)
     from fusegen.bench import BenchError
 
+    records = found.records(names, folder)
     findings = []
     failed: list[str] = []
     for name, record in records.items():

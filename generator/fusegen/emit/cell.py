@@ -555,7 +555,6 @@ def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshTex
     changed = tuple(by_name[name] for name in plan.refresh.mutated)
     caches = tuple(state for state in changed if state.copy)
     held = {parameter.buffer for parameter in plan.quantized}
-    flags = tuple(f"{flag}={flag}" for flag in printed.flags)
     return RefreshText(
         program=printed,
         weights=printed.unchanged,
@@ -568,7 +567,7 @@ def _refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshTex
                 for name in (weight.name for weight in printed.unchanged)
             ),
             *(f"{state.argument}=self.{state.path}" for state in changed),
-            *flags,
+            *(f"{flag}={flag}" for flag in printed.flags),
         ),
         held=tuple(_held_texts(plan, plan.refresh.steps)) if held else (),
     )

@@ -430,9 +430,14 @@ def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Re
 
 def _token_pitch(plan: ModulePlan, copy: Copy) -> str:
     """Scales from one block of columns to the next, where those of tokens are neighbours."""
+    scales = plan.buffer(copy.scale).shape.dims
+    return to_cpp(scales[-1]) if _token_major(plan, copy) else ""
+
+
+def _token_major(plan: ModulePlan, copy: Copy) -> bool:
+    """Whether scales of neighbouring tokens are neighbours."""
     spec = dict(plan.quantizations)[copy.role]
-    token_major = plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
-    return to_cpp(plan.buffer(copy.scale).shape.dims[-1]) if token_major else ""
+    return plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
 
 
 def _statistics_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
@@ -500,7 +505,7 @@ def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
     dims = plan.buffer(copy.scale).shape.dims
     stack = len(plan.buffer(copy.data).shape.dims) == 3
     inner = dims[1:] if stack else dims
-    token_major = plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
+    token_major = _token_major(plan, copy)
     if spec.scaling == "tensor":
         line, block = "", ""
     elif len(inner) == 1:

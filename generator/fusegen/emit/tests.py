@@ -210,7 +210,7 @@ def _tuple(names: list[str]) -> str:
 
 
 def _wanted(plan: ModulePlan) -> list[str]:
-    return [name for name in plan.arguments if f"d{name}" in plan.gradients]
+    return [name for name in plan.arguments if gradient(name) in plan.gradients]
 
 
 def _outer(plan: ModulePlan, name: str) -> str:
@@ -221,8 +221,8 @@ def _tolerance(plan: ModulePlan, name: str) -> float:
     """A chain rounds between its ops; a single op rounds once, and an fp32 result not at all."""
     if len(plan.forward.steps) > 1:
         return plan.tolerance.end_to_end
-    gradient = dict(plan.main_grads).get(name, f"d{name}")
-    buffer = plan.buffer(name if name == "y" else gradient)
+    own = dict(plan.main_grads).get(name, gradient(name))
+    buffer = plan.buffer(name if name == "y" else own)
     return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
 
 

@@ -673,7 +673,7 @@ class ModulePlan:
 
     def attributes_of(self, program: Program) -> tuple[Attribute, ...]:
         """Scalars that a program takes; those with products and copies alone ask for none."""
-        return () if program is self.refresh or program is self.wgrad else self.attributes
+        return () if program.name in ("refresh", "wgrad") else self.attributes
 
     def per_group(self, scale: str) -> bool:
         """Whether the scale of a history is one of several, so that a group without rows waits."""

@@ -10,21 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..model.dtypes import DType
-from ..model.plan import Buffer, Step
+from ..model.plan import Step
 from .draft import Draft
 
 
 def pass_as_bytes(draft: Draft) -> Draft:
     """Let bytes cross between programs where E8M0 would, of which one changes something."""
+    scales = {name for name, buffer in draft.buffers.items() if buffer.dtype is DType.E8M0}
     programs = (draft.forward, draft.backward, draft.refresh, draft.wgrad)
-    changing = {name for each in programs if _changes(each) for name in _touched(each)}
-    crossing = {
-        name
-        for name, buffer in draft.buffers.items()
-        if buffer.dtype is DType.E8M0 and sum(name in _touched(each) for each in programs) > 1
-    }
+    seen = [(_changes(steps), _touched(steps) & scales) for steps in programs]
+    changing = {name for changes, names in seen if changes for name in names}
+    crossing = {name for name in changing if sum(name in names for _, names in seen) > 1}
     return draft.with_buffers(
-        {name: _bytes(draft.buffers[name]) for name in draft.buffers if name in changing & crossing}
+        {name: replace(draft.buffers[name], dtype=DType.UINT8) for name in crossing}
     )
 
 
@@ -34,7 +32,3 @@ def _changes(steps: tuple[Step, ...]) -> bool:
 
 def _touched(steps: tuple[Step, ...]) -> frozenset[str]:
     return frozenset(name for step in steps for name in (*step.reads, *step.writes))
-
-
-def _bytes(buffer: Buffer) -> Buffer:
-    return replace(buffer, dtype=DType.UINT8)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..model.plan import Result, Step
 from ..model.primitives import Primitive
-from ..naming import need
+from ..naming import gradient, need
 from .draft import Draft
 
 
@@ -50,7 +50,7 @@ def saved(draft: Draft) -> tuple[Result, ...]:
     """Buffers of the forward that the backward reads, each once, with the flags that ask for it."""
     flags = flags_of(draft)
     produced = {name for step in draft.backward for name in step.writes}
-    incoming = {f"d{name}" for name in draft.outputs} | {each.buffer for each in draft.states}
+    incoming = {gradient(name) for name in draft.outputs} | {each.buffer for each in draft.states}
     asked: dict[str, set[str]] = {}
     for step in draft.backward:
         for name in step.reads:
