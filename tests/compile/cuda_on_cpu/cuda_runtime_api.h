@@ -237,10 +237,10 @@ inline unsigned atomicMax(unsigned* at, unsigned value) {
   return before;
 }
 
-template <class Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Arguments),
-                               const Arguments& in) {
-  on_cpu::block.body = [&] { kernel(in); };
+template <class... Parameters>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               const Parameters&... in) {
+  on_cpu::block.body = [&] { kernel(in...); };
   blockDim = config->blockDim;
   gridDim = config->gridDim;
   for (unsigned z = 0; z < gridDim.z; ++z) {

@@ -33,9 +33,10 @@ class TileQuantizer : TileWriter<Config> {
  public:
   using Base::Base;
 
-  __device__ void run() {
-    values_.load(static_cast<const Element*>(in_.input) + row_ * in_.columns + first_column_,
-                 columns_, past() ? 0 : tile_.rows(), columns_ - first_column_);
+  template <class Source>
+  __device__ void run(const Source& source) {
+    const int first = warp_ * kWarpRows;
+    source.load(values_, in_, row_ + first, column_, past() ? 0 : tile_.rows() - first);
     let_next_kernel_start();
     if (in_.folded_amax != nullptr && !past()) {
       raise_by_block(in_.folded_amax + tile_.group, values_.amax(), shared_.scratch);
@@ -376,28 +377,31 @@ class TileQuantizer : TileWriter<Config> {
   }
 };
 
-template <class Config>
+template <class Config, class Source>
 __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSm)
-    quantize_kernel(const __grid_constant__ QuantizeArguments in) {
+    quantize_kernel(const __grid_constant__ QuantizeArguments in,
+                    const __grid_constant__ Source source) {
   __shared__ Shared<Config> shared;
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
   const RowTile tile = block_tile(groups, &shared.tile);
   if (tile.group < 0) return;
-  TileQuantizer<Config>(in, groups, tile, blockIdx.y * kTileColumns, shared).run();
+  TileQuantizer<Config>(in, groups, tile, blockIdx.y * kTileColumns, shared).run(source);
 }
 
 }  // namespace quantizing
 
 // At least one copy, a fold or row sums; see quantize.h for what each needs.
-template <class Config>
-static Status launch_quantize(const QuantizeArguments& in, cudaStream_t stream) {
+template <class Config, class Source = TensorSource<typename Config::Element>>
+static Status launch_quantize(const QuantizeArguments& in, cudaStream_t stream,
+                              const Source& source = {}) {
   using namespace quantizing;
   if (Status status = check_rows(in); !status.ok()) return status;
   if (const char* broken = broken_requirement<Config>(in)) {
     return {static_cast<int>(cudaErrorInvalidValue), broken};
   }
-  return launch_tiles("cudaLaunchKernelEx(quantize)", &quantize_kernel<Config>, in, stream);
+  return launch_tiles("cudaLaunchKernelEx(quantize)", &quantize_kernel<Config, Source>, in, stream,
+                      source);
 }
 
 }  // namespace fusegen

@@ -28,25 +28,25 @@ inline int64_t all_rows(const QuantizeArguments& in) {
 }
 
 // One scale per group, from the group's own amax.
-template <class Config>
-Status quantize_current(QuantizeStepArguments in, cudaStream_t stream) {
+template <class Config, class Source>
+Status quantize_current(QuantizeStepArguments in, cudaStream_t stream, const Source& source) {
   ClearArguments clear{};
   clear.buffers[0] = in.amax;
   clear.counts[0] = in.quantize.groups;
   if (Status status = launch_clear(clear, stream); !status.ok()) return status;
   AmaxArguments amax = amax_arguments(in.quantize);
   amax.of_group = in.amax;
-  Status status = launch_amax<typename Config::Element>(amax, stream);
+  Status status = launch_amax<typename Config::Element, false>(amax, stream, source);
   if (!status.ok()) return status;
   in.quantize.rowwise.amax = in.amax;
   in.quantize.columnwise.amax = in.amax;
-  return launch_quantize<Config>(in.quantize, stream);
+  return launch_quantize<Config>(in.quantize, stream, source);
 }
 
 // One scale per group that is given, or from a history that this step's amax joins; without a
 // history the amax itself may not be wanted.
-template <class Config>
-Status quantize_delayed(QuantizeStepArguments in, cudaStream_t stream) {
+template <class Config, class Source>
+Status quantize_delayed(QuantizeStepArguments in, cudaStream_t stream, const Source& source) {
   if (in.amax != nullptr) {
     ClearArguments clear{};
     clear.buffers[0] = in.amax;
@@ -55,7 +55,7 @@ Status quantize_delayed(QuantizeStepArguments in, cudaStream_t stream) {
   }
   if (in.history != nullptr) in.quantize.scale = in.scale;
   in.quantize.folded_amax = in.amax;
-  Status status = launch_quantize<Config>(in.quantize, stream);
+  Status status = launch_quantize<Config>(in.quantize, stream, source);
   if (!status.ok() || in.history == nullptr || !in.update) return status;
   DelayedArguments delayed{};
   delayed.history = in.history;
@@ -70,8 +70,8 @@ Status quantize_delayed(QuantizeStepArguments in, cudaStream_t stream) {
 }
 
 // One scale per row, and per column of a group.
-template <class Config>
-Status quantize_rows(QuantizeStepArguments in, cudaStream_t stream) {
+template <class Config, class Source>
+Status quantize_rows(QuantizeStepArguments in, cudaStream_t stream, const Source& source) {
   const bool rowwise = in.quantize.rowwise.data != nullptr;
   const bool columnwise = in.quantize.columnwise.data != nullptr;
   AmaxArguments amax = amax_arguments(in.quantize);
@@ -83,25 +83,25 @@ Status quantize_rows(QuantizeStepArguments in, cudaStream_t stream) {
   clear.buffers[1] = amax.of_column;
   clear.counts[1] = columnwise ? in.quantize.groups * in.quantize.columns : 0;
   if (Status status = launch_clear(clear, stream); !status.ok()) return status;
-  Status status = launch_amax<typename Config::Element>(amax, stream);
+  Status status = launch_amax<typename Config::Element, false>(amax, stream, source);
   if (!status.ok()) return status;
   in.quantize.rowwise.amax = amax.of_row;
   in.quantize.columnwise.amax = amax.of_column;
-  return launch_quantize<Config>(in.quantize, stream);
+  return launch_quantize<Config>(in.quantize, stream, source);
 }
 
 // Amaxes of groups, and where the columnwise copy is of a transform, of that.
-template <class Config>
-Status group_amaxes(const QuantizeStepArguments& in, cudaStream_t stream) {
+template <class Config, class Source>
+Status group_amaxes(const QuantizeStepArguments& in, cudaStream_t stream, const Source& source) {
   const bool both = in.rowwise_amax != nullptr && in.columnwise_amax != nullptr;
   AmaxArguments amax = amax_arguments(in.quantize);
   if (Config::kHadamard && in.columnwise_amax != nullptr) {
     amax.of_group = in.rowwise_amax;
     amax.of_transformed_group = in.columnwise_amax;
-    return launch_amax<typename Config::Element, Config::kHadamard>(amax, stream);
+    return launch_amax<typename Config::Element, Config::kHadamard>(amax, stream, source);
   }
   amax.of_group = in.rowwise_amax != nullptr ? in.rowwise_amax : in.columnwise_amax;
-  Status status = launch_amax<typename Config::Element>(amax, stream);
+  Status status = launch_amax<typename Config::Element, false>(amax, stream, source);
   if (!status.ok() || !both) return status;
   const cudaError_t error =
       cudaMemcpyAsync(in.columnwise_amax, in.rowwise_amax, size_t(in.quantize.groups) * sizeof(float),
@@ -110,20 +110,20 @@ Status group_amaxes(const QuantizeStepArguments& in, cudaStream_t stream) {
 }
 
 // Scales of blocks under one of the group; the random numbers move on afterwards.
-template <class Config>
-Status quantize_two_levels(QuantizeStepArguments in, cudaStream_t stream) {
+template <class Config, class Source>
+Status quantize_two_levels(QuantizeStepArguments in, cudaStream_t stream, const Source& source) {
   ClearArguments clear{};
   clear.buffers[0] = in.rowwise_amax;
   clear.counts[0] = in.rowwise_amax != nullptr ? in.quantize.groups : 0;
   clear.buffers[1] = in.columnwise_amax;
   clear.counts[1] = in.columnwise_amax != nullptr ? in.quantize.groups : 0;
   Status status = launch_clear(clear, stream);
-  if (status.ok()) status = group_amaxes<Config>(in, stream);
+  if (status.ok()) status = group_amaxes<Config>(in, stream, source);
   if (!status.ok()) return status;
   in.quantize.rowwise.amax = in.rowwise_amax;
   in.quantize.columnwise.amax = in.columnwise_amax;
   in.quantize.rng_state = in.rng_state;
-  status = launch_quantize<Config>(in.quantize, stream);
+  status = launch_quantize<Config>(in.quantize, stream, source);
   if (!status.ok() || in.rng_state == nullptr || !in.update) return status;
   ClearArguments advance{};
   advance.rng_state = in.rng_state;
@@ -143,17 +143,19 @@ Status sum_rows(const QuantizeStepArguments& in, cudaStream_t stream) {
   return launch_row_sums<typename Config::Element>(sums, stream);
 }
 
-template <class Config>
-Status quantize_by_scaling(const QuantizeStepArguments& in, cudaStream_t stream) {
+template <class Config, class Source>
+Status quantize_by_scaling(const QuantizeStepArguments& in, cudaStream_t stream,
+                           const Source& source) {
   if constexpr (Config::kScaling == Scaling::tensor) {
     const bool kept = in.history != nullptr || in.quantize.scale != nullptr;
-    return kept ? quantize_delayed<Config>(in, stream) : quantize_current<Config>(in, stream);
+    return kept ? quantize_delayed<Config>(in, stream, source)
+                : quantize_current<Config>(in, stream, source);
   } else if constexpr (Config::kScaling == Scaling::row) {
-    return quantize_rows<Config>(in, stream);
+    return quantize_rows<Config>(in, stream, source);
   } else if constexpr (Config::kRule == Rule::nvfp4) {
-    return quantize_two_levels<Config>(in, stream);
+    return quantize_two_levels<Config>(in, stream, source);
   } else {
-    return launch_quantize<Config>(in.quantize, stream);
+    return launch_quantize<Config>(in.quantize, stream, source);
   }
 }
 
@@ -164,14 +166,15 @@ inline void want_empty(QuantizedCopy& copy) {
 
 }  // namespace quantizing
 
-template <class Config>
-static Status launch_quantize_step(QuantizeStepArguments in, cudaStream_t stream) {
+template <class Config, class Source = TensorSource<typename Config::Element>>
+static Status launch_quantize_step(QuantizeStepArguments in, cudaStream_t stream,
+                                   const Source& source = {}) {
   if (in.quantize.rows == 0) {
     quantizing::want_empty(in.quantize.rowwise);
     quantizing::want_empty(in.quantize.columnwise);
   }
   if (in.sums == nullptr) in.quantize.row_sums = nullptr;
-  const Status status = quantizing::quantize_by_scaling<Config>(in, stream);
+  const Status status = quantizing::quantize_by_scaling<Config>(in, stream, source);
   return status.ok() && in.sums != nullptr ? quantizing::sum_rows<Config>(in, stream) : status;
 }
 

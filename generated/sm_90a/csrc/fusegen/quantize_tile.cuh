@@ -201,33 +201,6 @@ template <class Element>
 struct Values {
   uint32_t pairs[kWarpRows][2];  // 4 columns of each of 16 rows
 
-  // Rows from `rows` on and columns from `columns` on are zeros; both are counted from the tile's.
-  __device__ __forceinline__ void load(const Element* tile, uint32_t row_elements, int rows,
-                                       int columns) {
-    const int warp_row = threadIdx.x / 32 * kWarpRows;
-    const int column = threadIdx.x % 32 * kLaneColumns;
-    const int count = column < columns ? rows - warp_row : 0;
-    const uint32_t pitch = row_elements * sizeof(Element);
-    const char* from =
-        opaque(reinterpret_cast<const char*>(tile + column) + uint64_t(pitch) * warp_row);
-    if (count >= kWarpRows) {
-#pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) load_row(r, from + uint64_t(pitch) * r);
-    } else {
-#pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) {
-        pairs[r][0] = pairs[r][1] = 0;
-        if (r < count) load_row(r, from + uint64_t(pitch) * r);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void load_row(int r, const char* from) {
-    const uint2 loaded = __ldg(reinterpret_cast<const uint2*>(from));
-    pairs[r][0] = loaded.x;
-    pairs[r][1] = loaded.y;
-  }
-
   __device__ __forceinline__ float at(int row, int column) const {
     return widen<Element>(pairs[row][column / 2], column % 2);
   }
@@ -319,10 +292,11 @@ struct RowAmaxes {
   }
 };
 
-// Any launch of one kernel whose parameter is its arguments.
-template <class Arguments>
-Status launch_grid(const char* call, void (*kernel)(Arguments), dim3 blocks, int threads,
-                   const Arguments& in, cudaStream_t stream) {
+// Any launch of one kernel whose parameters are its arguments and the source of its input.
+template <class Arguments, class... Sources>
+Status launch_grid(const char* call, void (*kernel)(Arguments, Sources...), dim3 blocks,
+                   int threads, const Arguments& in, cudaStream_t stream,
+                   const Sources&... source) {
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -332,7 +306,7 @@ Status launch_grid(const char* call, void (*kernel)(Arguments), dim3 blocks, int
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = in.programmatic_launch ? 1 : 0;
-  return {static_cast<int>(cudaLaunchKernelEx(&config, kernel, in)), call};
+  return {static_cast<int>(cudaLaunchKernelEx(&config, kernel, in, source...)), call};
 }
 
 template <class Arguments>
@@ -346,9 +320,9 @@ Status check_rows(const Arguments& in) {
 }
 
 // One block of threads per tile of 128 rows and `width` columns.
-template <class Arguments>
-Status launch_tiles(const char* call, void (*kernel)(Arguments), const Arguments& in,
-                    cudaStream_t stream, int width = kTileColumns) {
+template <int width = kTileColumns, class Arguments, class... Sources>
+Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), const Arguments& in,
+                    cudaStream_t stream, const Sources&... source) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   const int64_t tiles = row_tiles({in.split_sizes, int32_t(in.rows), int32_t(in.groups)});
   const int64_t super_rows = (tiles + kSuperRow - 1) / kSuperRow;
@@ -356,7 +330,7 @@ Status launch_tiles(const char* call, void (*kernel)(Arguments), const Arguments
   if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};
   if (column_tiles > 65535) return {kInvalid, "columns: at most 65535 tiles"};
   return launch_grid(call, kernel, dim3(kSuperRow, unsigned(column_tiles), unsigned(super_rows)),
-                     kThreads, in, stream);
+                     kThreads, in, stream, source...);
 }
 
 __device__ __forceinline__ void wait_for_previous_kernel() {

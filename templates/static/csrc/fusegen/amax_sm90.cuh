@@ -8,6 +8,7 @@
 #pragma once
 
 #include "quantize.h"
+#include "quantize_source.cuh"
 #include "quantize_tile.cuh"
 
 namespace fusegen {
@@ -63,9 +64,10 @@ __device__ float transformed_amax(const Values<Element>& values) {
   return round_to_bfloat16(amax * 0.25f);
 }
 
-template <class Element, bool kHadamard>
+template <class Source, bool kHadamard>
 __global__ void __launch_bounds__(kThreads, 4)
-    amax_kernel(const __grid_constant__ AmaxArguments in) {
+    amax_kernel(const __grid_constant__ AmaxArguments in, const __grid_constant__ Source source) {
+  using Element = typename Source::Element;
   __shared__ AmaxShared shared;
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
@@ -76,8 +78,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int columns = int(in.columns) - first_column;
 
   Values<Element> values;
-  values.load(static_cast<const Element*>(in.input) + row * in.columns + first_column,
-              uint32_t(in.columns), tile.rows(), columns);
+  const int first = threadIdx.x / 32 * kWarpRows;
+  source.load(values, in, row + first, first_column + threadIdx.x % 32 * kLaneColumns,
+              tile.rows() - first);
   let_next_kernel_start();
   if (in.of_row != nullptr) raise_rows(in.of_row + row, values, tile.rows());
   if (in.of_column != nullptr) {
@@ -94,14 +97,15 @@ __global__ void __launch_bounds__(kThreads, 4)
 }  // namespace quantizing
 
 // `of_transformed_group` is written where kHadamard, and only there.
-template <class Element, bool kHadamard = false>
-static Status launch_amax(const AmaxArguments& in, cudaStream_t stream) {
+template <class Element, bool kHadamard = false, class Source = TensorSource<Element>>
+static Status launch_amax(const AmaxArguments& in, cudaStream_t stream,
+                          const Source& source = {}) {
   if (Status status = quantizing::check_rows(in); !status.ok()) return status;
   if ((in.of_transformed_group != nullptr) != kHadamard) {
     return {static_cast<int>(cudaErrorInvalidValue), "of_transformed_group: with a transform"};
   }
   return quantizing::launch_tiles("cudaLaunchKernelEx(amax)",
-                                  &quantizing::amax_kernel<Element, kHadamard>, in, stream);
+                                  &quantizing::amax_kernel<Source, kHadamard>, in, stream, source);
 }
 
 }  // namespace fusegen

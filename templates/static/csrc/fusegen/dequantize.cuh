@@ -208,9 +208,9 @@ static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, cuda
     return {kInvalid, "row_align: a power of two from one block to 128 rows"};
   }
   if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
-  return quantizing::launch_tiles("cudaLaunchKernelEx(dequantize_groups)",
-                                  &quantizing::dequantize_groups_kernel<Config>, in, stream,
-                                  quantizing::kTurnTile);
+  return quantizing::launch_tiles<quantizing::kTurnTile>(
+      "cudaLaunchKernelEx(dequantize_groups)", &quantizing::dequantize_groups_kernel<Config>, in,
+      stream);
 }
 
 }  // namespace fusegen

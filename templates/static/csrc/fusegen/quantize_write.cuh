@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "quantize_config.cuh"
+#include "quantize_source.cuh"
 
 namespace fusegen {
 
