@@ -34,11 +34,12 @@ class TileQuantizer : TileWriter<Config> {
  public:
   using Base::Base;
 
+  // `find_amaxes`: not where a tile before this one, of the same rows, has found those of groups.
   template <class Source>
-  __device__ void run(const Source& source) {
+  __device__ void run(const Source& source, bool find_amaxes) {
     source.load(values_, in_, first_row(), column_, past() ? 0 : slice().rows());
     let_next_kernel_start();
-    if (kGroupAmax && in_.scale == nullptr) find_group_amaxes();
+    if (kGroupAmax && in_.scale == nullptr && find_amaxes) find_group_factors();
     if (in_.folded_amax != nullptr) this->fold_amax();
     if (in_.row_sums != nullptr) this->sum_rows();
     if constexpr (Config::kSquare || Config::kScaling == Scaling::tensor) {
@@ -51,7 +52,11 @@ class TileQuantizer : TileWriter<Config> {
     } else {
       const Scaler<Config> rows = scaler(0), columns = scaler(1);
       if (in_.rowwise.data != nullptr) {
-        if (has_rows() || token_major()) quantize_rows(rows);
+        if (has_rows()) {
+          quantize_rows(rows);
+        } else if (token_major()) {
+          pad_token_scales();
+        }
       }
       if (in_.columnwise.data != nullptr) quantize_columns(columns);
     }
@@ -66,35 +71,84 @@ class TileQuantizer : TileWriter<Config> {
   static constexpr bool kGroupAmax =
       Config::kScaling == Scaling::tensor || Config::kRule == Rule::nvfp4;
 
-  // For each group of the tile and each copy, in its first warp.
-  __device__ void find_group_amaxes() {
+  // The largest of those partial amaxes of the warp's group that are its share: warps of one group
+  // read them side by side, so that a dense tensor's take one trip to the L2 cache.
+  __device__ __forceinline__ float warp_partial(const float* of_groups) const {
+    if (of_groups == nullptr || past()) return 0.0f;
+    const uint32_t own = slices_of(shared_.slices, slice().group, lane_);
+    const int index = __popc(own & ((1u << warp_) - 1)), sharing = __popc(own);
+    const PartialRange range =
+        partials_of(groups_, slice(), int32_t(in_.row_align), tiles_across(columns_));
+    const float* of_group = of_groups + int64_t(slice().group) * kAmaxPartials;
+    float amax = 0.0f;
+#pragma unroll 2
+    for (int i = index * 32 + lane_; i < range.count; i += sharing * 32) {
+      amax = fmaxf(amax, of_group[range.block(i)]);
+    }
+    return warp_amax(amax);
+  }
+
+  // Of each group of the tile, by its first warp; and the results, by the group's first slice.
+  __device__ void find_group_factors() {
+    const float rowwise = warp_partial(in_.rowwise.amax);
+    const bool one = in_.columnwise.amax == in_.rowwise.amax;  // as usual
+    const float columnwise = one ? rowwise : warp_partial(in_.columnwise.amax);
+    if (lane_ == 0) {
+      shared_.warp_amaxes[0][warp_] = rowwise;
+      shared_.warp_amaxes[1][warp_] = columnwise;
+    }
+    __syncthreads();
+    const uint32_t own = slices_of(shared_.slices, slice().group, lane_);
     if (this->is_first()) {
-      const bool owner = slice().row == 0 && first_column_ == 0 && lane_ == 0 && !past();
-      float amax = 0.0f;
-      const float* found = nullptr;
+      const bool owner = slice().row == 0 && first_column_ == 0 && !past();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const QuantizedCopy& copy = i == 0 ? in_.rowwise : in_.columnwise;
-        if (copy.amax != found) {  // usually both copies have one
-          amax = group_amax(copy.amax, groups_, slice(), int32_t(in_.row_align),
-                            tiles_across(columns_), lane_);
-          found = copy.amax;
-        }
-        shared_.amaxes[i][warp_] = amax;
-        if (owner && copy.group_amax != nullptr) copy.group_amax[slice().group] = amax;
+        const float amax =
+            warp_amax(own >> lane_ & 1 ? shared_.warp_amaxes[i][lane_ % kWarps] : 0.0f);
+        float* result = i == 0 ? in_.rowwise.group_amax : in_.columnwise.group_amax;
+        if (lane_ != 0) continue;
+        shared_.group_factors[i][warp_] = group_factor(amax);
+        if (owner && result != nullptr) result[slice().group] = amax;
       }
+    }
+    __syncthreads();
+    if constexpr (Config::kRule == Rule::nvfp4) fill_block_factors();
+  }
+
+  __device__ float group_factor(float amax) const {
+    if constexpr (Config::kRule == Rule::nvfp4) {
+      return nvfp4_tensor_scale(amax);
+    } else {
+      return Scaler<Config>(in_)(amax).factor;
+    }
+  }
+
+  // Each takes a division: a thread makes one for each group, where its rows and columns have 8.
+  __device__ void fill_block_factors() {
+    static_assert(2 * kBlockCodes == kThreads);
+    const int copy = threadIdx.x / kBlockCodes, code = threadIdx.x % kBlockCodes;
+#pragma unroll 1
+    for (int w = 0; w < kWarps; ++w) {
+      if (w > 0 && shared_.slices[w - 1].group == shared_.slices[w].group) continue;
+      const float inverse = 1.0f / shared_.group_factors[copy][w];
+      shared_.block_factors[copy][w][code] = nvfp4_block_scale(code, inverse);
     }
     __syncthreads();
   }
 
-  // The amax of the warp's group; of the columnwise copy's input where `columnwise`.
-  __device__ float own_group_amax(bool columnwise) const {
-    const int first = __ffs(int(slices_of(shared_.slices, slice().group, lane_))) - 1;
-    return shared_.amaxes[columnwise][first];
+  // The first of the tile's warps that has the warp's group.
+  __device__ int first_warp() const {
+    return __ffs(int(slices_of(shared_.slices, slice().group, lane_))) - 1;
   }
 
   __device__ Scaler<Config> scaler(bool columnwise) const {
-    return Scaler<Config>(in_, kGroupAmax ? own_group_amax(columnwise) : 0.0f);
+    Scaler<Config> scaler(in_);
+    if constexpr (Config::kRule == Rule::nvfp4) {
+      const int warp = first_warp();
+      scaler.tensor_scale = shared_.group_factors[columnwise][warp];
+      scaler.factors = shared_.block_factors[columnwise][warp];
+    }
+    return scaler;
   }
 
   // ---- one scale for a group or a square block
@@ -128,19 +182,15 @@ class TileQuantizer : TileWriter<Config> {
 
   __device__ Scale tensor_scale() {
     const int32_t group = past() ? groups_.groups - 1 : slice().group;
-    Scale scale;
-    if (in_.scale != nullptr) {
-      scale.factor = in_.scale[group];
-      scale.stored = 1.0f / scale.factor;
-    } else {
-      scale = Scaler<Config>(in_, 0.0f)(own_group_amax(in_.rowwise.amax == nullptr));
-    }
+    const float factor = in_.scale != nullptr
+                             ? in_.scale[group]
+                             : shared_.group_factors[in_.rowwise.amax == nullptr][first_warp()];
     if (lane_ == 0 && slice().row == 0 && first_column_ == 0 && !past()) {
       for (void* scales : {in_.rowwise.scale, in_.columnwise.scale}) {
-        if (scales != nullptr) static_cast<float*>(scales)[group] = scale.stored;
+        if (scales != nullptr) static_cast<float*>(scales)[group] = 1.0f / factor;
       }
     }
-    return scale;
+    return {factor, 0.0f};
   }
 
   // Warps beside each other share a block of 32 or 128 rows, runs of lanes its columns.
@@ -217,9 +267,9 @@ class TileQuantizer : TileWriter<Config> {
     }
     const int row = 2 * Amaxes::first_pair(lane_);
     if (kSlots > 1) {
-      store_row_scales(row, stored);
+      store_row_scales(row, uint32_t(column_) / kBlock, stored);
     } else if (lane_ % 4 < 2) {
-      store_row_scales(row + lane_ % 2, stored);
+      store_row_scales(row + lane_ % 2, uint32_t(column_) / kBlock, stored);
     }
     store_rows([&](int r) {
       const float factor = kSlots == 1
@@ -238,8 +288,8 @@ class TileQuantizer : TileWriter<Config> {
 
   // Of neighbouring rows of the slice, the first of them `row`; places have padding, too.
   template <int Count>
-  __device__ void store_row_scales(int row, const Stored (&stored)[Count]) {
-    const uint32_t across = blocks(columns_, kBlock), block = uint32_t(column_) / kBlock;
+  __device__ void store_row_scales(int row, uint32_t block, const Stored (&stored)[Count]) {
+    const uint32_t across = blocks(columns_, kBlock);
     if (block >= across) return;  // a lane may own a row but no column
     auto* to = static_cast<Stored*>(in_.rowwise.scale);
     uint32_t stride = across;
@@ -257,6 +307,12 @@ class TileQuantizer : TileWriter<Config> {
     for (int i = 0; i < Count; ++i) {
       if (i < count) to[uint64_t(stride) * i] = i < exist ? stored[i] : kPadding;
     }
+  }
+
+  // Of a warp without rows.
+  __device__ void pad_token_scales() {
+    const Stored padding[1] = {kPadding};
+    if (lane_ < kWarpRows) store_row_scales(lane_, first_column_ / kBlock, padding);
   }
 
   // ---- columnwise
@@ -345,16 +401,18 @@ class TileQuantizer : TileWriter<Config> {
   }
 
   __device__ void stage_columns(const Scale (&scales)[kLaneColumns]) {
-    this->encode_columns([&](int c, const float (&)[kWarpRows]) { return scales[c].factor; });
+    this->encode_columns([&](int c, const uint32_t (&)[kWarpRows / 2]) { return scales[c].factor; });
   }
 
   // After a transform the scales follow from what it gave.
   __device__ void stage_transformed(Scale (&scales)[kLaneColumns], const Scaler<Config>& scaler) {
-    this->encode_columns([&](int c, const float (&run)[kWarpRows]) {
-      float amax = 0.0f;
+    this->encode_columns([&](int c, const uint32_t (&pairs)[kWarpRows / 2]) {
+      uint32_t amax = 0;
 #pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) amax = fmaxf(amax, fabsf(run[r]));
-      scales[c] = scaler(amax);
+      for (const uint32_t pair : pairs) {
+        amax = maximum<__nv_bfloat16>(amax, magnitude<__nv_bfloat16>(pair));
+      }
+      scales[c] = scaler(fmaxf(widen_low<__nv_bfloat16>(amax), widen_high<__nv_bfloat16>(amax)));
       return scales[c].factor;
     });
   }
@@ -390,8 +448,14 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSm)
   const Space space = work_space<Config>(in);
   if (tile >= row_tiles(groups, space)) return;
   tile_slices(groups, space, tile, shared.slices);
-  const int32_t first_column = (gridDim.y - 1 - blockIdx.y) * kTileColumns;
-  TileQuantizer<Config>(in, groups, tile, first_column, shared).run(source);
+  const int32_t first = (gridDim.y - 1 - blockIdx.y) * Config::kColumnTiles;
+  const int32_t end = min(first + Config::kColumnTiles, tiles_across(in.columns));
+#pragma unroll 1
+  for (int32_t column = first; column < end; ++column) {
+    if (column > first) __syncthreads();  // the last tile's codes have been copied
+    TileQuantizer<Config>(in, groups, tile, column * kTileColumns, shared)
+        .run(source, column == first);
+  }
 }
 
 }  // namespace quantizing
@@ -405,8 +469,9 @@ static Status launch_quantize(const QuantizeArguments& in, cudaStream_t stream,
   if (const char* broken = broken_requirement<Config>(in)) {
     return {static_cast<int>(cudaErrorInvalidValue), broken};
   }
-  return launch_tiles("cudaLaunchKernelEx(quantize)", &quantize_kernel<Config, Source>, in,
-                      work_space<Config>(in), stream, source);
+  return launch_tiles<kTileColumns * Config::kColumnTiles>(
+      "cudaLaunchKernelEx(quantize)", &quantize_kernel<Config, Source>, in, work_space<Config>(in),
+      stream, source);
 }
 
 }  // namespace fusegen
