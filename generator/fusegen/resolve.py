@@ -11,6 +11,7 @@ from .model.primitives import Primitive
 from .model.shapes import symbols
 from .model.specs import (
     ArchSpec,
+    BackwardPrecision,
     ModuleSpec,
     OptionName,
     RecipeSpec,
@@ -28,7 +29,13 @@ from .passes.kernels import choose_kernels
 from .passes.liveness import add_conditions, saved
 from .passes.main_grad import keep_in_main_grad
 from .passes.math import derive_math
-from .passes.programs import backward_program, forward_program, refresh_program, wgrad_program
+from .passes.programs import (
+    backward_program,
+    forward_program,
+    refresh_program,
+    tell_lengths,
+    wgrad_program,
+)
 from .passes.quantize import quantize, unquantized
 from .passes.recompute import recompute_activations
 from .passes.sharding import module_shardings
@@ -89,13 +96,16 @@ def resolve_module(
         recipe,
         arch,
         reduced=OptionName.AMAX_REDUCTION in options,
-        forward_only=OptionName.BACKWARD_PRECISION in options,
+        backward=BackwardPrecision(
+            options.get(OptionName.BACKWARD_PRECISION, BackwardPrecision.QUANTIZED)
+        ),
     )
     if OptionName.WEIGHT_CACHE in options:
         alone = options[OptionName.WEIGHT_CACHE] == "quantized_weights"
         draft = keep_quantized(draft, recipe, alone=alone)
     draft = fold_sums(draft, arch)
     draft = add_conditions(draft)
+    draft = tell_lengths(draft, saved(draft))
     kept = saved(draft)
     if OptionName.DEBUG in options:
         draft = take_statistics(draft, recipe, arch)
@@ -145,7 +155,10 @@ def resolve_module(
 
 _IMPLEMENTED = {
     OptionName.AMAX_REDUCTION: ("reduced_amax",),
-    OptionName.BACKWARD_PRECISION: ("high_precision_backward",),
+    OptionName.BACKWARD_PRECISION: (
+        BackwardPrecision.HIGH.value,
+        BackwardPrecision.DEQUANTIZED.value,
+    ),
     OptionName.DEBUG: ("debug",),
     OptionName.DELAY_WGRAD: ("delayed_wgrad",),
     OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),

@@ -615,7 +615,9 @@ def _wgrad_text(plan: ModulePlan, left: tuple[str, ...], needs: dict[str, int]) 
     printed = program_text(plan, plan.wgrad)
     paths = {parameter.buffer: f"self.{parameter.path}" for parameter in plan.parameters}
     flags = tuple(need(leaf) for leaf in plan.delayed)
-    operands = tuple(a for a in plan.wgrad.arguments if not a.mutated)
+    operands = tuple(
+        a for a in plan.wgrad.arguments if not a.mutated and a.buffer not in plan.delayed
+    )
     main_grads = _main_grad_texts(plan)
     first = operands[0].buffer
     read = {name: step.when for step in plan.wgrad.steps for name in step.reads}

@@ -327,6 +327,14 @@ class OptionName(str, Enum):
     RANGES = "ranges"
 
 
+class BackwardPrecision(str, Enum):
+    """What the products of a backward read."""
+
+    QUANTIZED = "quantized_backward"
+    HIGH = "high_precision_backward"
+    DEQUANTIZED = "dequantized_backward"
+
+
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class ChainItem:
     """One op of a module.

@@ -190,8 +190,6 @@ def _kernel_set(step: Step, arch: ArchSpec, recipe: RecipeSpec) -> KernelSet:
         words = replace(variant, formats=()) if variant and step.decoded else variant
         chosen = _gemm_set(name, template, kind, family.kinds[kind], words)
         return replace(chosen, row_alignment=family.row_alignment)
-    if step.primitive is Primitive.DEQUANTIZE and step.input("groups"):
-        raise NotPossible(f"{arch.name} has no kernels that decode a copy of rows in groups")
     template = family.template or name
     base = step.pointwise.kernel if step.pointwise else name
     base = f"{base}_{variant}" if variant else base
