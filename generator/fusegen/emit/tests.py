@@ -177,10 +177,16 @@ def test_context(plan: ModulePlan) -> TestContext:
         slots=f", max_in_flight=8, max_tokens={tokens}" if plan.wgrad else "",
         wgrad_op=op_name(plan, plan.wgrad) if plan.wgrad else "",
         wgrad_flags=", ".join(["True"] * len(plan.wgrad.flags)) if plan.wgrad else "",
-        wgrad_buffers=_tuple(list(plan.wgrad.mutated)) if plan.wgrad else "",
+        wgrad_buffers=_tuple(_of_the_caller(plan, plan.wgrad)) if plan.wgrad else "",
         keeps_records=bool(plan.records),
         same_records=_tuple(_same_records(plan)),
     )
+
+
+def _of_the_caller(plan: ModulePlan, wgrad: Program) -> list[str]:
+    """What the op takes that did not wait: weights, and the buffers it changes."""
+    own = {*plan.delayed, *wgrad.mutated}
+    return [argument.buffer for argument in wgrad.arguments if argument.buffer in own]
 
 
 def _delayed_arguments(plan: ModulePlan) -> str:

@@ -20,6 +20,7 @@ from ..model.primitives import (
 from ..model.shapes import Const, Expr, Shape, mul, product
 from ..model.specs import (
     ArchSpec,
+    Extent,
     FamilySpec,
     KindSpec,
     Orientation,
@@ -190,6 +191,12 @@ def _kernel_set(step: Step, arch: ArchSpec, recipe: RecipeSpec) -> KernelSet:
         words = replace(variant, formats=()) if variant and step.decoded else variant
         chosen = _gemm_set(name, template, kind, family.kinds[kind], words)
         return replace(chosen, row_alignment=family.row_alignment)
+    if step.primitive is Primitive.DEQUANTIZE and step.input("groups"):
+        block = recipe.roles[step.copies[0].role].block[0]
+        if block not in (1, Extent.ALL):
+            raise NotPossible(
+                f"{arch.name} has no kernels that decode blocks of {block} rows in groups"
+            )
     template = family.template or name
     base = step.pointwise.kernel if step.pointwise else name
     base = f"{base}_{variant}" if variant else base

@@ -131,7 +131,7 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
     """The op that gives delayed gradients of weights, of what forward and backward left for it.
 
     Its first argument is the gradient of the output, which tells type, device and sizes, even where
-    no step reads its elements.
+    no step reads its elements.  Weights come last: whoever calls the op has them.
     """
     written = {name for step in draft.wgrad for name in step.writes}
     leaves = {name: need(leaf) for leaf, name in draft.gradients if name in written}
@@ -139,7 +139,8 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
     flags = tuple(leaves.values()) if len(leaves) > 1 else ()
     asked = _asked_by(draft.wgrad, flags)
     first = gradient(draft.outputs[0])
-    names = (*(result.buffer for result in saved), *asked)
+    weights = {parameter.buffer for parameter in draft.parameters}
+    names = sorted((*(r.buffer for r in saved), *asked), key=weights.__contains__)
     operands = tuple(
         Argument(name, bool(asked[name]), asked[name])
         for name in dict.fromkeys(names)
