@@ -12,6 +12,7 @@ from .model.shapes import symbols
 from .model.specs import (
     ArchSpec,
     BackwardPrecision,
+    MainGrad,
     ModuleSpec,
     OptionName,
     RecipeSpec,
@@ -88,7 +89,7 @@ def resolve_module(
     if OptionName.SAVE in options:
         draft = recompute_activations(draft)
     if OptionName.MAIN_GRAD in options:
-        draft = keep_in_main_grad(draft, add=options[OptionName.MAIN_GRAD] == "add_to_main_grad")
+        draft = keep_in_main_grad(draft, MainGrad(options[OptionName.MAIN_GRAD]))
     quantizes = all(step.primitive is Primitive.QUANTIZE for step in draft.forward)
     exact, exact_output = unquantized(draft)
     draft = quantize(
@@ -161,7 +162,7 @@ _IMPLEMENTED = {
     ),
     OptionName.DEBUG: ("debug",),
     OptionName.DELAY_WGRAD: ("delayed_wgrad",),
-    OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
+    OptionName.MAIN_GRAD: tuple(each.value for each in MainGrad if each is not MainGrad.RETURNED),
     OptionName.RANGES: ("nvtx_ranges",),
     OptionName.SAVE: ("recompute_activations",),
     OptionName.WEIGHT_CACHE: ("cached_weights", "quantized_weights"),

@@ -13,6 +13,13 @@ from .loading import run_generated_tests
 CASES = {
     "add": ("grouped_linear", "bf16", "add_to_main_grad"),
     "write": ("linear", "fp8_block", "write_main_grad"),
+    "add in 16 bits": ("grouped_mlp", "fp8_block", "add_to_16_bit_main_grad"),
+    "write in 16 bits, delayed": (
+        "grouped_linear",
+        "bf16",
+        "write_16_bit_main_grad",
+        "delayed_wgrad",
+    ),
     "chain": ("grouped_mlp", "nvfp4", "add_to_main_grad"),
     "both": ("linear", "fp8_delayed", "add_to_main_grad", "reduced_amax"),
     "forward only": ("grouped_mlp", "nvfp4", "high_precision_backward"),

@@ -44,7 +44,7 @@ def tell_lengths(draft: Draft, saved: tuple[Result, ...]) -> Draft:
 
     def told(step: Step) -> set[str]:
         asking = {*(step.when or flags)}
-        known = {gradient(name) for name in draft.outputs}
+        known = {gradient(name) for name in draft.outputs} | {each.buffer for each in draft.states}
         known |= {kept.buffer for kept in saved if not kept.when or asking <= {*kept.when}}
         arguments = tuple(Argument(name, False) for name in sorted(known))
         return {binding.symbol for binding in bind_dimensions(draft.buffers, arguments)}

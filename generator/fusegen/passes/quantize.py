@@ -233,12 +233,12 @@ class _Copies:
 
     def _emulated(self, draft: Draft, step: Step) -> Iterable[Step]:
         """The step; where only decoded operands can be multiplied, after the steps that decode."""
-        reason = why_emulated(step, self.arch, self.recipe)
+        known = {**draft.buffers, **self.buffers}
+        reason = why_emulated(step, self.arch, self.recipe, known)
         if not reason:
             yield step
             return
         self.emulated = self.emulated or reason
-        known = {**draft.buffers, **self.buffers}
         steps, buffers = decode_operands(step, known, self.arch.layout)
         self.buffers |= {buffer.name: buffer for buffer in buffers}
         yield from steps
