@@ -89,12 +89,28 @@ CASES = {
 }
 
 
+ON_HOPPER = {
+    "scales in the order of tokens": ("linear", "fp8_block", "dequantized_backward"),
+    "and in groups": ("grouped_linear", "fp8_block", "dequantized_backward"),
+}
+"""What the references of an architecture's own layout do."""
+
+
+@pytest.mark.parametrize("case", ON_HOPPER)
+def test_references_follow_the_layout(case: str, tmp_path: Path) -> None:
+    generate_and_test(ON_HOPPER[case], "sm_90a", tmp_path)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_generated_tests_pass(case: str, tmp_path: Path) -> None:
-    module, recipe, *options = CASES[case]
+    generate_and_test(CASES[case], "cpu", tmp_path)
+
+
+def generate_and_test(case: tuple[str, ...], arch: str, tmp_path: Path) -> None:
+    module, recipe, *options = case
     request = api.Request(
         out=tmp_path,
-        archs=("cpu",),
+        archs=(arch,),
         modules=(module,),
         recipes=(recipe,),
         options=tuple(options),
@@ -103,4 +119,4 @@ def test_generated_tests_pass(case: str, tmp_path: Path) -> None:
     done = api.generate(request)
     (cell,) = done.bundles[0].selection.cells
     assert cell.options == tuple(options)
-    run_generated_tests(tmp_path / "cpu")
+    run_generated_tests(tmp_path / arch)

@@ -431,13 +431,7 @@ def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Re
 def _token_pitch(plan: ModulePlan, copy: Copy) -> str:
     """Scales from one block of columns to the next, where those of tokens are neighbours."""
     scales = plan.buffer(copy.scale).shape.dims
-    return to_cpp(scales[-1]) if _token_major(plan, copy) else ""
-
-
-def _token_major(plan: ModulePlan, copy: Copy) -> bool:
-    """Whether scales of neighbouring tokens are neighbours."""
-    spec = dict(plan.quantizations)[copy.role]
-    return plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
+    return to_cpp(scales[-1]) if plan.token_major(copy) else ""
 
 
 def _statistics_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
@@ -501,15 +495,17 @@ def _dequantize_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[s
 
 
 def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
-    """Fields of rows in groups, where each group has a scale or an amax of its own."""
+    """Fields of rows in groups, where scales depend on the group or lie where it begins."""
     groups, copy = step.input("groups"), step.copies[0]
     own_scale = dict(plan.quantizations)[copy.role].scaling == "tensor"
-    if groups is None or not (own_scale or step.input("a_amax")):
+    own_place = plan.token_major(copy)
+    if groups is None or not (own_scale or own_place or step.input("a_amax")):
         return {}
     return {
         "split_sizes": f"integers({reading(groups)})",
         "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
         "scale_group": "1" if own_scale else "",
+        "row_align": str(plan.layout.token_alignment) if own_place else "",
     }
 
 
@@ -519,7 +515,7 @@ def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
     dims = plan.buffer(copy.scale).shape.dims
     stack = len(plan.buffer(copy.data).shape.dims) == 3
     inner = dims[1:] if stack else dims
-    token_major = _token_major(plan, copy)
+    token_major = plan.token_major(copy)
     if spec.scaling == "tensor":
         line, block = "", ""
     elif len(inner) == 1:

@@ -325,7 +325,10 @@ def _part(program: Program, buffer: str) -> str:
 
 
 def _stored(plan: ModulePlan, buffer: str, source: str) -> str:
-    """A value as its buffer has it: perhaps as bytes."""
+    """A value as its buffer has it: perhaps as bytes, or in another order."""
+    copy = next((c for s in plan.steps for c in s.copies if c.scale == buffer), None)
+    if copy and plan.token_major(copy):
+        return f"quantized.token_major({source}, {copy.groups}, align=LAYOUT.align)"
     as_bytes = plan.buffer(buffer).dtype is DType.UINT8
     return f"{source}.view(torch.uint8)" if as_bytes else source
 
@@ -527,6 +530,9 @@ def _saved_copy(plan: ModulePlan, copy: Copy) -> str:
         _loaded(plan, buffer, dtype)
         for buffer, dtype in ((copy.data, spec.format), (copy.scale, spec.scale.dtype))
     )
+    if plan.token_major(copy):
+        tokens = to_code(flat.dims[0])
+        scale = f"quantized.row_major({scale}, {tokens}, {copy.groups}, align=LAYOUT.align)"
     words = [data, scale, copy.role.value.upper(), f"({shape})"]
     words += [f"amax={copy.amax}"] if copy.amax else []
     return f"quantized.Operand({', '.join(words)}, columnwise={columnwise}, layout=LAYOUT)"

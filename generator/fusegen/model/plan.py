@@ -679,6 +679,11 @@ class ModulePlan:
         """Whether the scale of a history is one of several, so that a group without rows waits."""
         return self.buffer(scale).shape.dims != (Const(1),)
 
+    def token_major(self, copy: Copy) -> bool:
+        """Whether scales of neighbouring tokens are neighbours, as ``LayoutSpec`` says it."""
+        spec = dict(self.quantizations)[copy.role]
+        return self.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
+
     def reductions_of(self, program: Program) -> tuple[Reduction, ...]:
         """Those whose amaxes the program returns, in the order of its results."""
         by_amax = {reduction.amax: reduction for reduction in self.reductions}
