@@ -93,11 +93,9 @@ struct LineGroup {
   int32_t group, shift;
 };
 
-// Those of a tile's lines, by one warp.
+// Those of a tile's lines that have a group, by one warp.
 __device__ inline void find_line_groups(const RowGroups& groups, Space space, int64_t first_line,
                                         int lane, LineGroup (&found)[kTurnTile]) {
-  for (int i = lane; i < kTurnTile; i += 32) found[i] = {-1, 0};
-  __syncwarp();
   walk_groups(groups, lane, [&](const LaneGroups& own, Extent first, Extent end) {
     int64_t begin = first.rows;
 #pragma unroll
@@ -132,6 +130,8 @@ __global__ void __launch_bounds__(kThreads)
   let_next_kernel_start();
   const RowGroups groups{in.split_sizes, int32_t(in.lines), int32_t(in.groups)};
   if (groups.ragged()) {
+    if (threadIdx.x < kTurnTile) line_groups[threadIdx.x] = {-1, 0};
+    __syncthreads();
     const Space space{int32_t(in.row_align), 0};
     if (threadIdx.x < 32) find_line_groups(groups, space, first_line, threadIdx.x, line_groups);
     __syncthreads();
