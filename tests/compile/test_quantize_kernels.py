@@ -226,7 +226,7 @@ def test_dequantize_rows_of_groups(
         t.to(kernels.device)
         for t in (operand.data.view(torch.uint8), scale.view(torch.uint8), sizes)
     )
-    amax = None if operand.amax is None else operand.amax.to(kernels.device)
+    amax = operand.amax.to(kernels.device) if q.tensor_scale else None
     output = Buffer(wanted.numel() * 2, kernels.device)
     arguments = _Dequantize(
         *(address(each) for each in (data, stored, output)),
