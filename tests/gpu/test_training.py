@@ -20,7 +20,13 @@ import torch
 from torch import Tensor, nn
 
 EXPERTS, HIDDEN, INTERMEDIATE, TOKENS = 8, 136, 200, 300
-STEPS, REPLAYS = 20, 10_000
+STEPS = 20
+REPLAYS = {
+    "grouped_mlp__bf16": 10_000,
+    "grouped_mlp__fp8_delayed": 10_000,
+    "grouped_mlp__nvfp4": 10_000,
+}
+"""Without state, with scales from a history, with random numbers; other cells take 1,000."""
 CELLS = sorted(
     {
         cell
@@ -165,7 +171,7 @@ def test_captured_training_steps_equal_eager_ones(bundle: ModuleType, cell: str)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_ten_thousand_replays_equal_eager_calls(bundle: ModuleType, cell: str) -> None:
+def test_thousands_of_replays_equal_eager_calls(bundle: ModuleType, cell: str) -> None:
     ours = experts(bundle, cell)
     eager = copy.deepcopy(ours)
     batch = Batch(tokens=64)
@@ -174,7 +180,7 @@ def test_ten_thousand_replays_equal_eager_calls(bundle: ModuleType, cell: str) -
     )
     call = forward_backward(eager, list(eager.parameters()), batch)
     differences = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(REPLAYS):
+    for _ in range(REPLAYS.get(cell, 1000)):
         batch.draw()
         graph.replay()
         differences += count_differences(results, call())
