@@ -31,6 +31,7 @@ from .passes.math import derive_math
 from .passes.programs import backward_program, forward_program, refresh_program, wgrad_program
 from .passes.quantize import quantize, unquantized
 from .passes.recompute import recompute_activations
+from .passes.scaled_bias import scale_bias
 from .passes.sharding import module_shardings
 from .passes.statistics import take_statistics
 from .passes.sums import fold_sums
@@ -76,6 +77,8 @@ def resolve_module(
     arch = specs.archs[arch_name]
     options = chosen_options(module, cell)
     draft = write_backward(expand(module, specs.ops))
+    if OptionName.SCALE_BIAS in options:
+        draft = scale_bias(draft)
     draft = derive_math(draft, derivations)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
     if OptionName.SAVE in options:
@@ -150,6 +153,7 @@ _IMPLEMENTED = {
     OptionName.DELAY_WGRAD: ("delayed_wgrad",),
     OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
     OptionName.RANGES: ("nvtx_ranges",),
+    OptionName.SCALE_BIAS: ("scaled_bias",),
     OptionName.SAVE: ("recompute_activations",),
     OptionName.WEIGHT_CACHE: ("cached_weights", "quantized_weights"),
 }

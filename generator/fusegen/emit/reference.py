@@ -504,7 +504,7 @@ def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
     words += [step.copies[0].groups] if step.copies[0].groups else []
     own = step.out in program.mutated
     words.append("dtype=torch.float32" if own else f"dtype={first.name}.dtype")
-    words += [f"add={o.buffer}" for o in step.inputs if o.slot == "add"]
+    words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("add", "add_scales")]
     call = _accumulated(step, f"quantized.{step.primitive.value}_{step.kind}({', '.join(words)})")
     leading = plan.buffer(step.out).shape.leading
     return f"steps.with_leading({call}, {first.name})" if leading else call

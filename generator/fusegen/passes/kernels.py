@@ -113,6 +113,10 @@ def with_sizes(draft: Draft, step: Step) -> Step:
         a = shape("a")
         step = sized(product(a.flat[:-1]), a.flat[-1], Const(1))
         return replace(step, flops=a.elements)
+    if step.primitive is Primitive.GROUP_ROW_DOT:
+        a = shape("a")
+        step = sized(a.flat[0], a.flat[-1], Const(1))
+        return replace(step, flops=mul(Const(2), a.elements))
     return step
 
 
@@ -146,7 +150,11 @@ def variant_of(step: Step, recipe: RecipeSpec) -> Variant | None:
 
 def _store_of(step: Step) -> Store:
     """A product that changes a buffer of the caller's leaves its result there, in fp32."""
-    if step.primitive not in PRODUCTS or not step.mutates:
+    if step.primitive not in PRODUCTS:
+        return Store.IO
+    if step.input("add_scales"):
+        return Store.SCALED_BIAS
+    if not step.mutates:
         return Store.IO
     return Store.ADD if step.input("accumulate") else Store.FP32
 
