@@ -24,6 +24,7 @@ from .passes.delay_wgrad import delay_wgrad
 from .passes.draft import Draft, NotPossible
 from .passes.expand import chain_of, expand
 from .passes.fuse import fuse
+from .passes.interleave import interleave_halves
 from .passes.kernels import choose_kernels
 from .passes.liveness import add_conditions, saved
 from .passes.main_grad import keep_in_main_grad
@@ -80,6 +81,8 @@ def resolve_module(
     if OptionName.SCALE_BIAS in options:
         draft = scale_bias(draft)
     draft = derive_math(draft, derivations)
+    if OptionName.GLU_INTERLEAVE in options:
+        draft = interleave_halves(draft)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
     if OptionName.SAVE in options:
         draft = recompute_activations(draft)
@@ -151,6 +154,7 @@ _IMPLEMENTED = {
     OptionName.BACKWARD_PRECISION: ("high_precision_backward",),
     OptionName.DEBUG: ("debug",),
     OptionName.DELAY_WGRAD: ("delayed_wgrad",),
+    OptionName.GLU_INTERLEAVE: ("interleaved_32",),
     OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
     OptionName.RANGES: ("nvtx_ranges",),
     OptionName.SCALE_BIAS: ("scaled_bias",),

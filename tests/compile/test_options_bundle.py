@@ -27,6 +27,8 @@ CHOICES = (
     ("grouped_mlp", ("fp8_delayed",), "recompute_activations"),
     ("grouped_mlp", ("bf16", "fp8_current", "fp8_block", "mxfp8"), "scaled_bias"),
     ("grouped_linear", ("bf16",), "scaled_bias"),
+    ("grouped_mlp", ("bf16", "fp8_block"), "interleaved_32"),
+    ("swiglu", ("bf16",), "interleaved_32"),
 )
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+
+from fusegen import api
 
 from .quantize_harness import CSRC, HERE, ROOT, Buffer, Long, Pointer, address
 
@@ -18,6 +21,13 @@ NAMES = tuple(
     for op in ("silu", "swiglu", "scaled_swiglu")
     for direction in ("forward", "backward")
     for dtype in ("bfloat16", "float16")
+)
+ALTERNATING = tuple(
+    name.replace("_forward", "_interleaved_32_forward").replace(
+        "_backward", "_interleaved_32_backward"
+    )
+    for name in NAMES
+    if "swiglu" in name
 )
 # Of a row: one vector, one lane's worth, what a warp loads at once and its neighbours, many pieces.
 COLUMNS = (1, 7, 8, 256, 512, 520, 1016, 1024, 1032, 2056)
@@ -40,13 +50,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "this test compiles C++: install g++"
     folder = tmp_path_factory.mktemp("pointwise_kernels")
+    alternating = _alternating_kernels(folder)
     flags = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
     flags += ["-Wno-unknown-pragmas", *(f"-I{each}" for each in (HERE / "cuda_on_cpu", CSRC))]
     objects = []
-    for name in NAMES:
+    for name in (*NAMES, *ALTERNATING):
         source = folder / f"{name}.cpp"
         source.write_text(
-            f'#include "{KERNELS / name}.cu"\n'
+            f'#include "{(alternating if name in ALTERNATING else KERNELS) / name}.cu"\n'
             f'extern "C" int {name}(const fusegen::PointwiseArguments* in) {{\n'
             f"  return fusegen_sm_90a::{name}(*in, nullptr).code;\n}}\n"
         )
@@ -55,6 +66,21 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     output = folder / "kernels.so"
     subprocess.run([compiler, "-shared", *objects, "-o", str(output)], check=True)
     return ctypes.CDLL(str(output))
+
+
+def _alternating_kernels(folder: Path) -> Path:
+    """Where units are of modules whose gate and up alternate, which no committed bundle has."""
+    for module in ("swiglu", "scaled_swiglu"):
+        request = api.Request(
+            out=folder,
+            archs=("sm_90a",),
+            modules=(module,),
+            recipes=("bf16",),
+            options=("interleaved_32",),
+            namespace="fusegen",
+        )
+        api.generate(request, api.Policy.WRITE)
+    return folder / "sm_90a" / "csrc" / "kernels"
 
 
 def _run(
@@ -134,3 +160,34 @@ def test_halves(library: ctypes.CDLL, op: str, columns: int, dtype: torch.dtype)
         _close(dscales, terms.sum(1), torch.float32, terms.abs().sum(1))
         _run(library, name, [dy, x, x, *extra], [None, None, dscales], columns)
         _close(dscales, terms.sum(1), torch.float32, terms.abs().sum(1))
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bfloat16", "float16"))
+@pytest.mark.parametrize("columns", (32, 512, 1056))
+@pytest.mark.parametrize("op", ("swiglu", "scaled_swiglu"))
+def test_halves_that_alternate(
+    library: ctypes.CDLL, op: str, columns: int, dtype: torch.dtype
+) -> None:
+    """The bits of whole halves, in other places."""
+    x, _, scales = _tensors(11, 2 * columns, dtype)
+    _, dy, _ = _tensors(11, columns, dtype)
+    suffix = str(dtype).removeprefix("torch.")
+    scaled = op == "scaled_swiglu"
+    extra = [scales] if scaled else []
+
+    def alternate(t: Tensor) -> Tensor:
+        return t.unflatten(1, (2, -1, 32)).transpose(1, 2).flatten(1).contiguous()
+
+    found = []
+    for word, given in (("", x), ("interleaved_32_", alternate(x))):
+        y, dx, dscales = (Buffer(n, "cpu") for n in (2 * dy.numel(), 2 * x.numel(), 4 * 11))
+        sums = [dscales] if scaled else []
+        _run(
+            library, f"pointwise_{op}_{word}forward_{suffix}", [given, given, *extra], [y], columns
+        )
+        name = f"pointwise_{op}_{word}backward_{suffix}"
+        _run(library, name, [dy, given, given, *extra], [dx, dx, *sums], columns)
+        found.append((y.bytes(), dx.bytes().view(dtype).reshape(x.shape), dscales.bytes()))
+    (y, dx, dscales), (other, dother, dothers) = found
+    assert torch.equal(y, other) and torch.equal(dscales, dothers)
+    assert torch.equal(alternate(dx).view(torch.int16), dother.view(torch.int16))

@@ -20,15 +20,24 @@ def per_row(scales: Tensor) -> Tensor:
     return wide(scales).unsqueeze(-1)
 
 
-def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., 2 D] -> its first and second half, [..., D] each, widened."""
-    first, second = wide(x).chunk(2, dim=-1)
-    return first, second
+def halves(x: Tensor, block: int = 0) -> tuple[Tensor, Tensor]:
+    """[..., 2 D] -> its first and second half, [..., D] each, widened.
+
+    With `block` they alternate: so many columns of the first, so many of the second, and so on.
+    """
+    if not block:
+        first, second = wide(x).chunk(2, dim=-1)
+        return first, second
+    first, second = wide(x).unflatten(-1, (-1, 2, block)).unbind(-2)
+    return first.flatten(-2), second.flatten(-2)
 
 
-def join(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-    """[..., D] twice -> [..., 2 D], rounded to `dtype`."""
-    return torch.cat((first, second), dim=-1).to(dtype)
+def join(first: Tensor, second: Tensor, dtype: torch.dtype, block: int = 0) -> Tensor:
+    """[..., D] twice -> [..., 2 D], rounded to `dtype`; inverse of `halves`."""
+    if not block:
+        return torch.cat((first, second), dim=-1).to(dtype)
+    blocks = [half.unflatten(-1, (-1, block)) for half in (first, second)]
+    return torch.stack(blocks, dim=-2).flatten(-3).to(dtype)
 
 
 def rows(x: Tensor) -> Tensor:

@@ -19,7 +19,8 @@
 
 namespace fusegen {
 
-enum class Access { full, first_half, second_half, row, column };
+// Halves of a row are whole, or alternate in blocks of 32 columns.
+enum class Access { full, first_half, second_half, first_of_32, second_of_32, row, column };
 
 // How an operand or result is indexed, and whether its elements are fp32.
 struct Slot {
@@ -130,6 +131,8 @@ __device__ __forceinline__ int64_t place(Access access, int64_t row, int64_t col
     case Access::full: return row * columns + column;
     case Access::first_half: return row * 2 * columns + column;
     case Access::second_half: return (row * 2 + 1) * columns + column;
+    case Access::first_of_32: return row * 2 * columns + column + (column & ~int64_t(31));
+    case Access::second_of_32: return row * 2 * columns + column + (column & ~int64_t(31)) + 32;
     case Access::row: return row;
     case Access::column: return column;
   }
