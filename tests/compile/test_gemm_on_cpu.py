@@ -109,6 +109,7 @@ PRODUCTS = (
     Product(Family.SPLIT, "wgrad", NARROW, "tensor", "e4m3_e4m3"),
     Product(Family.PLAIN, "wgrad", WIDE_PLAIN, store="add"),
     Product(Family.PLAIN, "wgrad", TURNS_PLAIN, store="fp32"),
+    Product(Family.PLAIN, "wgrad", TURNS_PLAIN, store="add_io"),
     Product(Family.SPLIT, "wgrad", NARROW, "block", "e5m2_e4m3", store="add"),
     Product(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3", store="fp32"),
     Product(Family.PLAIN, "fprop", WIDE_PLAIN, store="scaled_bias"),

@@ -517,9 +517,23 @@ def _dequantize_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[s
         **_scale_strides(plan, copy),
         "lines_per_scale": str(square),
         "amax": f"floats({reading(amax)})" if amax else "",
+        **_line_groups(plan, step, reading),
     }
     io = _scalar_type(plan.buffer(step.out).dtype)
     return _filled(step, "DequantizeArguments", fields, io)
+
+
+def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
+    """Fields of rows in groups, where each group has a scale or an amax of its own."""
+    groups, copy = step.input("groups"), step.copies[0]
+    own_scale = dict(plan.quantizations)[copy.role].scaling == "tensor"
+    if groups is None or not (own_scale or step.input("a_amax")):
+        return {}
+    return {
+        "split_sizes": f"integers({reading(groups)})",
+        "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
+        "scale_group": "1" if own_scale else "",
+    }
 
 
 def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:

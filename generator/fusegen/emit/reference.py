@@ -400,9 +400,15 @@ def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> St
     else:
         kind = f"_{step.kind}" if step.kind else ""
         words = _slots(tuple(o for o in step.inputs if o.slot != "accumulate"))
-        words += ["dtype=torch.float32"] if step.out in program.mutated else []
+        wide = _is_wide(plan, program, step)
+        words += ["dtype=torch.float32"] if wide else []
         call = _accumulated(step, f"steps.{step.primitive.value}{kind}({', '.join(words)})")
     return StepText(comment, when, step.writes, call)
+
+
+def _is_wide(plan: ModulePlan, program: Program, step: Step) -> bool:
+    """Whether a product goes to a buffer of the caller's in fp32."""
+    return step.out in program.mutated and plan.buffer(step.out).dtype is DType.FLOAT32
 
 
 def _accumulated(step: Step, call: str) -> str:
@@ -505,8 +511,8 @@ def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
     first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [step.copies[0].groups] if step.copies[0].groups else []
-    own = step.out in program.mutated
-    words.append("dtype=torch.float32" if own else f"dtype={first.name}.dtype")
+    wide = _is_wide(plan, program, step)
+    words.append("dtype=torch.float32" if wide else f"dtype={first.name}.dtype")
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("add", "add_scales")]
     call = _accumulated(step, f"quantized.{step.primitive.value}_{step.kind}({', '.join(words)})")
     leading = plan.buffer(step.out).shape.leading

@@ -112,13 +112,16 @@ SIGNATURES: dict[Primitive, Signature] = {
     Primitive.COLLECTIVE: Signature(("a",), kinds=_COLLECTIVES, attributes=("group",)),
 }
 
+LIKE = "like"
+"""Slot of a tensor of which nothing but its sizes is read."""
+
 _COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
 
 REFERENCE_SLOTS: dict[Primitive, frozenset[str]] = {
     Primitive.GEMM: frozenset(("a", "b", "add")) | _COPIES,
     Primitive.GROUPED_GEMM: frozenset(("a", "b", "groups", "add", "add_scales")) | _COPIES,
     Primitive.QUANTIZE: frozenset(("a", "groups", "amax_history", "scale", "rng_state")),
-    Primitive.DEQUANTIZE: frozenset(("a", "groups")) | _COPIES,
+    Primitive.DEQUANTIZE: frozenset(("a", "groups", LIKE)) | _COPIES,
     Primitive.DEQUANTIZE_GROUPS: frozenset(("a", "groups")) | _COPIES,
     Primitive.STATISTICS: frozenset(("a", "groups", "copy", "copy_scale", "copy_amax")),
     Primitive.COLUMN_SUM: frozenset(("a",)),

@@ -230,9 +230,12 @@ struct Sum {
 // One rounding to 16 bits where results are stored so, and those of fp32 sums: far less than any
 // single wrong product.
 template <class Stored>
-bool is_close(double found, const Sum& wanted) {
+bool is_close(double found, const Sum& wanted, double before) {
   constexpr double kResult = sizeof(Stored) == 2 ? 1.0 / 256 : 0, kSums = 2e-6;
-  const double bound = kResult * std::fabs(wanted.value) + kSums * wanted.magnitude;
+  // What is added in 16 bits was rounded to them by itself.
+  const double product = before != 0 ? std::fabs(wanted.value - before) : 0;
+  const double bound =
+      kResult * (std::fabs(wanted.value) + product) + kSums * wanted.magnitude;
   return std::fabs(found - wanted.value) <= bound;  // NaN is not
 }
 
@@ -255,9 +258,10 @@ void check_results(const Problem& problem, const Operands& operands, Buffer<Stor
           sum.add(scale * __bfloat162float(bias[g * problem.in.n + column]));
         }
         const int64_t at = problem.result_at(g, row, column);
-        if (!before.empty()) sum.add(before[size_t(at)]);
+        const double added = before.empty() ? 0 : before[size_t(at)];
+        sum.add(added);
         const double found = widened(results[at]);
-        if (is_close<Stored>(found, sum)) continue;
+        if (is_close<Stored>(found, sum, added)) continue;
         fail("group %ld, row %ld, column %ld is %g, not %g", long(g), long(row), long(column),
              found, sum.value);
       }
@@ -296,10 +300,10 @@ struct Common {
       row_scales[i] = random_scale();  // those of rows that no group has stay NaN
     }
     std::copy(in.splits.begin(), in.splits.end(), splits.data());
-    if constexpr (store == Store::add) {
+    if constexpr (fusegen::adds(store)) {
       for (int64_t i = 0; i < results.count(); ++i) {
-        results[i] = 10 * random_value();
-        before.push_back(results[i]);
+        results[i] = fusegen::Stored<Result, store>(float(10 * random_value()));
+        before.push_back(float(widened(results[i])));
       }
     }
     arguments = {a, b, has_bias ? bias.data() : nullptr, results.data(),

@@ -88,6 +88,25 @@ __device__ __forceinline__ void store_turned(const TurnShared& shared, Output* t
   }
 }
 
+// The groups of a tile's lines, by one warp; -1 for lines past all of them.
+__device__ inline void find_line_groups(const RowGroups& groups, int64_t first_line, int lane,
+                                        int32_t (&group_of)[kTurnTile]) {
+  for (int i = lane; i < kTurnTile; i += 32) group_of[i] = -1;
+  __syncwarp();
+  walk_groups(groups, lane, [&](const LaneGroups& own, Extent first, Extent end) {
+    int64_t begin = first.rows - first_line;
+#pragma unroll
+    for (int i = 0; i < LaneGroups::kMost; ++i) {
+      const int64_t past = begin + own.rows[i];
+      for (int64_t line = max(begin, int64_t(0)); line < min(past, int64_t(kTurnTile)); ++line) {
+        group_of[line] = own.first + i;
+      }
+      begin = past;
+    }
+    return end.rows < first_line + kTurnTile;
+  });
+}
+
 // Grid: x tiles along a line, y tiles of lines, z matrices.
 template <class Config>
 __global__ void __launch_bounds__(kThreads)
@@ -99,18 +118,28 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first_line = int64_t(blockIdx.y) * kTurnTile;
   const int64_t first = int64_t(blockIdx.x) * kTurnTile;
   auto* output = static_cast<Output*>(in.output) + matrix * in.lines * in.length;
+  __shared__ int32_t group_of[kTurnTile];
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const float whole = in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix]);
+  const RowGroups groups{in.split_sizes, int32_t(in.lines), int32_t(in.groups)};
+  if (groups.ragged()) {
+    if (threadIdx.x < 32) find_line_groups(groups, first_line, threadIdx.x, group_of);
+    __syncthreads();
+  }
 #pragma unroll
   for (int i = threadIdx.x; i < kTurnTile * kTurnTile / kOctet; i += kThreads) {
     const int tile_line = i / (kTurnTile / kOctet), octet = i % (kTurnTile / kOctet) * kOctet;
     const int64_t line = first_line + tile_line, at = first + octet;
     if (line >= in.lines || at >= in.length) continue;
+    const int64_t group = groups.ragged() ? group_of[tile_line] : 0;
+    if (group < 0) continue;
     const auto* codes = static_cast<const uint8_t*>(in.data) + (matrix * in.lines + line) * in.pitch;
     const float scale = scale_at<Config::kRule>(
-        in.scale, matrix * in.scale_matrix + line / in.lines_per_scale * in.scale_line +
+        in.scale, matrix * in.scale_matrix + group * in.scale_group +
+                      line / in.lines_per_scale * in.scale_line +
                       at / Config::kBlock * in.scale_block);
+    const float whole =
+        in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix + group]);
     float values[kOctet];
     decode_octet<Format>(values, codes, at, scale);
 #pragma unroll

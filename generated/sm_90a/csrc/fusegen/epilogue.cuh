@@ -27,8 +27,7 @@ inline constexpr int kChunkBytes = kChunkRows * kChunkColumns * 2;
 
 // What is stored, and how much of a row fills the swizzle's 128 bytes.
 template <class Element, Store store>
-using Stored =
-    std::conditional_t<store == Store::io || store == Store::scaled_bias, Element, float>;
+using Stored = std::conditional_t<is_wide(store), float, Element>;
 template <class Result>
 inline constexpr int kStoreColumns = 128 / sizeof(Result);
 
@@ -213,15 +212,15 @@ __device__ void store_wave(const float (&values)[N / 2], StoreRing<Buffers>& rin
       }
     }
     ring.wait_free(lane);
-    if constexpr (sizeof(Result) == 2) {
-      stage_chunk<Element>(out, ring.buffer(), lane);
-    } else {
+    if constexpr (is_wide(store)) {
       stage_chunk(out, ring.buffer(), lane);
+    } else {
+      stage_chunk<Element>(out, ring.buffer(), lane);
     }
     cute::tma_store_fence();
     __syncwarp();
     if (lane == 0) {
-      store_box<Ragged, store == Store::add>(
+      store_box<Ragged, adds(store)>(
           map, ring.buffer(), store_coordinates<Ragged>(tile, tile.row + row, column));
       cute::tma_store_arrive();
     }

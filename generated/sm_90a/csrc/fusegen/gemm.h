@@ -21,7 +21,10 @@ enum class Store {
   scaled_bias,  // the same, each row's bias times a scale of that row; fprop alone
   fp32,         // written in fp32; wgrad alone
   add,          // added in fp32 to what is there; wgrad alone
+  add_io,       // rounded to the module's own type and added in it to what is there; wgrad alone
 };
+constexpr bool adds(Store store) { return store == Store::add || store == Store::add_io; }
+constexpr bool is_wide(Store store) { return store == Store::fp32 || store == Store::add; }
 
 // Row-major operands. n = out_features and k = in_features in all three kinds.
 //   fprop: a = x [T, K], b = weight [E, N, K], d = y [T, N], bias [E, N] or nullptr

@@ -124,9 +124,10 @@ Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
 // wgrad has results.
 template <Gemm kind, class Result, Store store>
 Status multiply_nothing(const GemmArguments& in, cudaStream_t stream) {
-  static_assert(store == Store::io || (kind == Gemm::fprop) == (store == Store::scaled_bias),
-                "weights alone have gradients in fp32, and fprop alone a bias");
-  if (kind != Gemm::wgrad || store == Store::add) return {};
+  static_assert(store == Store::io ||
+                    kind == (store == Store::scaled_bias ? Gemm::fprop : Gemm::wgrad),
+                "gradients of weights alone go elsewhere, and fprop alone has a bias");
+  if (kind != Gemm::wgrad || adds(store)) return {};
   const size_t bytes = size_t(in.groups) * size_t(in.n) * size_t(in.k) * sizeof(Result);
   return {static_cast<int>(cudaMemsetAsync(in.d, 0, bytes, stream)), "cudaMemsetAsync"};
 }

@@ -86,7 +86,7 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
       contraction.template run_width<T::kWaves>(d, tile, columns - tile.column, pass_turn);
     }
     scales.apply(d);
-    if (store == Store::add && tile.depth == 0) continue;
+    if (adds(store) && tile.depth == 0) continue;
     const Element* group_bias =
         kind == Gemm::fprop && bias.values != nullptr && tile.group < shape.groups
             ? bias.values + int64_t(tile.group) * shape.n
