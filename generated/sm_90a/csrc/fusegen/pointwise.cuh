@@ -53,7 +53,12 @@ constexpr bool per_element(Access access) {
   return access != Access::row && access != Access::column;
 }
 
-// Whether rows matter: to an operand, or to a result that is a half or a sum of one.
+// Whether rows are twice as long as the columns that are computed.
+constexpr bool is_half(Access access) {
+  return per_element(access) && access != Access::full;
+}
+
+// Whether it matters where a row ends: not if every operand and result is just elements.
 template <class Math>
 constexpr bool has_rows() {
   for (int o = 0; o < kOperands<Math>; ++o) {
@@ -70,7 +75,7 @@ template <class Math>
 constexpr int vectors_together() {
   int loads = 0;
   for (int o = 0; o < kOperands<Math>; ++o) loads += per_element(Math::operand(o).access);
-  return loads < kLoads ? kLoads / (loads > 0 ? loads : 1) : 1;
+  return loads < kLoads ? kLoads / loads : 1;
 }
 
 __device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
@@ -263,7 +268,7 @@ Status launch(const PointwiseArguments& in, cudaStream_t stream) {
   const int64_t pieces_per_row = sums_rows<Math>() ? 1 : ceil_div(in.columns, kPiece<N>);
   const int64_t pieces = in.rows * pieces_per_row;
   if (pieces == 0) return {};
-  if (pieces > INT32_MAX) return {cudaErrorInvalidValue, "pointwise: more than 2^31 pieces of rows"};
+  if (pieces > INT32_MAX) return {cudaErrorInvalidValue, "pieces of rows: fewer than 2^31"};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(ceil_div(pieces, kThreads / kWarp)));
   config.blockDim = dim3(kThreads);
