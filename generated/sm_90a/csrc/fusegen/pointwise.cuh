@@ -85,6 +85,21 @@ __device__ inline void narrow(float value, __nv_bfloat16* to) { *to = __float2bf
 __device__ inline void narrow(float value, __half* to) { *to = __float2half_rn(value); }
 __device__ inline void narrow(float value, float* to) { *to = value; }
 
+// The elements of a word: by name, as compilers take the upper half of one apart in two steps.
+__device__ __forceinline__ void widen_word(uint32_t word, float* to, __nv_bfloat16) {
+  to[0] = __uint_as_float(word << 16);
+  to[1] = __uint_as_float(word & 0xffff0000u);
+}
+__device__ __forceinline__ void widen_word(uint32_t word, float* to, __half) {
+  __half pair[2];
+  memcpy(pair, &word, sizeof word);
+  to[0] = widen(pair[0]);
+  to[1] = widen(pair[1]);
+}
+__device__ __forceinline__ void widen_word(uint32_t word, float* to, float) {
+  *to = __uint_as_float(word);
+}
+
 template <class Element, int N>
 struct alignas(sizeof(Element) * N <= 16 ? sizeof(Element) * N : 16) Pack {
   Element values[N];
@@ -96,14 +111,16 @@ template <class Element, int N>
 __device__ __forceinline__ void load(float (&to)[N], const void* base, int64_t index) {
   const Element* const from = static_cast<const Element*>(base) + index;
   if constexpr (sizeof(Element) * N % sizeof(uint4) == 0) {
-    Pack<Element, N> pack;
+    constexpr int kPerWord = sizeof(uint32_t) / sizeof(Element);
 #pragma unroll
-    for (int word = 0; word < int(sizeof(pack) / sizeof(uint4)); ++word) {
-      const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from) + word);
-      memcpy(reinterpret_cast<char*>(&pack) + word * sizeof bits, &bits, sizeof bits);
+    for (int i = 0; i < N / (4 * kPerWord); ++i) {
+      const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from) + i);
+      float* const own = to + i * 4 * kPerWord;
+      widen_word(bits.x, own, Element());
+      widen_word(bits.y, own + kPerWord, Element());
+      widen_word(bits.z, own + 2 * kPerWord, Element());
+      widen_word(bits.w, own + 3 * kPerWord, Element());
     }
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = widen(pack.values[i]);
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) to[i] = widen(from[i]);
