@@ -26,6 +26,7 @@ from .passes.delay_wgrad import delay_wgrad
 from .passes.draft import Draft, NotPossible
 from .passes.expand import chain_of, expand
 from .passes.fuse import fuse
+from .passes.interleave import interleave_halves
 from .passes.kernels import choose_kernels
 from .passes.liveness import add_conditions, saved
 from .passes.main_grad import keep_in_main_grad
@@ -39,6 +40,7 @@ from .passes.programs import (
 )
 from .passes.quantize import quantize, unquantized
 from .passes.recompute import recompute_activations
+from .passes.scaled_bias import scale_bias
 from .passes.sharding import module_shardings
 from .passes.statistics import take_statistics
 from .passes.sums import fold_sums
@@ -84,7 +86,11 @@ def resolve_module(
     arch = specs.archs[arch_name]
     options = chosen_options(module, cell)
     draft = write_backward(expand(module, specs.ops))
+    if OptionName.SCALE_BIAS in options:
+        draft = scale_bias(draft)
     draft = derive_math(draft, derivations)
+    if OptionName.GLU_INTERLEAVE in options:
+        draft = interleave_halves(draft)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
     if OptionName.SAVE in options:
         draft = recompute_activations(draft)
@@ -162,8 +168,10 @@ _IMPLEMENTED = {
     ),
     OptionName.DEBUG: ("debug",),
     OptionName.DELAY_WGRAD: ("delayed_wgrad",),
+    OptionName.GLU_INTERLEAVE: ("interleaved_32",),
     OptionName.MAIN_GRAD: tuple(each.value for each in MainGrad if each is not MainGrad.RETURNED),
     OptionName.RANGES: ("nvtx_ranges",),
+    OptionName.SCALE_BIAS: ("scaled_bias",),
     OptionName.SAVE: ("recompute_activations",),
     OptionName.WEIGHT_CACHE: ("cached_weights", "quantized_weights"),
 }

@@ -738,14 +738,25 @@ def _rows_by_weights(a: Operand, b: Operand, groups: Tensor, transpose: bool) ->
 
 
 def grouped_gemm_fprop(
-    a: Operand, b: Operand, groups: Tensor, dtype: torch.dtype, add: Tensor | None = None
+    a: Operand,
+    b: Operand,
+    groups: Tensor,
+    dtype: torch.dtype,
+    add: Tensor | None = None,
+    add_scales: Tensor | None = None,
 ) -> Tensor:
-    """Rowwise x [T, K], rowwise weight [E, N, K], add [E, N] -> [T, N]; zero past the groups."""
+    """Rowwise x [T, K], rowwise weight [E, N, K], add [E, N] times add_scales [T] -> [T, N].
+
+    Rows past the groups are zero.
+    """
     _check_product(a, b, False, False)
     y = _rows_by_weights(a, b, groups, transpose=True)
     if add is not None:
         rows = _rows(a.shape, groups, y.device)
-        y = torch.where(rows.valid.unsqueeze(1), y + add.float()[rows.group], 0.0)
+        bias = add.float()[rows.group]
+        if add_scales is not None:
+            bias = add_scales.unsqueeze(1) * bias
+        y = torch.where(rows.valid.unsqueeze(1), y + bias, 0.0)
     return y.to(dtype)
 
 

@@ -341,9 +341,12 @@ def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
     splits = f"integers({reading(groups)})" if groups else "nullptr"
     out = f"/*out=*/writable({step.out})"
     extents = [f"/*tokens=*/{sizes['tokens']}", f"/*groups=*/{sizes['groups']}"]
+    if step.primitive is Primitive.GROUP_ROW_DOT:
+        return _row_dot_launch(step, reading, [out, f"/*split_sizes=*/{splits}", *extents])
     if not step.kind:
         words = [f"/*a=*/{reading(step.input('a'))}", out, f"/*split_sizes=*/{splits}", *extents]
-        return _call(step, "GroupSumArguments", [*words, f"/*n=*/{sizes['n']}", "sms"])
+        words += [f"/*n=*/{sizes['n']}", "sms", *_row_scales(step, "scales", reading)]
+        return _call(step, "GroupSumArguments", words)
     words = [
         f"/*a=*/{reading(step.input('a'))}",
         f"/*b=*/{reading(step.input('b'))}",
@@ -354,6 +357,7 @@ def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
         f"/*n=*/{sizes['n']}",
         f"/*k=*/{sizes['k']}",
         "sms",
+        *_row_scales(step, "add_scales", reading),
     ]
     if not step.copies:
         return _call(step, "GemmArguments", words)
@@ -374,6 +378,25 @@ def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
             f"/*scale_b=*/floats({reading(b.scale)})",
         ],
     )
+
+
+def _row_scales(step: Step, slot: str, reading: Reading) -> list[str]:
+    """The field of a struct that has scales of rows, where a step reads some."""
+    scales = step.input(slot)
+    return [f"/*row_scales=*/floats({reading(scales)})"] if scales else []
+
+
+def _row_dot_launch(step: Step, reading: Reading, places: list[str]) -> list[str]:
+    """Sums along rows: what they are added to may be absent, and the vectors of the groups, too."""
+    add = step.input("add")
+    words = [
+        f"/*a=*/{reading(step.input('a'))}",
+        f"/*b=*/{reading(step.input('b'))}",
+        f"/*add=*/{_floats(reading(add))}",
+        *places,
+        f"/*n=*/{to_cpp(dict(step.sizes)['n'])}",
+    ]
+    return _call(step, "GroupRowDotArguments", words)
 
 
 def _snapshot_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:

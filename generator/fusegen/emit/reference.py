@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from ..model import dtypes
 from ..model.dtypes import DType
 from ..model.plan import (
+    FIRSTS,
+    HALVES,
+    INTERLEAVE,
     Access,
     Check,
     CheckKind,
@@ -513,7 +516,7 @@ def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
     words += [step.copies[0].groups] if step.copies[0].groups else []
     wide = _is_wide(plan, program, step)
     words.append("dtype=torch.float32" if wide else f"dtype={first.name}.dtype")
-    words += [f"add={o.buffer}" for o in step.inputs if o.slot == "add"]
+    words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("add", "add_scales")]
     call = _accumulated(step, f"quantized.{step.primitive.value}_{step.kind}({', '.join(words)})")
     leading = plan.buffer(step.out).shape.leading
     return f"steps.with_leading({call}, {first.name})" if leading else call
@@ -569,18 +572,19 @@ def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
     math = step.pointwise
     assert math is not None
     loads = []
-    halves: dict[str, dict[Access, str]] = {}
+    halves: dict[str, dict[bool, str]] = {}  # by whether it is the first
     for operand in math.operands:
-        if operand.access in (Access.FIRST_HALF, Access.SECOND_HALF):
-            halves.setdefault(operand.buffer, {})[operand.access] = operand.symbol
+        if operand.access in HALVES:
+            first = operand.access in FIRSTS
+            halves.setdefault(operand.buffer, {})[first] = operand.symbol
         elif operand.access is Access.ROW:
             loads.append(LoadText(operand.symbol, f"steps.per_row({operand.buffer})"))
         else:
             loads.append(LoadText(operand.symbol, f"steps.wide({operand.buffer})"))
+    block = f", {INTERLEAVE}" if math.interleaved else ""
     for buffer, parts in halves.items():
-        first = parts.get(Access.FIRST_HALF, "_")
-        second = parts.get(Access.SECOND_HALF, "_")
-        loads.insert(0, LoadText(f"{first}, {second}", f"steps.halves({buffer})"))
+        target = f"{parts.get(True, '_')}, {parts.get(False, '_')}"
+        loads.insert(0, LoadText(target, f"steps.halves({buffer}{block})"))
     own_type = next(o.buffer for o in math.operands if o.dtype is DType.IO)
     loads.insert(0, LoadText("io", f"{own_type}.dtype"))  # before a symbol takes the buffer's name
     results = _result_sources(math)
@@ -603,10 +607,11 @@ def _result_sources(math: Pointwise) -> dict[str, str]:
     """Source per result buffer: rounded to its type, halves joined, rows summed."""
     sources: dict[str, str] = {}
     halves: dict[str, list[str]] = {}
+    block = f", {INTERLEAVE}" if math.interleaved else ""
     for result in math.results:
-        if result.access in (Access.FIRST_HALF, Access.SECOND_HALF):
+        if result.access in HALVES:
             halves.setdefault(result.buffer, []).append(result.symbol)
-            sources[result.buffer] = f"steps.join({', '.join(halves[result.buffer])}, io)"
+            sources[result.buffer] = f"steps.join({', '.join(halves[result.buffer])}, io{block})"
         elif result.access is Access.ROW:
             sources[result.buffer] = f"steps.row_sum({result.symbol})"
         else:

@@ -104,10 +104,20 @@ class TestContext:
 
 
 def sizes_of(plan: ModulePlan) -> dict[str, int]:
-    """Small sizes, all different, multiples of 8 that are no multiples of a tile."""
+    """Small sizes, all different, multiples of 8 that are no multiples of a tile.
+
+    What a step needs more of is rounded up.
+    """
     widths = iter(_WIDTHS)
     known = {"T": _ROWS, "E": _GROUPS}
-    return {dim.symbol: known.get(dim.symbol) or next(widths) for dim in plan.dims}
+    multiples = (check for check in plan.forward.checks if check.kind is CheckKind.MULTIPLE)
+    units = {str(check.expr): check.number for check in multiples}
+
+    def size(symbol: str) -> int:
+        unit = units.get(symbol, 1)
+        return known.get(symbol) or -(-next(widths) // unit) * unit
+
+    return {dim.symbol: size(dim.symbol) for dim in plan.dims}
 
 
 def test_context(plan: ModulePlan) -> TestContext:

@@ -564,9 +564,13 @@ class RecipeSpec:
 
 
 class Store(str, Enum):
-    """What becomes of a product: written in the module's own type or in fp32, or added in one."""
+    """What becomes of a product: written in the module's own type or in fp32, or added in one.
+
+    SCALED_BIAS is the module's own type after a bias times a scale of each row was added.
+    """
 
     IO = "io"
+    SCALED_BIAS = "scaled_bias"
     FP32 = "fp32"
     ADD = "add"
     ADD_IO = "add_io"

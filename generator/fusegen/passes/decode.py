@@ -84,7 +84,9 @@ def decode_operands(
     made = tuple(buffer for _, each in decoded for buffer in each)
     tokens = made[0].shape.dims[0]
     inputs = [Operand(slot, each.out) for slot, each in zip("ab", steps, strict=True)]
-    inputs += [o for o in step.inputs if o.slot in ("a_amax", "b_amax", "add", "accumulate")]
+    inputs += [
+        o for o in step.inputs if o.slot in ("a_amax", "b_amax", "add", "add_scales", "accumulate")
+    ]
     sizes = step.sizes
     groups = step.input("groups")
     if step.copies[0].orientation is Orientation.COLUMNWISE:

@@ -115,6 +115,10 @@ def with_sizes(draft: Draft, step: Step) -> Step:
         a = shape("a")
         step = sized(product(a.flat[:-1]), a.flat[-1], Const(1))
         return replace(step, flops=a.elements)
+    if step.primitive is Primitive.GROUP_ROW_DOT:
+        a = shape("a")
+        step = sized(a.flat[0], a.flat[-1], Const(1))
+        return replace(step, flops=mul(Const(2), a.elements))
     return step
 
 
@@ -148,7 +152,11 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
 
 def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
     """A product that changes a buffer of the caller's leaves its result there, in that type."""
-    if step.primitive not in PRODUCTS or not step.mutates:
+    if step.primitive not in PRODUCTS:
+        return Store.IO
+    if step.input("add_scales"):
+        return Store.SCALED_BIAS
+    if not step.mutates:
         return Store.IO
     narrow = buffers[step.out].dtype is DType.IO
     if step.input("accumulate"):

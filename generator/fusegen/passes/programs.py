@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..model.dtypes import DType
 from ..model.plan import (
+    INTERLEAVE,
     Argument,
     Binding,
     Buffer,
@@ -374,8 +375,11 @@ def _label(expr: Expr, dims: Dims) -> str:
 
 
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
-    """Innermost dimensions that the kernels of a program need to be multiples, each once."""
+    """Innermost dimensions that the steps of a program need to be multiples, each once."""
     needed: dict[Expr, int] = {}
+    for step in steps:
+        if step.pointwise and step.pointwise.interleaved:
+            needed[step.pointwise.columns] = INTERLEAVE
     for step in steps:
         if step.alignment == 1:
             continue

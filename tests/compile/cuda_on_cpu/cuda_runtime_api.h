@@ -212,6 +212,8 @@ template <class T>
 T max(T a, T b) { return a < b ? b : a; }
 template <class T>
 T __ldg(const T* from) { return *from; }
+template <class T>
+void __stcs(T* to, T value) { *to = value; }
 
 inline uint32_t __float_as_uint(float value) {
   uint32_t bits;
@@ -237,10 +239,10 @@ inline unsigned atomicMax(unsigned* at, unsigned value) {
   return before;
 }
 
-template <class Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Arguments),
-                               const Arguments& in) {
-  on_cpu::block.body = [&] { kernel(in); };
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               const Arguments&... in) {
+  on_cpu::block.body = [&] { kernel(in...); };
   blockDim = config->blockDim;
   gridDim = config->gridDim;
   for (unsigned z = 0; z < gridDim.z; ++z) {
