@@ -23,6 +23,7 @@ from fusegen.model.primitives import (
     Primitive,
 )
 from fusegen.model.shapes import symbols, to_python
+from fusegen.model.specs import OptionName
 from fusegen.naming import Cell, gradient, need
 from fusegen.paths import builtin_specs, builtin_templates
 from fusegen.resolve import resolve, resolve_module
@@ -459,7 +460,7 @@ every_cached_plan = pytest.mark.parametrize(
 
 def test_every_quantised_product_can_have_its_weights_cached() -> None:
     made = {(plan.arch, plan.module, plan.recipe) for plan in CACHED}
-    offering = {name for name, module in builtin().modules.items() if module.options}
+    offering = {n for n, m in builtin().modules.items() if OptionName.WEIGHT_CACHE in m.options}
     assert offering >= {"linear", "grouped_linear", "grouped_mlp"}
     assert made == {
         (plan.arch, plan.module, plan.recipe)
