@@ -224,6 +224,8 @@ template <class T>
 T max(T a, T b) { return a < b ? b : a; }
 template <class T>
 T __ldg(const T* from) { return *from; }
+template <class T>
+void __stcs(T* to, T value) { *to = value; }
 
 inline uint32_t __float_as_uint(float value) {
   uint32_t bits;
@@ -249,9 +251,9 @@ inline unsigned atomicMax(unsigned* at, unsigned value) {
   return before;
 }
 
-template <class... Parameters>
+template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
-                               const Parameters&... in) {
+                               const Arguments&... in) {
   on_cpu::block.body = [&] { kernel(in...); };
   blockDim = config->blockDim;
   gridDim = config->gridDim;
