@@ -173,7 +173,8 @@ class ReferenceContext:
 
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
-    """What ``reference/<cell>.py`` states."""
+    """What ``reference/<cell>.py`` states: steps one by one, whatever kernels merge."""
+    plan = plan.unmerged
     texts = (_pointwise_text(plan, step) for step in plan.steps if step.pointwise)
     pointwise = tuple(dict.fromkeys(texts))  # a step that both directions run is one function
     programs = tuple(_checked(view, program) for view, program in plan.ops)
