@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:def4673d51f04de7
+# checksum sha256:d305b97dd854952c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -286,7 +286,7 @@ buffers
   dy_columnwise_scale      [T // 128 + E, N]                      float32  4 (T // 128 + E) N bytes                   workspace
   x_columnwise             [K, align(32 * (T // 32 + E), 16)]     e4m3     K align(32 (T // 32 + E), 16) bytes        result kept for the backward
   x_columnwise_scale       [T // 128 + E, K]                      float32  4 (T // 128 + E) K bytes                   result kept for the backward
-  dy_row_sums              [T // 128 + (E + 1), N]                float32  4 (T // 128 + E + 1) N bytes               workspace
+  dy_row_sums              [T // 128 + (2 * E + 1), N]            float32  4 (T // 128 + 2 E + 1) N bytes             workspace
 
 forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                      quantize_sm90_e4m3_block_1x128                                                         2 T K + 8 E + T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + E) + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K bytes
@@ -294,9 +294,9 @@ forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwis
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y  gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T N K flop  T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + E) + E N align(K, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 8 E + 2 E N + 2 T N bytes
 
 backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale) -> dx, dweight, dbias
-  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums  quantize_sm90_e4m3_block_1x128                                                         2 T N + 8 E + T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + 2 E N + 4 (T // 128 + E + 1) N bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx    gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T N K flop  T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 8 E + 2 T K bytes                               if need_dx
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight   gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128                2 T N K flop  N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K + 8 E + 2 E N K bytes                                  if need_dweight
+  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums  quantize_sm90_e4m3_block_1x128                                                         2 T N + 8 E + T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + 2 E N + 4 (T // 128 + 2 E + 1) N bytes
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx    gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T N K flop  T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 8 E + 2 T K bytes                                 if need_dx
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight   gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128                2 T N K flop  N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K + 8 E + 2 E N K bytes                                    if need_dweight
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes              8 E bytes                                  always

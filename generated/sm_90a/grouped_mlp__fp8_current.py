@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:d05eb6eabe1d76a5
+# checksum sha256:2d03ea4d18d3cb97
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -514,31 +514,37 @@ buffers
   x_columnwise                 [H, align(32 * (T // 32 + E), 16)]      e4m3     H align(32 (T // 32 + E), 16) bytes    result kept for the backward
   x_columnwise_scale           [E]                                     float32  4 E bytes                              result kept for the backward
   x_amax                       [E]                                     float32  4 E bytes                              workspace
+  x_partial_amax               [E, 528]                                float32  4 528 E bytes                          workspace
   fc1_weight_amax              [E]                                     float32  4 E bytes                              workspace
+  fc1_weight_partial_amax      [E, 528]                                float32  4 528 E bytes                          workspace
   a_amax                       [E]                                     float32  4 E bytes                              workspace
+  a_partial_amax               [E, 528]                                float32  4 528 E bytes                          workspace
   fc2_weight_amax              [E]                                     float32  4 E bytes                              workspace
+  fc2_weight_partial_amax      [E, 528]                                float32  4 528 E bytes                          workspace
   dy_amax                      [E]                                     float32  4 E bytes                              workspace
+  dy_partial_amax              [E, 528]                                float32  4 528 E bytes                          workspace
   dh_amax                      [E]                                     float32  4 E bytes                              workspace
-  dy_row_sums                  [T // 128 + (E + 1), H]                 float32  4 (T // 128 + E + 1) H bytes           workspace
-  dh_row_sums                  [T // 128 + (E + 1), 2 * F]             float32  4 (T // 128 + E + 1) 2 F bytes         workspace
+  dh_partial_amax              [E, 528]                                float32  4 528 E bytes                          workspace
+  dy_row_sums                  [T // 128 + (2 * E + 1), H]             float32  4 (T // 128 + 2 E + 1) H bytes         workspace
+  dh_row_sums                  [T // 128 + (2 * E + 1), 2 * F]         float32  4 (T // 128 + 2 E + 1) 2 F bytes       workspace
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax                                           quantize_sm90_e4m3_tensor                                       2 T H + 20 E + T align(H, 16) + H align(32 (T // 32 + E), 16) bytes
-  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_amax  quantize_sm90_e4m3_tensor                                       2 E 2 F H + E 2 F align(H, 16) + 12 E + E H align(2 F, 16) bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h                   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast  2 T 2 F H flop  T align(H, 16) + 16 E + E 2 F align(H, 16) + 2 E 2 F + 2 T 2 F bytes
-  4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)                                                                         pointwise_scaled_swiglu_forward                 27 T F flop     2 T 2 F + 4 T + 2 T F bytes
-  5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale, a_amax                                           quantize_sm90_e4m3_tensor                                       2 T F + 20 E + T align(F, 16) + F align(32 (T // 32 + E), 16) bytes
-  6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_amax  quantize_sm90_e4m3_tensor                                       2 E H F + E H align(F, 16) + 12 E + E F align(H, 16) bytes
-  7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y                   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast  2 T H F flop    T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
+  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax, x_partial_amax                                                    quantize_sm90_e4m3_tensor                                       2 T H + 20 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 4 528 E bytes
+  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_amax, fc1_weight_partial_amax  quantize_sm90_e4m3_tensor                                       2 E 2 F H + E 2 F align(H, 16) + 12 E + E H align(2 F, 16) + 4 528 E bytes
+  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h                                            gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast  2 T 2 F H flop  T align(H, 16) + 16 E + E 2 F align(H, 16) + 2 E 2 F + 2 T 2 F bytes
+  4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)                                                                                                  pointwise_scaled_swiglu_forward                 27 T F flop     2 T 2 F + 4 T + 2 T F bytes
+  5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale, a_amax, a_partial_amax                                                    quantize_sm90_e4m3_tensor                                       2 T F + 20 E + T align(F, 16) + F align(32 (T // 32 + E), 16) + 4 528 E bytes
+  6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_amax, fc2_weight_partial_amax  quantize_sm90_e4m3_tensor                                       2 E H F + E H align(F, 16) + 12 E + E F align(H, 16) + 4 528 E bytes
+  7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y                                            gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast  2 T H F flop    T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
 backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
-  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dfc2_bias, dy_row_sums  quantize_sm90_e5m2_tensor                                             2 T H + 20 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128 + E + 1) H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da         gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128  2 T H F flop    T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes                                                          if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight            gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128  2 T H F flop    H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes                            if need_dfc2_weight
-  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)                                            pointwise_scaled_swiglu_backward                      38 T F flop     2 T F + 4 T 2 F + 8 T bytes                                                                                     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dh_amax, dfc1_bias, dh_row_sums  quantize_sm90_e5m2_tensor                                             2 T 2 F + 20 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 2 E 2 F + 4 (T // 128 + E + 1) 2 F bytes  if need_dx or need_dfc1_weight or need_dfc1_bias
-  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx         gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128  2 T 2 F H flop  T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes                                                      if need_dx
-  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight            gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128  2 T 2 F H flop  2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes                        if need_dfc1_weight
+  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums  quantize_sm90_e5m2_tensor                                             2 T H + 20 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 4 528 E + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da                          gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128  2 T H F flop    T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes                                                                      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight                             gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128  2 T H F flop    H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes                                        if need_dfc2_weight
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)                                                             pointwise_scaled_swiglu_backward                      38 T F flop     2 T F + 4 T 2 F + 8 T bytes                                                                                                 if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dh_amax, dh_partial_amax, dfc1_bias, dh_row_sums  quantize_sm90_e5m2_tensor                                             2 T 2 F + 20 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 4 528 E + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes  if need_dx or need_dfc1_weight or need_dfc1_bias
+  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx                          gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128  2 T 2 F H flop  T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes                                                                  if need_dx
+  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight                             gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128  2 T 2 F H flop  2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes                                    if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes                  8 E bytes                            always

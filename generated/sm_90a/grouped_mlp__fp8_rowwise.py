@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:28a429747c09ae2d
+# checksum sha256:d0d85fc46beea9dd
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -529,8 +529,8 @@ buffers
   dy_column_amax               [E, H]                                  float32  4 E H bytes                            workspace
   dh_row_amax                  [T]                                     float32  4 T bytes                              workspace
   dh_column_amax               [E, 2 * F]                              float32  4 E 2 F bytes                          workspace
-  dy_row_sums                  [T // 128 + (E + 1), H]                 float32  4 (T // 128 + E + 1) H bytes           workspace
-  dh_row_sums                  [T // 128 + (E + 1), 2 * F]             float32  4 (T // 128 + E + 1) 2 F bytes         workspace
+  dy_row_sums                  [T // 128 + (2 * E + 1), H]             float32  4 (T // 128 + 2 E + 1) H bytes         workspace
+  dh_row_sums                  [T // 128 + (2 * E + 1), 2 * F]         float32  4 (T // 128 + 2 E + 1) 2 F bytes       workspace
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_row_amax, x_column_amax                                                    quantize_sm90_e4m3_row                                       2 T H + 8 E + T align(H, 16) + 8 T + H align(32 (T // 32 + E), 16) + 8 E H bytes
@@ -542,13 +542,13 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
   7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y                                               gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast  2 T H F flop    T align(F, 16) + 4 T + E H align(F, 16) + 6 E H + 8 E + 2 T H bytes
 
 backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
-  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_row_amax, dy_column_amax, dfc2_bias, dy_row_sums  quantize_sm90_e4m3_row                                             2 T H + 8 E + T align(H, 16) + 8 T + H align(32 (T // 32 + E), 16) + 10 E H + 4 (T // 128 + E + 1) H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da                             gemm_fp8_split_sm90_dgrad_e4m3_e4m3_row_split_128  2 T H F flop    T align(H, 16) + 4 T + E F align(H, 16) + 4 E F + 8 E + 2 T F bytes                                                   if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight                                gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128  2 T H F flop    H align(32 (T // 32 + E), 16) + 4 E H + F align(32 (T // 32 + E), 16) + 4 E F + 8 E + 2 E H F bytes                   if need_dfc2_weight
-  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)                                                                pointwise_scaled_swiglu_backward                   38 T F flop     2 T F + 4 T 2 F + 8 T bytes                                                                                           if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dh_row_amax, dh_column_amax, dfc1_bias, dh_row_sums  quantize_sm90_e4m3_row                                             2 T 2 F + 8 E + T align(2 F, 16) + 8 T + 2 F align(32 (T // 32 + E), 16) + 10 E 2 F + 4 (T // 128 + E + 1) 2 F bytes  if need_dx or need_dfc1_weight or need_dfc1_bias
-  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx                             gemm_fp8_split_sm90_dgrad_e4m3_e4m3_row_split_128  2 T 2 F H flop  T align(2 F, 16) + 4 T + E H align(2 F, 16) + 4 E H + 8 E + 2 T H bytes                                               if need_dx
-  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight                                gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128  2 T 2 F H flop  2 F align(32 (T // 32 + E), 16) + 4 E 2 F + H align(32 (T // 32 + E), 16) + 4 E H + 8 E + 2 E 2 F H bytes             if need_dfc1_weight
+  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_row_amax, dy_column_amax, dfc2_bias, dy_row_sums  quantize_sm90_e4m3_row                                             2 T H + 8 E + T align(H, 16) + 8 T + H align(32 (T // 32 + E), 16) + 10 E H + 4 (T // 128 + 2 E + 1) H bytes
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da                             gemm_fp8_split_sm90_dgrad_e4m3_e4m3_row_split_128  2 T H F flop    T align(H, 16) + 4 T + E F align(H, 16) + 4 E F + 8 E + 2 T F bytes                                                     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight                                gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128  2 T H F flop    H align(32 (T // 32 + E), 16) + 4 E H + F align(32 (T // 32 + E), 16) + 4 E F + 8 E + 2 E H F bytes                     if need_dfc2_weight
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)                                                                pointwise_scaled_swiglu_backward                   38 T F flop     2 T F + 4 T 2 F + 8 T bytes                                                                                             if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dh_row_amax, dh_column_amax, dfc1_bias, dh_row_sums  quantize_sm90_e4m3_row                                             2 T 2 F + 8 E + T align(2 F, 16) + 8 T + 2 F align(32 (T // 32 + E), 16) + 10 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes  if need_dx or need_dfc1_weight or need_dfc1_bias
+  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx                             gemm_fp8_split_sm90_dgrad_e4m3_e4m3_row_split_128  2 T 2 F H flop  T align(2 F, 16) + 4 T + E H align(2 F, 16) + 4 E H + 8 E + 2 T H bytes                                                 if need_dx
+  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight                                gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128  2 T 2 F H flop  2 F align(32 (T // 32 + E), 16) + 4 E 2 F + H align(32 (T // 32 + E), 16) + 4 E H + 8 E + 2 E 2 F H bytes               if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes                  8 E bytes                            always

@@ -25,12 +25,19 @@ from subject import reference  # noqa: E402
 
 CSRC = ROOT / "templates" / "static" / "csrc"
 GUARD = 64
+AMAX_PARTIALS = 528  # of a group
 UNWRITTEN = 0xA5
 Pointer, Long, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_bool
 
 
 class _Copy(ctypes.Structure):
-    _fields_ = [("data", Pointer), ("scale", Pointer), ("pitch", Long), ("amax", Pointer)]
+    _fields_ = [
+        ("data", Pointer),
+        ("scale", Pointer),
+        ("pitch", Long),
+        ("amax", Pointer),
+        ("group_amax", Pointer),
+    ]
 
 
 class _Quantize(ctypes.Structure):
@@ -59,6 +66,7 @@ class _Step(ctypes.Structure):
     _fields_ = [
         ("quantize", _Quantize),
         ("amax", Pointer),
+        ("partial_amax", Pointer),
         ("row_amax", Pointer),
         ("column_amax", Pointer),
         ("rowwise_amax", Pointer),
@@ -83,6 +91,7 @@ class _RowSums(ctypes.Structure):
         ("rows", Long),
         ("columns", Long),
         ("groups", Long),
+        ("row_align", Long),
         ("programmatic_launch", Bool),
     ]
 
@@ -94,10 +103,11 @@ class _Amax(ctypes.Structure):
         ("rows", Long),
         ("columns", Long),
         ("groups", Long),
+        ("row_align", Long),
         ("of_group", Pointer),
+        ("of_transformed_group", Pointer),
         ("of_row", Pointer),
         ("of_column", Pointer),
-        ("of_transformed_group", Pointer),
         ("programmatic_launch", Bool),
     ]
 
@@ -299,9 +309,10 @@ class Case:
     def sizes(self) -> dict[str, int]:
         return {"rows": self.rows, "columns": self.columns, "groups": self.groups}
 
-    def tiles(self) -> int:
+    def segments(self) -> int:
+        """Rows of partial row sums."""
         if self.splits is not None:
-            return self.rows // 128 + self.groups + 1
+            return self.rows // 128 + 2 * self.groups + 1
         return self.groups * max(1, -(-self.rows // 128))
 
 
@@ -319,15 +330,18 @@ class Run:
         """Every kind of amax that this recipe reads."""
         case, q = self.case, self.q
         wanted: dict[str, int] = {}
+        partials = case.groups * AMAX_PARTIALS
         if q.block == (None, None) or q.tensor_scale:
-            wanted["of_group"] = case.groups
+            wanted["of_group"] = partials
+        if q.hadamard is not None:
+            wanted["of_transformed_group"] = partials
         if q.block == (1, None):
             wanted |= {"of_row": case.all_rows, "of_column": case.groups * case.columns}
-        if q.hadamard is not None:
-            wanted["of_transformed_group"] = case.groups
         found = {name: self.kernels.floats(count) for name, count in wanted.items()}
-        self.kernels.clear(list(found.values()))
-        arguments = _Amax(address(self.x), address(self.splits), **case.sizes())
+        if q.block == (1, None):
+            self.kernels.clear(list(found.values()))
+        sizes = {**case.sizes(), "row_align": self.align}
+        arguments = _Amax(address(self.x), address(self.splits), **sizes)
         for name, buffer in found.items():
             setattr(arguments, name, buffer.pointer())
         self.kernels.call("run_amax", self.half, arguments)
@@ -402,11 +416,13 @@ class Run:
             if name == "columnwise" and longer:
                 codes = pad(codes.view(torch.uint8), (0, longer))
             copy, data, scales = self._copy(operand._replace(data=codes, scale=stored), own)
-            setattr(arguments, name, copy)
             outputs[f"{name} data"] = data, codes
             outputs[f"{name} scale"] = scales, stored
             if own is not None and operand.amax is not None:
-                outputs[f"{name} amax"] = own, operand.amax
+                amax_result = self.kernels.floats(case.groups)
+                copy.group_amax = amax_result.pointer()
+                outputs[f"{name} amax"] = amax_result, operand.amax
+            setattr(arguments, name, copy)
         if fold:
             folded = self.kernels.floats(case.groups)
             self.kernels.clear([folded])
@@ -415,7 +431,7 @@ class Run:
                 folded,
                 reference.group_amax(case.x, q, split_sizes=case.splits),
             )
-        partial = self.kernels.floats(case.tiles() * case.columns) if sums else None
+        partial = self.kernels.floats(case.segments() * case.columns) if sums else None
         arguments.row_sums = address(partial)
         self.kernels.call("run_quantize", self.half, self.recipe.config, arguments)
         if partial is not None:
@@ -430,8 +446,13 @@ class Run:
         case = self.case
         partial.bytes()  # checks its guards
         output = self.kernels.floats(case.groups * case.columns)
+        blocks = [block or 0 for block in self.q.block]
         arguments = _RowSums(
-            partial.pointer(), output.pointer(), address(self.splits), **case.sizes()
+            partial.pointer(),
+            output.pointer(),
+            address(self.splits),
+            **case.sizes(),
+            row_align=max(self.align, *blocks),
         )
         self.kernels.call("run_row_sums", arguments)
         self.check_sums(output.floats(), 1e-5)

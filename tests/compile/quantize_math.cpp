@@ -94,33 +94,40 @@ void transform_runs(float* runs, long count) {
   }
 }
 
-// The tile that a warp finds: every lane's part one after the other. found: group, begin, length,
-// row, place of the tile and places it owns with `align`, scale block and blocks it owns with 128.
-void find_tile(const int64_t* split_sizes, int rows, int group_count, int index, int align,
-               int32_t* found) {
+// The slices of a tile that a warp finds: every lane's part one after the other. found: group, begin,
+// length, row, place of the slice and places its group owns from there with `align`, scale block and
+// whether the group owns it with 16.
+void find_slices(const int64_t* split_sizes, int rows, int group_count, int index, int align,
+                 int32_t* found) {
   const RowGroups groups{split_sizes, rows, group_count};
-  Extent before{0, 0};
-  RowTile tile{-1, 0, 0, 0, index};
+  const Space space{align, 0}, blocks{kSliceRows, 0};
+  Slice slices[kSlices];
+  int32_t begin = 0;
+  const auto mark = [&](int32_t group, int32_t first, int32_t end) {
+    mark_slices(groups, space, index * kTileRows, group, first, end, slices);
+  };
   for (int32_t i = 0; i * LaneGroups::kMost < group_count; ++i) {
-    LaneGroups own = lane_groups(groups, i / 32 * kChunk, i % 32);
-    own.clip(rows - before.rows);
-    const Extent extent = own.extent(rows);
-    if (index >= before.tiles && index < before.tiles + extent.tiles) {
-      tile = lane_tile(own, before, index);
-    }
-    before = {before.rows + extent.rows, before.tiles + extent.tiles};
+    const LaneGroups own = lane_groups(groups, i / 32 * kChunk, i % 32);
+    own.each(begin, rows, mark);
+    begin = sum_to(begin, own.all(rows), rows);
   }
-  if (index >= before.tiles) tile = past_tile(groups, before, index);
-  const Space data{align, 0}, blocks{128, 0};
-  const int32_t facts[] = {tile.group,
-                           tile.begin,
-                           tile.length,
-                           tile.row,
-                           place_of(groups, tile, data),
-                           owned_places(groups, tile, data),
-                           int32_t(block_of<128>(groups, tile)),
-                           owned_places(groups, tile, blocks) / 128};
-  memcpy(found, facts, sizeof facts);
+  mark(group_count, begin, rows);
+  for (const Slice& slice : slices) {
+    const int32_t facts[] = {slice.group,
+                             slice.begin,
+                             slice.length,
+                             slice.row,
+                             place_of(groups, slice, space),
+                             owned_places(groups, slice, space),
+                             int32_t(block_of<kSliceRows>(groups, slice)),
+                             owned_places(groups, slice, blocks) > 0};
+    memcpy(found, facts, sizeof facts);
+    found += 8;
+  }
+}
+
+int count_tiles(const int64_t* split_sizes, int rows, int group_count, int align) {
+  return row_tiles({split_sizes, rows, group_count}, {align, 0});
 }
 
 }  // extern "C"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .quantize_harness import (
+    AMAX_PARTIALS,
     RECIPES,
     Buffer,
     Case,
@@ -84,6 +85,16 @@ def test_both_copies(kernels: Kernels, recipe: str, case: str) -> None:
     sums = not CASES[case][2] and recipe == "current_e5m2_epsilon"
     run = Run(kernels, RECIPES[recipe], data)
     check(run.quantize(**_arguments(recipe, data), sums=sums), f"{recipe}, {case}")
+
+
+def test_more_tiles_than_partial_amaxes(kernels: Kernels) -> None:
+    """A block of the amax kernel meets several tiles, and a group all blocks or some, in a ring."""
+    rows = 128 * (AMAX_PARTIALS + 20)
+    x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(9)).bfloat16()
+    x *= torch.linspace(1, 3, rows).unsqueeze(1)
+    splits = torch.tensor([100, 128 * (AMAX_PARTIALS - 5), 0, 2000])
+    run = Run(kernels, RECIPES["current_e4m3"], Case(x, splits))
+    check(run.quantize(columnwise=False), "current_e4m3")
 
 
 @pytest.mark.parametrize("columnwise", [False, True])
@@ -307,12 +318,13 @@ class Step:
     def _add_scratch(self) -> None:
         case, floats = self.case, self.kernels.floats
         self.scratch = [
-            floats(case.groups), floats(case.all_rows), floats(case.groups * case.columns),
-            floats(case.tiles() * case.columns),
+            floats(case.groups), floats(2 * case.groups * AMAX_PARTIALS), floats(case.all_rows),
+            floats(case.groups * case.columns), floats(case.segments() * case.columns),
         ]  # fmt: skip
         arguments = self.arguments
-        amax, arguments.row_amax, arguments.column_amax, sums = map(address, self.scratch)
-        arguments.amax, arguments.quantize.row_sums = amax, sums
+        amax, partials, arguments.row_amax, arguments.column_amax, sums = map(address, self.scratch)
+        arguments.amax, arguments.partial_amax = amax, partials
+        arguments.quantize.row_sums = sums
         if self.q.block == (None, None):
             wanted = reference.group_amax(case.x, self.q, split_sizes=case.splits)
             self.outputs["amax"] = self.scratch[0], wanted.view(torch.uint8)

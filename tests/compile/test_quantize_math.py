@@ -231,29 +231,29 @@ SPLITS = {
 
 @pytest.mark.parametrize("align", [16, 32, 128])
 @pytest.mark.parametrize("name", SPLITS)
-def test_every_row_and_place_has_one_tile(library: ctypes.CDLL, name: str, align: int) -> None:
+def test_every_row_and_place_has_one_slice(library: ctypes.CDLL, name: str, align: int) -> None:
     splits, rows = torch.tensor(SPLITS[name]), 512 if name != "too many" else 260
     groups = len(splits)
     row_owner = torch.zeros(rows, dtype=torch.long)
     place_owner = torch.zeros(align * (rows // align + groups), dtype=torch.long)
-    block_owner = torch.zeros(rows // 128 + groups, dtype=torch.long)
+    block_owner = torch.zeros(rows // 16 + groups, dtype=torch.long)
     belongs = reference._rows((rows, 8), splits, splits.device)
     places = belongs.places(align)[0]
-    found = torch.empty(8, dtype=torch.int32)
-    tiles = rows // 128 + groups + 1
-    for index in range(tiles):
-        library.find_tile(_pointer(splits), rows, groups, index, align, _pointer(found))
-        group, begin, length, row, place, owned, block, blocks = found.tolist()
-        if group < 0:
-            continue
-        first, count = begin + row, min(128, length - row)
-        row_owner[first : first + count] += 1
-        place_owner[place : place + max(0, owned)] += 1
-        block_owner[block : block + max(0, blocks)] += 1
-        own = torch.arange(first, first + count)
-        assert torch.equal(belongs.valid[own], torch.full((count,), group < groups))
-        if group < groups:
-            assert torch.equal(places[own], torch.arange(place, place + count))
+    found = torch.empty(8, 8, dtype=torch.int32)
+    for tile in range(library.count_tiles(_pointer(splits), rows, groups, align)):
+        library.find_slices(_pointer(splits), rows, groups, tile, align, _pointer(found))
+        for i, slice_ in enumerate(found.tolist()):
+            group, begin, length, row, place, owned, block, owns_block = slice_
+            assert place == 128 * tile + 16 * i
+            first, count = begin + row, max(0, min(16, length - row))
+            row_owner[first : first + count] += 1
+            place_owner[place : place + max(0, min(16, owned))] += 1
+            if owns_block:
+                block_owner[block] += 1
+            own = torch.arange(first, first + count)
+            assert torch.equal(belongs.valid[own], torch.full((count,), group < groups))
+            if group < groups:
+                assert torch.equal(places[own], torch.arange(place, place + count))
     assert (row_owner == 1).all() and (place_owner == 1).all() and (block_owner == 1).all()
 
 

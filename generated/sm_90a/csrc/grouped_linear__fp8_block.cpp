@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:ac02d5cf646fd99a
+// checksum sha256:ea87dfc343b58eba
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -193,7 +193,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int64_t dy_rowwise_scale_bytes = need_dx ? padded(4 * (ceildiv(N, 128) * (32 * (T / 32 + E)))) : 0;
   const int64_t dy_columnwise_bytes = need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dweight ? padded(4 * ((T / 128 + E) * N)) : 0;
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (E + 1)) * N));
+  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
   const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes}, ScalarType::Byte, dy);
   void* const dy_rowwise = need_dx ? place(workspace, 0) : nullptr;
   void* const dy_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes) : nullptr;

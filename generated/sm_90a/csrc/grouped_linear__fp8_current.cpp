@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:b7414c59ab7bae6e
+// checksum sha256:8beef896d40f129a
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -72,18 +72,22 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const int64_t x_rowwise_bytes = padded(T * align(K, 16));
   const int64_t x_rowwise_scale_bytes = padded(4 * E);
   const int64_t x_amax_bytes = padded(4 * E);
+  const int64_t x_partial_amax_bytes = padded(4 * (528 * E));
   const int64_t weight_rowwise_bytes = padded(E * N * align(K, 16));
   const int64_t weight_rowwise_scale_bytes = padded(4 * E);
   const int64_t weight_amax_bytes = padded(4 * E);
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_amax_bytes}, ScalarType::Byte, x);
+  const int64_t weight_partial_amax_bytes = padded(4 * (528 * E));
+  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_amax_bytes + weight_partial_amax_bytes}, ScalarType::Byte, x);
   void* const x_rowwise = place(workspace, 0);
   void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
   void* const x_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes);
-  void* const weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + weight_rowwise_bytes);
-  void* const weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes);
+  void* const x_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes);
+  void* const weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes);
+  void* const weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes);
+  void* const weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes);
+  void* const weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_amax_bytes);
 
-  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax
+  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax, x_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
@@ -99,9 +103,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dweight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.amax = floats(writable(x_amax));
+    arguments.partial_amax = floats(x_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale, weight_amax
+  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale, weight_amax, weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
@@ -117,6 +122,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(N, 16);
     arguments.amax = floats(writable(weight_amax));
+    arguments.partial_amax = floats(weight_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y
@@ -195,16 +201,18 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int64_t dy_columnwise_bytes = need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dweight ? padded(4 * E) : 0;
   const int64_t dy_amax_bytes = padded(4 * E);
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (E + 1)) * N));
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes}, ScalarType::Byte, dy);
+  const int64_t dy_partial_amax_bytes = padded(4 * (528 * E));
+  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
+  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes}, ScalarType::Byte, dy);
   void* const dy_rowwise = need_dx ? place(workspace, 0) : nullptr;
   void* const dy_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes) : nullptr;
   void* const dy_columnwise = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
   void* const dy_columnwise_scale = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes) : nullptr;
   void* const dy_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes);
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes);
+  void* const dy_partial_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes);
+  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes);
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dbias, dy_row_sums
+  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dy_partial_amax, dbias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
@@ -220,6 +228,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.columnwise.scale = need_dweight ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.amax = floats(writable(dy_amax));
+    arguments.partial_amax = floats(dy_partial_amax);
     arguments.sums = need_dbias ? writable(dbias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));

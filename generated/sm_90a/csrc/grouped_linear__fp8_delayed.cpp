@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:00cc738cc511a613
+// checksum sha256:3cd673a88bbae262
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -240,7 +240,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const int64_t dy_columnwise_bytes = need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dweight ? padded(4 * E) : 0;
   const int64_t dy_amax_bytes = padded(4 * E);
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (E + 1)) * N));
+  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
   const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes}, ScalarType::Byte, dy);
   void* const dy_rowwise = need_dx ? place(workspace, 0) : nullptr;
   void* const dy_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes) : nullptr;

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:6f60110ec1dec1b5
+// checksum sha256:27db8ce411e962ac
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast.h"
@@ -201,7 +201,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int64_t dy_columnwise_scale_bytes = need_dweight ? padded(4 * (E * N)) : 0;
   const int64_t dy_row_amax_bytes = padded(4 * T);
   const int64_t dy_column_amax_bytes = padded(4 * (E * N));
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (E + 1)) * N));
+  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
   const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_amax_bytes + dy_column_amax_bytes + dy_row_sums_bytes}, ScalarType::Byte, dy);
   void* const dy_rowwise = need_dx ? place(workspace, 0) : nullptr;
   void* const dy_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes) : nullptr;

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:2898bd6ffa248951
+// checksum sha256:985591c04bafab8a
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -224,7 +224,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int64_t dy_rowwise_scale_bytes = need_dx ? padded(T * ceildiv(N, 32)) : 0;
   const int64_t dy_columnwise_bytes = need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dweight ? padded((T / 32 + E) * N) : 0;
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (E + 1)) * N));
+  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
   const int64_t dy_rowwise_decoded_bytes = need_dx ? padded(2 * (T * N)) : 0;
   const int64_t weight_columnwise_decoded_bytes = need_dx ? padded(2 * (E * N * K)) : 0;
   const int64_t dy_columnwise_decoded_bytes = need_dweight ? padded(2 * (32 * (T / 32 + E) * N)) : 0;

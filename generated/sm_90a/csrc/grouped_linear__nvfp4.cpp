@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:dbc613136666389e
+// checksum sha256:91eca6fbc1277175
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -81,22 +81,26 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const int64_t x_rowwise_bytes = padded(T * (align(K, 32) / 2));
   const int64_t x_rowwise_scale_bytes = padded(T * ceildiv(K, 16));
   const int64_t x_rowwise_amax_bytes = padded(4 * E);
+  const int64_t x_partial_amax_bytes = padded(4 * (528 * (2 * E)));
   const int64_t weight_rowwise_bytes = padded(E * N * (align(K, 32) / 2));
   const int64_t weight_rowwise_scale_bytes = padded(E * ceildiv(N, 16) * ceildiv(K, 16));
   const int64_t weight_rowwise_amax_bytes = padded(4 * E);
+  const int64_t weight_partial_amax_bytes = padded(4 * (528 * (2 * E)));
   const int64_t x_rowwise_decoded_bytes = padded(2 * (T * K));
   const int64_t weight_rowwise_decoded_bytes = padded(2 * (E * N * K));
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + weight_rowwise_decoded_bytes}, ScalarType::Byte, x);
+  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes + weight_partial_amax_bytes + x_rowwise_decoded_bytes + weight_rowwise_decoded_bytes}, ScalarType::Byte, x);
   void* const x_rowwise = place(workspace, 0);
   void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
   void* const x_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes);
-  void* const weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + weight_rowwise_bytes);
-  void* const weight_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes);
-  void* const x_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes);
-  void* const weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes + x_rowwise_decoded_bytes);
+  void* const x_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes);
+  void* const weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes);
+  void* const weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes);
+  void* const weight_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes);
+  void* const weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes);
+  void* const x_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes + weight_partial_amax_bytes);
+  void* const weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes + weight_partial_amax_bytes + x_rowwise_decoded_bytes);
 
-  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax
+  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
@@ -113,9 +117,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dweight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
     arguments.columnwise_amax = floats(need_dweight ? writable(x_columnwise_amax) : nullptr);
+    arguments.partial_amax = floats(x_partial_amax);
     check(kCell, quantize_sm90_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax, weight_columnwise, weight_columnwise_scale, weight_columnwise_amax
+  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax, weight_columnwise, weight_columnwise_scale, weight_columnwise_amax, weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
@@ -132,6 +137,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(N, 32) / 2;
     arguments.columnwise_amax = floats(need_dx ? writable(weight_columnwise_amax) : nullptr);
+    arguments.partial_amax = floats(weight_partial_amax);
     check(kCell, quantize_sm90_e2m1_nv_16x16(io, arguments, stream));
   }
   // 3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
@@ -257,27 +263,29 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const int64_t dy_columnwise_bytes = need_dweight ? padded(N * (align(32 * (T / 32 + E), 32) / 2)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dweight ? padded((T / 16 + E) * N) : 0;
   const int64_t dy_columnwise_amax_bytes = need_dweight ? padded(4 * E) : 0;
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (E + 1)) * N));
+  const int64_t dy_partial_amax_bytes = padded(4 * (528 * (2 * E)));
+  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
   const int64_t dy_rowwise_decoded_bytes = need_dx ? padded(2 * (T * N)) : 0;
   const int64_t weight_columnwise_decoded_bytes = need_dx ? padded(2 * (E * N * K)) : 0;
   const int64_t dy_columnwise_decoded_bytes = need_dweight ? padded(2 * (32 * (T / 32 + E) * N)) : 0;
   const int64_t dy_padded_sizes_bytes = need_dweight ? padded(8 * E) : 0;
   const int64_t x_columnwise_decoded_bytes = need_dweight ? padded(2 * (32 * (T / 32 + E) * K)) : 0;
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + x_columnwise_decoded_bytes}, ScalarType::Byte, dy);
+  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + x_columnwise_decoded_bytes}, ScalarType::Byte, dy);
   void* const dy_rowwise = need_dx ? place(workspace, 0) : nullptr;
   void* const dy_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes) : nullptr;
   void* const dy_rowwise_amax = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
   void* const dy_columnwise = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes) : nullptr;
   void* const dy_columnwise_scale = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes) : nullptr;
   void* const dy_columnwise_amax = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes) : nullptr;
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes);
-  void* const dy_rowwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes) : nullptr;
-  void* const weight_columnwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes) : nullptr;
-  void* const dy_columnwise_decoded = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes) : nullptr;
-  void* const dy_padded_sizes = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes) : nullptr;
-  void* const x_columnwise_decoded = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes) : nullptr;
+  void* const dy_partial_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes);
+  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes);
+  void* const dy_rowwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes) : nullptr;
+  void* const weight_columnwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes) : nullptr;
+  void* const dy_columnwise_decoded = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes) : nullptr;
+  void* const dy_padded_sizes = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes) : nullptr;
+  void* const x_columnwise_decoded = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes) : nullptr;
 
-  // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dbias, dy_row_sums
+  // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dbias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
@@ -294,6 +302,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     arguments.quantize.columnwise.scale = need_dweight ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
     arguments.columnwise_amax = floats(need_dweight ? writable(dy_columnwise_amax) : nullptr);
+    arguments.partial_amax = floats(dy_partial_amax);
     arguments.sums = need_dbias ? writable(dbias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
     arguments.rng_state = integers(writable(rng_state));

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:9f7b048f632e1e70
+// checksum sha256:f5d830720f6b672f
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -349,14 +349,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const int64_t dy_rowwise_scale_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * (ceildiv(H, 128) * (32 * (T / 32 + E)))) : 0;
   const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded(4 * ((T / 128 + E) * H)) : 0;
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (E + 1)) * H));
+  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
   const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
   const int64_t dh_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : 0;
   const int64_t dh_rowwise_bytes = need_dx ? padded(T * align(2 * F, 16)) : 0;
   const int64_t dh_rowwise_scale_bytes = need_dx ? padded(4 * (ceildiv(2 * F, 128) * (32 * (T / 32 + E)))) : 0;
   const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded(4 * ((T / 128 + E) * (2 * F))) : 0;
-  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (E + 1)) * (2 * F))) : 0;
+  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
   const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_row_sums_bytes}, ScalarType::Byte, dy);
   void* const dy_rowwise = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, 0) : nullptr;
   void* const dy_rowwise_scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes) : nullptr;

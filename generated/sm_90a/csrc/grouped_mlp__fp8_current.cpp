@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_current.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:0dbbd40d9861cd7b
+// checksum sha256:f30cd2280bfa2291
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -107,32 +107,40 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const int64_t x_rowwise_bytes = padded(T * align(H, 16));
   const int64_t x_rowwise_scale_bytes = padded(4 * E);
   const int64_t x_amax_bytes = padded(4 * E);
+  const int64_t x_partial_amax_bytes = padded(4 * (528 * E));
   const int64_t fc1_weight_rowwise_bytes = padded(E * (2 * F) * align(H, 16));
   const int64_t fc1_weight_rowwise_scale_bytes = padded(4 * E);
   const int64_t fc1_weight_amax_bytes = padded(4 * E);
+  const int64_t fc1_weight_partial_amax_bytes = padded(4 * (528 * E));
   const int64_t a_bytes = padded(2 * (T * F));
   const int64_t a_rowwise_bytes = padded(T * align(F, 16));
   const int64_t a_rowwise_scale_bytes = padded(4 * E);
   const int64_t a_amax_bytes = padded(4 * E);
+  const int64_t a_partial_amax_bytes = padded(4 * (528 * E));
   const int64_t fc2_weight_rowwise_bytes = padded(E * H * align(F, 16));
   const int64_t fc2_weight_rowwise_scale_bytes = padded(4 * E);
   const int64_t fc2_weight_amax_bytes = padded(4 * E);
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_amax_bytes}, ScalarType::Byte, x);
+  const int64_t fc2_weight_partial_amax_bytes = padded(4 * (528 * E));
+  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_amax_bytes + fc2_weight_partial_amax_bytes}, ScalarType::Byte, x);
   void* const x_rowwise = place(workspace, 0);
   void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
   void* const x_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const fc1_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes);
-  void* const fc1_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes);
-  void* const fc1_weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes);
-  void* const a = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes);
-  void* const a_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_bytes);
-  void* const a_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_bytes + a_rowwise_bytes);
-  void* const a_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes);
-  void* const fc2_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes);
-  void* const fc2_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + fc2_weight_rowwise_bytes);
-  void* const fc2_weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes);
+  void* const x_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes);
+  void* const fc1_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes);
+  void* const fc1_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes);
+  void* const fc1_weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes);
+  void* const fc1_weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes);
+  void* const a = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes);
+  void* const a_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes);
+  void* const a_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes);
+  void* const a_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes);
+  void* const a_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes);
+  void* const fc2_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes);
+  void* const fc2_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes);
+  void* const fc2_weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes);
+  void* const fc2_weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_amax_bytes);
 
-  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax
+  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax, x_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
@@ -148,9 +156,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.amax = floats(writable(x_amax));
+    arguments.partial_amax = floats(x_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_amax
+  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_amax, fc1_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
@@ -166,6 +175,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(2 * F, 16);
     arguments.amax = floats(writable(fc1_weight_amax));
+    arguments.partial_amax = floats(fc1_weight_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
@@ -190,7 +200,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*columns=*/F,
             },
             stream));
-  // 5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale, a_amax
+  // 5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale, a_amax, a_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(a);
@@ -206,9 +216,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dfc2_weight ? writable(a_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.amax = floats(writable(a_amax));
+    arguments.partial_amax = floats(a_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_amax
+  // 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_amax, fc2_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
@@ -224,6 +235,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(H, 16);
     arguments.amax = floats(writable(fc2_weight_amax));
+    arguments.partial_amax = floats(fc2_weight_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
   // 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
@@ -351,7 +363,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded(4 * E) : 0;
   const int64_t dy_amax_bytes = padded(4 * E);
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (E + 1)) * H));
+  const int64_t dy_partial_amax_bytes = padded(4 * (528 * E));
+  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
   const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
   const int64_t dh_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : 0;
   const int64_t dh_rowwise_bytes = need_dx ? padded(T * align(2 * F, 16)) : 0;
@@ -359,24 +372,27 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded(4 * E) : 0;
   const int64_t dh_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * E) : 0;
-  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (E + 1)) * (2 * F))) : 0;
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes + dh_row_sums_bytes}, ScalarType::Byte, dy);
+  const int64_t dh_partial_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (528 * E)) : 0;
+  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
+  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes}, ScalarType::Byte, dy);
   void* const dy_rowwise = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, 0) : nullptr;
   void* const dy_rowwise_scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes) : nullptr;
   void* const dy_columnwise = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
   void* const dy_columnwise_scale = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes) : nullptr;
   void* const dy_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes);
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes);
-  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes) : nullptr;
-  void* const dh = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes) : nullptr;
-  void* const dh_rowwise = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes) : nullptr;
-  void* const dh_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes) : nullptr;
-  void* const dh_columnwise = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes) : nullptr;
-  void* const dh_columnwise_scale = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes) : nullptr;
-  void* const dh_amax = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes) : nullptr;
-  void* const dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes) : nullptr;
+  void* const dy_partial_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes);
+  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes);
+  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes) : nullptr;
+  void* const dh = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes) : nullptr;
+  void* const dh_rowwise = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes) : nullptr;
+  void* const dh_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes) : nullptr;
+  void* const dh_columnwise = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes) : nullptr;
+  void* const dh_columnwise_scale = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes) : nullptr;
+  void* const dh_amax = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes) : nullptr;
+  void* const dh_partial_amax = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes) : nullptr;
+  void* const dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes + dh_partial_amax_bytes) : nullptr;
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dfc2_bias, dy_row_sums
+  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
@@ -392,6 +408,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
     arguments.quantize.columnwise.scale = need_dfc2_weight ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.amax = floats(writable(dy_amax));
+    arguments.partial_amax = floats(dy_partial_amax);
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
@@ -435,7 +452,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
               },
               stream));
   }
-  // 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dh_amax, dfc1_bias, dh_row_sums
+  // 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dh_amax, dh_partial_amax, dfc1_bias, dh_row_sums
   if (need_dx || need_dfc1_weight || need_dfc1_bias) {
     {
       QuantizeStepArguments arguments{};
@@ -452,6 +469,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(dh_columnwise_scale) : nullptr;
       arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
       arguments.amax = floats(writable(dh_amax));
+      arguments.partial_amax = floats(dh_partial_amax);
       arguments.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.quantize.row_sums = floats(dh_row_sums);
       check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:72c8acef0ca43907
+// checksum sha256:88e45ba7af11ef9c
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -410,7 +410,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const int64_t dy_rowwise_scale_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * ceildiv(H, 32)) : 0;
   const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded((T / 32 + E) * H) : 0;
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (E + 1)) * H));
+  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
   const int64_t dy_rowwise_decoded_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * H)) : 0;
   const int64_t fc2_weight_columnwise_decoded_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (E * H * F)) : 0;
   const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
@@ -422,7 +422,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const int64_t dh_rowwise_scale_bytes = need_dx ? padded(T * ceildiv(2 * F, 32)) : 0;
   const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded((T / 32 + E) * (2 * F)) : 0;
-  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (E + 1)) * (2 * F))) : 0;
+  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
   const int64_t dh_rowwise_decoded_bytes = need_dx ? padded(2 * (T * (2 * F))) : 0;
   const int64_t fc1_weight_columnwise_decoded_bytes = need_dx ? padded(2 * (E * (2 * F) * H)) : 0;
   const int64_t dh_columnwise_decoded_bytes = need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * (2 * F))) : 0;

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:d5a296f1e81004be
+// checksum sha256:704949b4fd24429d
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -120,40 +120,48 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const int64_t x_rowwise_bytes = padded(T * (align(H, 32) / 2));
   const int64_t x_rowwise_scale_bytes = padded(T * ceildiv(H, 16));
   const int64_t x_rowwise_amax_bytes = padded(4 * E);
+  const int64_t x_partial_amax_bytes = padded(4 * (528 * (2 * E)));
   const int64_t fc1_weight_rowwise_bytes = padded(E * (2 * F) * (align(H, 32) / 2));
   const int64_t fc1_weight_rowwise_scale_bytes = padded(E * ceildiv(2 * F, 16) * ceildiv(H, 16));
   const int64_t fc1_weight_rowwise_amax_bytes = padded(4 * E);
+  const int64_t fc1_weight_partial_amax_bytes = padded(4 * (528 * (2 * E)));
   const int64_t x_rowwise_decoded_bytes = padded(2 * (T * H));
   const int64_t fc1_weight_rowwise_decoded_bytes = padded(2 * (E * (2 * F) * H));
   const int64_t a_bytes = padded(2 * (T * F));
   const int64_t a_rowwise_bytes = padded(T * (align(F, 32) / 2));
   const int64_t a_rowwise_scale_bytes = padded(T * ceildiv(F, 16));
   const int64_t a_rowwise_amax_bytes = padded(4 * E);
+  const int64_t a_partial_amax_bytes = padded(4 * (528 * (2 * E)));
   const int64_t fc2_weight_rowwise_bytes = padded(E * H * (align(F, 32) / 2));
   const int64_t fc2_weight_rowwise_scale_bytes = padded(E * ceildiv(H, 16) * ceildiv(F, 16));
   const int64_t fc2_weight_rowwise_amax_bytes = padded(4 * E);
+  const int64_t fc2_weight_partial_amax_bytes = padded(4 * (528 * (2 * E)));
   const int64_t a_rowwise_decoded_bytes = padded(2 * (T * F));
   const int64_t fc2_weight_rowwise_decoded_bytes = padded(2 * (E * H * F));
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes + a_rowwise_decoded_bytes + fc2_weight_rowwise_decoded_bytes}, ScalarType::Byte, x);
+  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes + fc2_weight_partial_amax_bytes + a_rowwise_decoded_bytes + fc2_weight_rowwise_decoded_bytes}, ScalarType::Byte, x);
   void* const x_rowwise = place(workspace, 0);
   void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
   void* const x_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const fc1_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes);
-  void* const fc1_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes);
-  void* const fc1_weight_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes);
-  void* const x_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes);
-  void* const fc1_weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes);
-  void* const a = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes);
-  void* const a_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes);
-  void* const a_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes);
-  void* const a_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes);
-  void* const fc2_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes);
-  void* const fc2_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + fc2_weight_rowwise_bytes);
-  void* const fc2_weight_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes);
-  void* const a_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes);
-  void* const fc2_weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes + a_rowwise_decoded_bytes);
+  void* const x_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes);
+  void* const fc1_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes);
+  void* const fc1_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes);
+  void* const fc1_weight_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes);
+  void* const fc1_weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes);
+  void* const x_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes);
+  void* const fc1_weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes);
+  void* const a = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes);
+  void* const a_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes);
+  void* const a_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes);
+  void* const a_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes);
+  void* const a_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes);
+  void* const fc2_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes);
+  void* const fc2_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes);
+  void* const fc2_weight_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes);
+  void* const fc2_weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes);
+  void* const a_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes + fc2_weight_partial_amax_bytes);
+  void* const fc2_weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes + fc2_weight_partial_amax_bytes + a_rowwise_decoded_bytes);
 
-  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax
+  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
@@ -170,9 +178,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
     arguments.columnwise_amax = floats(need_dfc1_weight ? writable(x_columnwise_amax) : nullptr);
+    arguments.partial_amax = floats(x_partial_amax);
     check(kCell, quantize_sm90_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax
+  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, fc1_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
@@ -189,6 +198,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(2 * F, 32) / 2;
     arguments.columnwise_amax = floats(need_dx ? writable(fc1_weight_columnwise_amax) : nullptr);
+    arguments.partial_amax = floats(fc1_weight_partial_amax);
     check(kCell, quantize_sm90_e2m1_nv_16x16(io, arguments, stream));
   }
   // 3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
@@ -242,7 +252,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*columns=*/F,
             },
             stream));
-  // 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax
+  // 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax, a_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(a);
@@ -259,9 +269,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dfc2_weight ? writable(a_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
     arguments.columnwise_amax = floats(need_dfc2_weight ? writable(a_columnwise_amax) : nullptr);
+    arguments.partial_amax = floats(a_partial_amax);
     check(kCell, quantize_sm90_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
-  // 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax
+  // 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, fc2_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
@@ -278,6 +289,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(H, 32) / 2;
     arguments.columnwise_amax = floats(need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_amax) : nullptr);
+    arguments.partial_amax = floats(fc2_weight_partial_amax);
     check(kCell, quantize_sm90_e2m1_nv_16x16(io, arguments, stream));
   }
   // 9. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
@@ -464,7 +476,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * (align(32 * (T / 32 + E), 32) / 2)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded((T / 16 + E) * H) : 0;
   const int64_t dy_columnwise_amax_bytes = need_dfc2_weight ? padded(4 * E) : 0;
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (E + 1)) * H));
+  const int64_t dy_partial_amax_bytes = padded(4 * (528 * (2 * E)));
+  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
   const int64_t dy_rowwise_decoded_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * H)) : 0;
   const int64_t fc2_weight_columnwise_decoded_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (E * H * F)) : 0;
   const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
@@ -478,41 +491,44 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * (align(32 * (T / 32 + E), 32) / 2)) : 0;
   const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded((T / 16 + E) * (2 * F)) : 0;
   const int64_t dh_columnwise_amax_bytes = need_dfc1_weight ? padded(4 * E) : 0;
-  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (E + 1)) * (2 * F))) : 0;
+  const int64_t dh_partial_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (528 * (2 * E))) : 0;
+  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
   const int64_t dh_rowwise_decoded_bytes = need_dx ? padded(2 * (T * (2 * F))) : 0;
   const int64_t fc1_weight_columnwise_decoded_bytes = need_dx ? padded(2 * (E * (2 * F) * H)) : 0;
   const int64_t dh_columnwise_decoded_bytes = need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * (2 * F))) : 0;
   const int64_t dh_padded_sizes_bytes = need_dfc1_weight ? padded(8 * E) : 0;
   const int64_t x_columnwise_decoded_bytes = need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * H)) : 0;
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes + dh_padded_sizes_bytes + x_columnwise_decoded_bytes}, ScalarType::Byte, dy);
+  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes + dh_padded_sizes_bytes + x_columnwise_decoded_bytes}, ScalarType::Byte, dy);
   void* const dy_rowwise = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, 0) : nullptr;
   void* const dy_rowwise_scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes) : nullptr;
   void* const dy_rowwise_amax = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
   void* const dy_columnwise = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes) : nullptr;
   void* const dy_columnwise_scale = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes) : nullptr;
   void* const dy_columnwise_amax = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes) : nullptr;
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes);
-  void* const dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes) : nullptr;
-  void* const fc2_weight_columnwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes) : nullptr;
-  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes) : nullptr;
-  void* const dy_columnwise_decoded = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes) : nullptr;
-  void* const dy_padded_sizes = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes) : nullptr;
-  void* const a_columnwise_decoded = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes) : nullptr;
-  void* const dh = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes) : nullptr;
-  void* const dh_rowwise = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes) : nullptr;
-  void* const dh_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes) : nullptr;
-  void* const dh_rowwise_amax = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes) : nullptr;
-  void* const dh_columnwise = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes) : nullptr;
-  void* const dh_columnwise_scale = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes) : nullptr;
-  void* const dh_columnwise_amax = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes) : nullptr;
-  void* const dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes) : nullptr;
-  void* const dh_rowwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_row_sums_bytes) : nullptr;
-  void* const fc1_weight_columnwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes) : nullptr;
-  void* const dh_columnwise_decoded = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes) : nullptr;
-  void* const dh_padded_sizes = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes) : nullptr;
-  void* const x_columnwise_decoded = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes + dh_padded_sizes_bytes) : nullptr;
+  void* const dy_partial_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes);
+  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes);
+  void* const dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes) : nullptr;
+  void* const fc2_weight_columnwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes) : nullptr;
+  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes) : nullptr;
+  void* const dy_columnwise_decoded = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes) : nullptr;
+  void* const dy_padded_sizes = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes) : nullptr;
+  void* const a_columnwise_decoded = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes) : nullptr;
+  void* const dh = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes) : nullptr;
+  void* const dh_rowwise = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes) : nullptr;
+  void* const dh_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes) : nullptr;
+  void* const dh_rowwise_amax = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes) : nullptr;
+  void* const dh_columnwise = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes) : nullptr;
+  void* const dh_columnwise_scale = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes) : nullptr;
+  void* const dh_columnwise_amax = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes) : nullptr;
+  void* const dh_partial_amax = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes) : nullptr;
+  void* const dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes) : nullptr;
+  void* const dh_rowwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes) : nullptr;
+  void* const fc1_weight_columnwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes) : nullptr;
+  void* const dh_columnwise_decoded = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes) : nullptr;
+  void* const dh_padded_sizes = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes) : nullptr;
+  void* const x_columnwise_decoded = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes + dh_padded_sizes_bytes) : nullptr;
 
-  // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dfc2_bias, dy_row_sums
+  // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
@@ -529,6 +545,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columnwise.scale = need_dfc2_weight ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
     arguments.columnwise_amax = floats(need_dfc2_weight ? writable(dy_columnwise_amax) : nullptr);
+    arguments.partial_amax = floats(dy_partial_amax);
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
     arguments.rng_state = integers(writable(rng_state));
@@ -638,7 +655,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dfc1_bias, dh_row_sums
+  // 9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
   if (need_dx || need_dfc1_weight || need_dfc1_bias) {
     {
       QuantizeStepArguments arguments{};
@@ -656,6 +673,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(dh_columnwise_scale) : nullptr;
       arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
       arguments.columnwise_amax = floats(need_dfc1_weight ? writable(dh_columnwise_amax) : nullptr);
+      arguments.partial_amax = floats(dh_partial_amax);
       arguments.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.quantize.row_sums = floats(dh_row_sums);
       arguments.rng_state = integers(writable(rng_state));

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:382ebaabf6e2cfc4
+# checksum sha256:165c91b2634a0e2a
 """grouped_linear__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -104,11 +104,11 @@ def forward(
     Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
     """The forward program, step by step."""
-    # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax
+    # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax, weight_columnwise, weight_columnwise_scale, weight_columnwise_amax
+    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax, weight_columnwise, weight_columnwise_scale, weight_columnwise_amax, weight_partial_amax
     weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
         weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
@@ -256,7 +256,7 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dbias, dy_row_sums
+    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:3e24af3cd7a5fc2e
+# checksum sha256:cdabdec226d172cf
 """grouped_mlp__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -169,11 +169,11 @@ def forward(
     Tensor | None,
 ]:
     """The forward program, step by step."""
-    # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax
+    # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dfc1_weight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax
+    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, fc1_weight_partial_amax
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
         fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
@@ -183,11 +183,11 @@ def forward(
     )
     # 6. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax
+    # 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax, a_partial_amax
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a, INPUT, rowwise=True, columnwise=need_dfc2_weight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax
+    # 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, fc2_weight_partial_amax
     fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
         fc2_weight,
         WEIGHT,
@@ -466,7 +466,7 @@ def backward(
         if h is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dfc2_bias, dy_row_sums
+    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
@@ -516,7 +516,7 @@ def backward(
     # 8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
         dh, dprobs = _act_backward(da, h, probs)
-    # 9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dfc1_bias, dh_row_sums
+    # 9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
     if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,

@@ -450,6 +450,8 @@ def _quantize_fields(
             fields[operand.slot] = f"floats({written})"
         if operand.slot == SUMMED:
             fields["sums"] = _written(operand.buffer, any_of(step.wanted(operand.buffer)))
+        if operand.slot == "partial_amax":
+            fields["partial_amax"] = f"floats({operand.buffer})"
         if operand.slot == "row_sums":
             fields["quantize.row_sums"] = f"floats({operand.buffer})"
     return fields | _state_fields(plan, program, step, reading)

@@ -24,7 +24,10 @@ from ..model.shapes import (
     mul,
     product,
 )
-from ..model.specs import Extent, LayoutSpec, Orientation, QuantizationSpec, Role
+from ..model.specs import AmaxSource, Extent, LayoutSpec, Orientation, QuantizationSpec, Role
+
+AMAX_PARTIALS = Const(528)
+"""Partial amaxes of a group, at most: ``kAmaxPartials`` of quantize.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +115,19 @@ def padded_tokens(tensor: Source, layout: LayoutSpec) -> Expr:
 def scratch(
     tensor: Source, copies: tuple[Copy, ...], spec: QuantizationSpec
 ) -> tuple[tuple[str, Buffer], ...]:
-    """(slot, buffer) of the amaxes that kernels need before they can quantise."""
+    """(slot, buffer) of the amaxes that kernels need before they can quantise.
+
+    Those of a group come as partial amaxes of blocks of threads: of the tensor, and of each copy
+    where those have amaxes of their own.
+    """
     rows = product((*tensor.stack, tensor.rows))
     shapes: dict[str, tuple[Expr, ...]] = {}
-    if spec.scaling == "tensor":
+    if spec.tensor_scale is not None:
+        shapes["partial_amax"] = (Const(len(copies)), tensor.parts, AMAX_PARTIALS)
+    elif spec.scaling == "tensor":
         shapes["amax"] = (tensor.parts,)
+        if spec.scale.source is not AmaxSource.HISTORY:
+            shapes["partial_amax"] = (tensor.parts, AMAX_PARTIALS)
     elif spec.scaling == "row":
         made = {copy.orientation for copy in copies}
         shapes |= {"row_amax": (rows,)} if Orientation.ROWWISE in made else {}

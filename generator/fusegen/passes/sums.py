@@ -7,11 +7,11 @@ from dataclasses import replace
 from ..model.dtypes import DType
 from ..model.plan import Buffer, Operand, Step
 from ..model.primitives import SUMMED, SUMS, Primitive
-from ..model.shapes import Const, Expr, Shape, add, floordiv
+from ..model.shapes import Const, Expr, Shape, add, floordiv, mul
 from ..model.specs import ArchSpec
 from .draft import Draft
 
-_TILE = 128  # rows that a kernel leaves one partial sum of
+_TILE = 128  # rows that a kernel leaves one partial sum of, at most
 
 
 def fold_sums(draft: Draft, arch: ArchSpec) -> Draft:
@@ -45,7 +45,7 @@ def _quantizes(step: Step, summed: Step) -> bool:
 
 
 def _partial_sums(name: str, sizes: dict[str, Expr], groups: str | None) -> Buffer:
-    """One row for each tile of rows that there can be: every group begins its own."""
-    begun = add(sizes["groups"], Const(1)) if groups else Const(1)
-    tiles = add(floordiv(sizes["rows"], _TILE), begun)
-    return Buffer(f"{name}_row_sums", DType.FLOAT32, Shape(None, (tiles, sizes["columns"])))
+    """One row for each pair of a tile and a group that can share rows: see quantize.h."""
+    begun = add(mul(Const(2), sizes["groups"]), Const(1)) if groups else Const(1)
+    segments = add(floordiv(sizes["rows"], _TILE), begun)
+    return Buffer(f"{name}_row_sums", DType.FLOAT32, Shape(None, (segments, sizes["columns"])))

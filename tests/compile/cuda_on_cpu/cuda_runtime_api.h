@@ -196,6 +196,10 @@ unsigned on_cpu_reduce(unsigned value, Combine combine) {
   }
   return result;
 }
+inline unsigned __ballot_sync(unsigned, bool value) {
+  return on_cpu_reduce(unsigned(value) << on_cpu::lane(), [](unsigned a, unsigned b) { return a | b; });
+}
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   return on_cpu_reduce(value, [](unsigned a, unsigned b) { return a > b ? a : b; });
 }

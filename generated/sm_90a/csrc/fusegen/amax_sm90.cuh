@@ -1,10 +1,14 @@
-// Largest magnitudes of groups, rows and columns.
+// Largest magnitudes of groups, rows and columns, from one read of the input in the quantise
+// kernels' tiles.
 //
-// One read of the input, in the quantise kernels' tiles; a block raises each result with one
-// integer atomicMax, which orders non-negative floats as numbers do, so that results do not depend
-// on timing. Results start at zero: one `launch_clear` (quantize_state.cuh) per direction, before
-// its first kernel, clears every buffer there. A second pass over partial results of blocks would
-// cost a kernel per tensor, a counter for "the last block" would have to outlive the call.
+// Of groups: a fixed number of blocks walk the tiles side by side and leave a partial amax of every
+// group that they meet; the quantise kernel takes the largest of the few that its groups have. So
+// nothing is cleared before and no kernel comes between, and what was read last, which the L2 cache
+// holds, is the end of the input.
+//
+// Of rows and columns: there would be a partial for every 128 elements, so a block raises each
+// result with an integer atomicMax, which orders non-negative floats as numbers do. Results start
+// at zero: `launch_clear` (quantize_state.cuh).
 #pragma once
 
 #include "quantize.h"
@@ -15,36 +19,39 @@ namespace fusegen {
 
 namespace quantizing {
 
-struct AmaxShared {
-  uint2 columns[kWarps][32];  // packed, of 4 columns
-  float scratch[kWarps];
-  RowTile tile;
+// ---- of groups
+
+// The partials of a group are those of blocks first, first + 1, ..., modulo kAmaxPartials: tiles
+// are dealt out to blocks one by one, a row of tiles after the other.
+struct PartialRange {
+  int32_t first, count;
 };
 
-template <class Element>
-__device__ void raise_rows(float* of_rows, const Values<Element>& values, int rows) {
-  const RowAmaxes<Element, 32> amaxes(values);
-  const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x / 32 * kWarpRows + 2 * amaxes.first_pair(lane) + lane % 2;
-  const uint32_t pair = amaxes.pairs[0];
-  if (lane % 4 >= 2 || row >= rows) return;
-  raise(of_rows + row, widen<Element>(pair, lane % 2));
+__host__ __device__ inline int32_t tiles_across(int64_t columns) {
+  return int32_t((columns + kTileColumns - 1) / kTileColumns);
 }
 
-template <class Element>
-__device__ void raise_columns(float* of_columns, const Values<Element>& values, int columns,
-                              AmaxShared& shared) {
-  shared.columns[threadIdx.x / 32][threadIdx.x % 32] =
-      make_uint2(values.column_pair_amax(0), values.column_pair_amax(1));
-  __syncthreads();
-  const int column = threadIdx.x;
-  if (column >= min(columns, kTileColumns)) return;
-  uint32_t pair = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    pair = maximum<Element>(pair, reinterpret_cast<const uint32_t*>(shared.columns[w])[column / 2]);
+__device__ inline PartialRange partials_of(const RowGroups& groups, const Slice& slice,
+                                           int32_t align, int32_t across) {
+  const TileRange tiles = tiles_with_rows(groups, slice, Space{align, groups.rows});
+  const int64_t first = int64_t(tiles.first) * across;
+  const int64_t count = int64_t(tiles.end - tiles.first) * across;
+  return {int32_t(first % kAmaxPartials), int32_t(count < kAmaxPartials ? count : kAmaxPartials)};
+}
+
+// The amax of the slice's group, for all lanes of a warp.
+__device__ inline float group_amax(const float* partials, const RowGroups& groups,
+                                   const Slice& slice, int32_t align, int32_t across, int lane) {
+  if (partials == nullptr || slice.group == groups.groups) return 0.0f;
+  const PartialRange range = partials_of(groups, slice, align, across);
+  const float* of_group = partials + int64_t(slice.group) * kAmaxPartials;
+  float amax = 0.0f;
+#pragma unroll 4
+  for (int32_t i = lane; i < range.count; i += 32) {
+    const int32_t block = range.first + i;
+    amax = fmaxf(amax, of_group[block < kAmaxPartials ? block : block - kAmaxPartials]);
   }
-  raise(of_columns + column, widen<Element>(pair, column % 2));
+  return warp_amax(amax);
 }
 
 // After the transform of every 16 rows of a column. What comes last there, a factor and rounding,
@@ -64,34 +71,128 @@ __device__ float transformed_amax(const Values<Element>& values) {
   return round_to_bfloat16(amax * 0.25f);
 }
 
+struct GroupAmaxShared {
+  float amaxes[2][kWarps];  // of the elements, and after the transform
+  TileSlices slices;
+};
+
+// The running amax of one thread's kind: groups come in order, in a tile and from tile to tile.
+struct GroupRun {
+  float* partials;
+  int32_t group = -1;
+  float amax = 0.0f;
+
+  __device__ void add(const Slice& slice, float value) {
+    if (slice.rows() == 0) return;
+    if (slice.group != group) store();
+    amax = slice.group != group ? value : fmaxf(amax, value);
+    group = slice.group;
+  }
+  __device__ void store() const {
+    if (group >= 0 && partials != nullptr) {
+      partials[int64_t(group) * kAmaxPartials + blockIdx.x] = amax;
+    }
+  }
+};
+
 template <class Source, bool kHadamard>
 __global__ void __launch_bounds__(kThreads, 4)
-    amax_kernel(const __grid_constant__ AmaxArguments in, const __grid_constant__ Source source) {
-  using Element = typename Source::Element;
-  __shared__ AmaxShared shared;
+    group_amax_kernel(const __grid_constant__ AmaxArguments in,
+                      const __grid_constant__ Source source) {
+  __shared__ GroupAmaxShared shared;
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const Space space{int32_t(in.row_align), groups.rows};
+  const int32_t across = tiles_across(in.columns);
+  const int64_t tiles = int64_t(row_tiles(groups, space)) * across;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  GroupRun run{threadIdx.x == 0 ? in.of_group : in.of_transformed_group};
   wait_for_previous_kernel();
-  const RowTile tile = block_tile(groups, &shared.tile);
-  if (tile.group < 0 || tile.group == groups.groups || tile.length == 0) return;
-  const int64_t row = input_row(groups, tile);
-  const int32_t first_column = blockIdx.y * kTileColumns;
-  const int columns = int(in.columns) - first_column;
-
-  Values<Element> values;
-  const int first = threadIdx.x / 32 * kWarpRows;
-  source.load(values, in, row + first, first_column + threadIdx.x % 32 * kLaneColumns,
-              tile.rows() - first);
+#pragma unroll 1
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int32_t row = int32_t(tile / across), column = int32_t(tile - int64_t(row) * across);
+    tile_slices(groups, space, row, shared.slices);
+    const Slice slice = shared.slices[warp];
+    Values<typename Source::Element> values;
+    source.load(values, in, input_row(groups, slice), column * kTileColumns + lane * kLaneColumns,
+                slice.group == groups.groups ? 0 : slice.rows());
+    const float amax = warp_amax(values.amax());
+    float transformed = 0.0f;
+    if constexpr (kHadamard) transformed = warp_amax(transformed_amax(values));
+    if (lane == 0) {  // the first warp has read what the last tile left
+      shared.amaxes[0][warp] = amax;
+      shared.amaxes[1][warp] = transformed;
+    }
+    __syncthreads();
+    if (threadIdx.x > kHadamard) continue;
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) {
+      const Slice& each = shared.slices[i];
+      if (each.group < groups.groups) run.add(each, shared.amaxes[threadIdx.x][i]);
+    }
+  }
   let_next_kernel_start();
-  if (in.of_row != nullptr) raise_rows(in.of_row + row, values, tile.rows());
-  if (in.of_column != nullptr) {
-    raise_columns(in.of_column + tile.group * in.columns + first_column, values, columns, shared);
+  if (threadIdx.x <= kHadamard) run.store();
+}
+
+// ---- of rows and columns
+
+template <class Element>
+__device__ void raise_rows(float* of_rows, const Values<Element>& values, int rows) {
+  const RowAmaxes<Element, 32> amaxes(values);
+  const int lane = threadIdx.x % 32;
+  const int row = 2 * amaxes.first_pair(lane) + lane % 2;
+  const uint32_t pair = amaxes.pairs[0];
+  if (lane % 4 >= 2 || row >= rows) return;
+  raise(of_rows + row, widen<Element>(pair, lane % 2));
+}
+
+using PackedColumns = uint2[kWarps][32];  // packed amaxes of 4 columns
+
+// A thread has a column: its warps' amaxes, raised where a group ends.
+template <class Element>
+__device__ void raise_columns(float* of_columns, int32_t columns, int32_t first_column,
+                              const RowGroups& groups, const TileSlices& slices,
+                              const PackedColumns& amaxes) {
+  const int column = threadIdx.x;
+  if (column >= min(columns - first_column, kTileColumns)) return;
+  uint32_t pair = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const int32_t group = slices[w].group;
+    pair = maximum<Element>(pair, reinterpret_cast<const uint32_t*>(amaxes[w])[column / 2]);
+    if (group == groups.groups || (w + 1 < kWarps && slices[w + 1].group == group)) continue;
+    raise(of_columns + int64_t(group) * columns + first_column + column,
+          widen<Element>(pair, column % 2));
+    pair = 0;
   }
-  if (in.of_group != nullptr) {
-    raise_by_block(in.of_group + tile.group, values.amax(), shared.scratch);
-  }
-  if constexpr (kHadamard) {
-    raise_by_block(in.of_transformed_group + tile.group, transformed_amax(values), shared.scratch);
-  }
+}
+
+template <class Source>
+__global__ void __launch_bounds__(kThreads, 4)
+    row_amax_kernel(const __grid_constant__ AmaxArguments in,
+                    const __grid_constant__ Source source) {
+  using Element = typename Source::Element;
+  __shared__ TileSlices slices;
+  __shared__ PackedColumns of_columns;
+  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const Space space{int32_t(in.row_align), groups.rows};
+  wait_for_previous_kernel();
+  if (row_tile() >= row_tiles(groups, space)) return;
+  tile_slices(groups, space, row_tile(), slices);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Slice slice = slices[warp];
+  const int rows = slice.group == groups.groups ? 0 : slice.rows();
+  const int64_t row = input_row(groups, slice);
+  const int32_t first_column = blockIdx.y * kTileColumns;
+  Values<Element> values;
+  source.load(values, in, row, first_column + lane * kLaneColumns, rows);
+  let_next_kernel_start();
+  if (in.of_row != nullptr) raise_rows(in.of_row + row, values, rows);
+  if (in.of_column == nullptr) return;
+  of_columns[warp][lane] = make_uint2(values.column_pair_amax(0), values.column_pair_amax(1));
+  __syncthreads();
+  raise_columns<Element>(in.of_column, int32_t(in.columns), first_column, groups, slices,
+                         of_columns);
 }
 
 }  // namespace quantizing
@@ -100,12 +201,23 @@ __global__ void __launch_bounds__(kThreads, 4)
 template <class Element, bool kHadamard = false, class Source = TensorSource<Element>>
 static Status launch_amax(const AmaxArguments& in, cudaStream_t stream,
                           const Source& source = {}) {
-  if (Status status = quantizing::check_rows(in); !status.ok()) return status;
+  using namespace quantizing;
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  if (Status status = check_rows(in); !status.ok()) return status;
+  if (!is_alignment(in.row_align)) return {kInvalid, "row_align: a power of two, 16 to 128 rows"};
   if ((in.of_transformed_group != nullptr) != kHadamard) {
-    return {static_cast<int>(cudaErrorInvalidValue), "of_transformed_group: with a transform"};
+    return {kInvalid, "of_transformed_group: with a transform"};
   }
-  return quantizing::launch_tiles("cudaLaunchKernelEx(amax)",
-                                  &quantizing::amax_kernel<Source, kHadamard>, in, stream, source);
+  const Space space{int32_t(in.row_align), int32_t(in.rows)};
+  if (in.of_row != nullptr || in.of_column != nullptr) {
+    return launch_tiles("cudaLaunchKernelEx(row_amax)", &row_amax_kernel<Source>, in, space, stream,
+                        source);
+  }
+  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const int64_t tiles = int64_t(row_tiles(groups, space)) * tiles_across(in.columns);
+  return launch_grid("cudaLaunchKernelEx(group_amax)", &group_amax_kernel<Source, kHadamard>,
+                     dim3(unsigned(tiles < kAmaxPartials ? tiles : kAmaxPartials)), kThreads, in,
+                     stream, source);
 }
 
 }  // namespace fusegen

@@ -1,13 +1,14 @@
 // Quantise kernels: one read of the input writes the rowwise and the transposed columnwise copy.
 //
-// A block of threads owns 128 rows of one group and 128 columns, held in registers (see
-// quantize_tile.cuh); 4 blocks share an SM, so that while one waits the loads of others are in
+// A block of threads owns a tile of 128 places and 128 columns, held in registers (see
+// quantize_places.cuh and quantize_tile.cuh); 4 blocks share an SM, so that while one waits the loads of others are in
 // flight. Rowwise codes are stored from registers, a line per warp and row. Columnwise codes meet
 // in shared memory: a thread has 16 rows of a column, 16 bytes, and the copy out writes 8 such
 // pieces of a column as one line. Pieces are swizzled by their column so that neither side has
 // bank conflicts. Results do not depend on timing: maxima are exact and sums have a fixed order.
 #pragma once
 
+#include "amax_sm90.cuh"
 #include "quantize_write.cuh"
 
 namespace fusegen {
@@ -18,9 +19,9 @@ namespace quantizing {
 template <class Config>
 class TileQuantizer : TileWriter<Config> {
   using Base = TileWriter<Config>;
-  using Base::in_, Base::groups_, Base::tile_, Base::shared_, Base::values_, Base::lane_,
-      Base::warp_, Base::columns_, Base::first_column_, Base::column_, Base::row_, Base::blocks,
-      Base::past, Base::in_columns, Base::has_rows, Base::encode_row,
+  using Base::in_, Base::groups_, Base::shared_, Base::values_,
+      Base::lane_, Base::warp_, Base::columns_, Base::first_column_, Base::column_, Base::slice, Base::first_row,
+      Base::blocks, Base::past, Base::in_columns, Base::has_rows, Base::encode_row,
       Base::store_rows;
   using Element = typename Config::Element;
   using Format = typename Config::Format;
@@ -35,12 +36,10 @@ class TileQuantizer : TileWriter<Config> {
 
   template <class Source>
   __device__ void run(const Source& source) {
-    const int first = warp_ * kWarpRows;
-    source.load(values_, in_, row_ + first, column_, past() ? 0 : tile_.rows() - first);
+    source.load(values_, in_, first_row(), column_, past() ? 0 : slice().rows());
     let_next_kernel_start();
-    if (in_.folded_amax != nullptr && !past()) {
-      raise_by_block(in_.folded_amax + tile_.group, values_.amax(), shared_.scratch);
-    }
+    if (kGroupAmax && in_.scale == nullptr) find_group_amaxes();
+    if (in_.folded_amax != nullptr) this->fold_amax();
     if (in_.row_sums != nullptr) this->sum_rows();
     if constexpr (Config::kSquare || Config::kScaling == Scaling::tensor) {
       const Scale scale = shared_scale();
@@ -50,14 +49,9 @@ class TileQuantizer : TileWriter<Config> {
         this->stage_zeros();
       }
     } else {
-      // Usually both copies have one amax.
-      const Scaler<Config> rows(in_, in_.rowwise.amax, tile_.group);
-      const Scaler<Config> columns = in_.columnwise.amax == in_.rowwise.amax
-                                         ? rows
-                                         : Scaler<Config>(in_, in_.columnwise.amax, tile_.group);
+      const Scaler<Config> rows = scaler(0), columns = scaler(1);
       if (in_.rowwise.data != nullptr) {
-        if (has_rows()) quantize_rows(rows);
-        if (token_major()) pad_token_scales();
+        if (has_rows() || token_major()) quantize_rows(rows);
       }
       if (in_.columnwise.data != nullptr) quantize_columns(columns);
     }
@@ -68,6 +62,41 @@ class TileQuantizer : TileWriter<Config> {
   }
 
  private:
+  // Whether scales follow from the amax of a group, in whole or in part.
+  static constexpr bool kGroupAmax =
+      Config::kScaling == Scaling::tensor || Config::kRule == Rule::nvfp4;
+
+  // For each group of the tile and each copy, in its first warp.
+  __device__ void find_group_amaxes() {
+    if (this->is_first()) {
+      const bool owner = slice().row == 0 && first_column_ == 0 && lane_ == 0 && !past();
+      float amax = 0.0f;
+      const float* found = nullptr;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const QuantizedCopy& copy = i == 0 ? in_.rowwise : in_.columnwise;
+        if (copy.amax != found) {  // usually both copies have one
+          amax = group_amax(copy.amax, groups_, slice(), int32_t(in_.row_align),
+                            tiles_across(columns_), lane_);
+          found = copy.amax;
+        }
+        shared_.amaxes[i][warp_] = amax;
+        if (owner && copy.group_amax != nullptr) copy.group_amax[slice().group] = amax;
+      }
+    }
+    __syncthreads();
+  }
+
+  // The amax of the warp's group; of the columnwise copy's input where `columnwise`.
+  __device__ float own_group_amax(bool columnwise) const {
+    const int first = __ffs(int(slices_of(shared_.slices, slice().group, lane_))) - 1;
+    return shared_.amaxes[columnwise][first];
+  }
+
+  __device__ Scaler<Config> scaler(bool columnwise) const {
+    return Scaler<Config>(in_, kGroupAmax ? own_group_amax(columnwise) : 0.0f);
+  }
+
   // ---- one scale for a group or a square block
 
   // Codes of 8 bits are the same in both copies: 4 x 4 of them are turned over in registers.
@@ -91,25 +120,22 @@ class TileQuantizer : TileWriter<Config> {
     if constexpr (Config::kScaling == Scaling::tensor) {
       return tensor_scale();
     } else {
-      const float* amax = in_.rowwise.amax != nullptr ? in_.rowwise.amax : in_.columnwise.amax;
-      const Scaler<Config> scaler(in_, amax, tile_.group);
-      const Scale scale = scaler(square_amax());
+      const Scale scale = scaler(in_.rowwise.data == nullptr)(square_amax());
       store_square(scale.stored);
       return scale;
     }
   }
 
   __device__ Scale tensor_scale() {
-    const int32_t group = past() ? groups_.groups - 1 : tile_.group;
+    const int32_t group = past() ? groups_.groups - 1 : slice().group;
     Scale scale;
     if (in_.scale != nullptr) {
       scale.factor = in_.scale[group];
       scale.stored = 1.0f / scale.factor;
     } else {
-      const float* amax = in_.rowwise.amax != nullptr ? in_.rowwise.amax : in_.columnwise.amax;
-      scale = Scaler<Config>(in_, nullptr, group)(amax[group]);
+      scale = Scaler<Config>(in_, 0.0f)(own_group_amax(in_.rowwise.amax == nullptr));
     }
-    if (threadIdx.x == 0 && tile_.row == 0 && first_column_ == 0 && !past()) {
+    if (lane_ == 0 && slice().row == 0 && first_column_ == 0 && !past()) {
       for (void* scales : {in_.rowwise.scale, in_.columnwise.scale}) {
         if (scales != nullptr) static_cast<float*>(scales)[group] = scale.stored;
       }
@@ -138,28 +164,21 @@ class TileQuantizer : TileWriter<Config> {
     return amax;
   }
 
-  __device__ bool holds_rows(int row) const { return !past() && row < tile_.rows(); }
-  // Blocks of rows that the tile owns; none or less past the last one.
-  __device__ int owned_blocks() const {
+  // Whether the warp stores the scales of a block of rows: the first of those that share it, if its
+  // group owns the block.
+  __device__ bool stores_block() const {
     const Space space{kBlock, blocks(groups_.rows, kBlock) * kBlock};
-    return owned_places(groups_, tile_, space) / kBlock;
+    return slice().row % kBlock == 0 && owned_places(groups_, slice(), space) > 0;
   }
+  __device__ bool holds_rows() const { return !past() && has_rows(); }
 
   __device__ void store_square(Stored stored) {
-    if (lane_ % kLanes != 0 || !in_columns() || warp_ * kWarpRows % kBlock != 0) return;
-    const int64_t across = blocks(columns_, kBlock);
-    const int owned = owned_blocks();
-    const int64_t at = block_of<kBlock>(groups_, tile_) * across + column_ / kBlock;
-    const auto store = [&](int block, Stored value) {
-      for (void* scales : {in_.rowwise.scale, in_.columnwise.scale}) {
-        if (scales != nullptr) static_cast<Stored*>(scales)[at + block * across] = value;
-      }
-    };
-    const int block = warp_ * kWarpRows / kBlock;
-    if (block < owned) store(block, holds_rows(block * kBlock) ? stored : kPadding);
-    if (warp_ != 0) return;
-#pragma unroll 1
-    for (int extra = kTileRows / kBlock; extra < owned; ++extra) store(extra, kPadding);
+    if (lane_ % kLanes != 0 || !in_columns() || !stores_block()) return;
+    const int64_t at =
+        block_of<kBlock>(groups_, slice()) * blocks(columns_, kBlock) + column_ / kBlock;
+    for (void* scales : {in_.rowwise.scale, in_.columnwise.scale}) {
+      if (scales != nullptr) static_cast<Stored*>(scales)[at] = holds_rows() ? stored : kPadding;
+    }
   }
 
   // ---- rowwise
@@ -173,11 +192,11 @@ class TileQuantizer : TileWriter<Config> {
   }
 
   __device__ void quantize_whole_rows(const Scaler<Config>& scaler) {
-    const int row = warp_ * kWarpRows + lane_ % kWarpRows;
-    const bool exists = row < tile_.rows();
-    const Scale scale = scaler(exists && !past() ? in_.rowwise.amax[row_ + row] : 0.0f);
+    const int row = lane_ % kWarpRows;
+    const bool exists = row < slice().rows();
+    const Scale scale = scaler(exists && !past() ? in_.rowwise.amax[first_row() + row] : 0.0f);
     if (exists && lane_ < kWarpRows && first_column_ == 0) {
-      static_cast<float*>(in_.rowwise.scale)[row_ + row] = past() ? kPadding : scale.stored;
+      static_cast<float*>(in_.rowwise.scale)[first_row() + row] = past() ? kPadding : scale.stored;
     }
     store_rows([&](int r) { return encode_row(r, __shfl_sync(kAll, scale.factor, r)); });
   }
@@ -196,7 +215,7 @@ class TileQuantizer : TileWriter<Config> {
       factors[slot] = scale.factor;
       stored[slot] = scale.stored;
     }
-    const int row = warp_ * kWarpRows + 2 * Amaxes::first_pair(lane_);
+    const int row = 2 * Amaxes::first_pair(lane_);
     if (kSlots > 1) {
       store_row_scales(row, stored);
     } else if (lane_ % 4 < 2) {
@@ -217,36 +236,27 @@ class TileQuantizer : TileWriter<Config> {
     return {int32_t(in_.row_align), int32_t(in_.token_pitch)};
   }
 
-  // Of neighbouring rows of the tile, the first of them `row`.
+  // Of neighbouring rows of the slice, the first of them `row`; places have padding, too.
   template <int Count>
   __device__ void store_row_scales(int row, const Stored (&stored)[Count]) {
     const uint32_t across = blocks(columns_, kBlock), block = uint32_t(column_) / kBlock;
     if (block >= across) return;  // a lane may own a row but no column
     auto* to = static_cast<Stored*>(in_.rowwise.scale);
     uint32_t stride = across;
-    int count = tile_.rows() - row;
+    int count = slice().rows() - row;
+    const int exist = past() ? 0 : count;
     if (token_major()) {
-      to += block * in_.token_pitch + place_of(groups_, tile_, token_space()) + row;
+      to += block * in_.token_pitch + place_of(groups_, slice(), token_space()) + row;
       stride = 1;
-      if (past()) count = 0;
+      count = owned_places(groups_, slice(), token_space()) - row;
     } else {
-      to += (row_ + row) * across + block;
+      to += (first_row() + row) * across + block;
     }
     to = opaque(to);
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      if (i < count) to[uint64_t(stride) * i] = past() ? kPadding : stored[i];
+      if (i < count) to[uint64_t(stride) * i] = i < exist ? stored[i] : kPadding;
     }
-  }
-
-  __device__ void pad_token_scales() {
-    const int owned = owned_places(groups_, tile_, token_space());
-    auto* scales = static_cast<Stored*>(in_.rowwise.scale) +
-                   first_column_ / kTileColumns * in_.token_pitch +
-                   place_of(groups_, tile_, token_space());
-    const int first = past() ? 0 : tile_.rows();
-#pragma unroll 1
-    for (int row = first + threadIdx.x; row < owned; row += kThreads) scales[row] = kPadding;
   }
 
   // ---- columnwise
@@ -271,16 +281,16 @@ class TileQuantizer : TileWriter<Config> {
 
   __device__ void scale_whole_columns(Scale (&scales)[kLaneColumns],
                                       const Scaler<Config>& scaler) {
-    if (!has_rows() && warp_ != 0) return;  // the first warp stores them
+    if (!has_rows() && slice().row != 0) return;  // the group's first warp stores them
     float4 amax = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const int64_t at = int64_t(tile_.group) * columns_ + column_;
+    const int64_t at = int64_t(slice().group) * columns_ + column_;
     const bool reads = in_columns() && !past();
     if (reads) amax = *reinterpret_cast<const float4*>(in_.columnwise.amax + at);
     scales[0] = scaler(amax.x);
     scales[1] = scaler(amax.y);
     scales[2] = scaler(amax.z);
     scales[3] = scaler(amax.w);
-    if (reads && tile_.row == 0 && warp_ == 0) {
+    if (reads && slice().row == 0) {
       *reinterpret_cast<float4*>(static_cast<float*>(in_.columnwise.scale) + at) = make_float4(
           scales[0].stored, scales[1].stored, scales[2].stored, scales[3].stored);
     }
@@ -350,21 +360,13 @@ class TileQuantizer : TileWriter<Config> {
   }
 
   __device__ void store_column_scales(const Scale (&scales)[kLaneColumns]) {
-    if (!in_columns() || warp_ * kWarpRows % kBlock != 0) return;
-    const int owned = owned_blocks();
+    if (!in_columns() || !stores_block()) return;
     Stored* to = static_cast<Stored*>(in_.columnwise.scale) +
-                 block_of<kBlock>(groups_, tile_) * columns_ + column_;
-    const int block = warp_ * kWarpRows / kBlock;
-    if (block < owned && holds_rows(block * kBlock)) {
-      store_four(to + block * columns_, scales[0].stored, scales[1].stored, scales[2].stored,
-                 scales[3].stored);
-    } else if (block < owned) {
-      store_four(to + block * columns_, kPadding, kPadding, kPadding, kPadding);
-    }
-    if (warp_ != 0) return;
-#pragma unroll 1
-    for (int extra = kTileRows / kBlock; extra < owned; ++extra) {
-      store_four(to + extra * columns_, kPadding, kPadding, kPadding, kPadding);
+                 block_of<kBlock>(groups_, slice()) * columns_ + column_;
+    if (holds_rows()) {
+      store_four(to, scales[0].stored, scales[1].stored, scales[2].stored, scales[3].stored);
+    } else {
+      store_four(to, kPadding, kPadding, kPadding, kPadding);
     }
   }
 
@@ -384,9 +386,12 @@ __global__ void __launch_bounds__(kThreads, Config::kBlocksPerSm)
   __shared__ Shared<Config> shared;
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
-  const RowTile tile = block_tile(groups, &shared.tile);
-  if (tile.group < 0) return;
-  TileQuantizer<Config>(in, groups, tile, blockIdx.y * kTileColumns, shared).run(source);
+  const int32_t tile = row_tile_from_last();
+  const Space space = work_space<Config>(in);
+  if (tile >= row_tiles(groups, space)) return;
+  tile_slices(groups, space, tile, shared.slices);
+  const int32_t first_column = (gridDim.y - 1 - blockIdx.y) * kTileColumns;
+  TileQuantizer<Config>(in, groups, tile, first_column, shared).run(source);
 }
 
 }  // namespace quantizing
@@ -400,8 +405,8 @@ static Status launch_quantize(const QuantizeArguments& in, cudaStream_t stream,
   if (const char* broken = broken_requirement<Config>(in)) {
     return {static_cast<int>(cudaErrorInvalidValue), broken};
   }
-  return launch_tiles("cudaLaunchKernelEx(quantize)", &quantize_kernel<Config, Source>, in, stream,
-                      source);
+  return launch_tiles("cudaLaunchKernelEx(quantize)", &quantize_kernel<Config, Source>, in,
+                      work_space<Config>(in), stream, source);
 }
 
 }  // namespace fusegen

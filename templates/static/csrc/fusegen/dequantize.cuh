@@ -128,6 +128,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+inline constexpr Space kGroupTiles{kTileRows, 0};  // whose tiles are of one group each
+
 // A block of threads owns a tile of 128 rows of one group, the padding after a group's last row
 // included, and 64 columns. Places past all groups are left alone: no product reads them.
 template <class Config>
@@ -136,20 +138,22 @@ __global__ void __launch_bounds__(kThreads)
   using Format = typename Config::Format;
   using Output = typename Config::Output;
   __shared__ TurnShared shared;
-  __shared__ RowTile found;
+  __shared__ TileSlices slices;
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
-  const RowTile tile = block_tile(groups, &found);
+  if (row_tile() >= row_tiles(groups, kGroupTiles)) return;
+  tile_slices(groups, kGroupTiles, row_tile(), slices);
+  const Slice tile = slices[0];
   let_next_kernel_start();
-  if (tile.group < 0 || tile.group == groups.groups) return;
+  if (tile.group == groups.groups) return;
   const Space space{int32_t(in.row_align), 0};
   const int32_t place = place_of(groups, tile, space);
-  const int32_t owned = owned_places(groups, tile, space);
-  if (in.padded_sizes != nullptr && blockIdx.y == 0 && tile.last() && threadIdx.x == 0) {
-    in.padded_sizes[tile.group] = tile.row + owned;
+  const int32_t left = owned_places(groups, tile, space), owned = least(left, kTileRows);
+  if (in.padded_sizes != nullptr && blockIdx.y == 0 && tile.row == 0 && threadIdx.x == 0) {
+    in.padded_sizes[tile.group] = left;
   }
   // Whole blocks: a transform leaves no zeros in the rest of a group's last one.
-  const int32_t rows = (tile.rows() + Config::kBlock - 1) / Config::kBlock * Config::kBlock;
+  const int32_t rows = (tile.rows(kTileRows) + Config::kBlock - 1) / Config::kBlock * Config::kBlock;
   const int64_t first_column = int64_t(blockIdx.y) * kTurnTile;
   const auto* codes = static_cast<const uint8_t*>(in.data) + first_column * in.pitch;
   const int64_t first_scale =
@@ -210,7 +214,7 @@ static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, cuda
   if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
   return quantizing::launch_tiles<quantizing::kTurnTile>(
       "cudaLaunchKernelEx(dequantize_groups)", &quantizing::dequantize_groups_kernel<Config>, in,
-      stream);
+      quantizing::kGroupTiles, stream);
 }
 
 }  // namespace fusegen

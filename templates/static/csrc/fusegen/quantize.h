@@ -14,6 +14,10 @@
 
 namespace fusegen {
 
+// Blocks of threads of an amax launch, at most; each leaves one partial amax of every group it
+// meets. Four to an SM of this many.
+inline constexpr int kAmaxPartials = 528;
+
 // Which elements share a scale in the rowwise copy, rows x columns; the columnwise copy swaps the
 // two. Stored scales, row-major, with R all rows, B row blocks as above, K columns:
 enum class Scaling {
@@ -35,7 +39,10 @@ struct QuantizedCopy {
   void* data = nullptr;  // nullptr: this copy is not wanted
   void* scale = nullptr;
   int64_t pitch = 0;
-  const float* amax = nullptr;  // tensor, nv: [groups]; row: [R], columnwise [groups, columns]
+  // What an amax launch left: tensor, nv: partial amaxes [groups, kAmaxPartials]; row: [R],
+  // columnwise [groups, columns].
+  const float* amax = nullptr;
+  float* group_amax = nullptr;  // tensor, nv: result [groups], or nullptr: not wanted
 };
 
 struct QuantizeArguments {
@@ -59,8 +66,9 @@ struct QuantizeArguments {
   bool round_down = false;         // E8M0 by the OCP rule instead of rounding up
   const float* scale = nullptr;    // tensor: [groups] that encode, in place of an amax
   float* folded_amax = nullptr;    // [groups], raised to the amax of the input
-  // Workspace [tiles of 128 rows that there can be, columns]: see launch_row_sums. Ragged there are
-  // rows / 128 + groups + 1 of them, otherwise at least one for each matrix.
+  // Workspace [segments, columns]: see launch_row_sums. A segment is the rows that a tile and a
+  // group share; ragged there are at most rows / 128 + 2 * groups + 1, otherwise the tiles of 128
+  // rows.
   float* row_sums = nullptr;
   const int64_t* rng_state = nullptr;  // [seed, offset] on the device, for stochastic rounding
   bool programmatic_launch = false;
@@ -74,20 +82,23 @@ struct RowSumArguments {
   int64_t rows;
   int64_t columns;
   int64_t groups;
+  int64_t row_align = 32;  // the quantise launch's, or the rows of its blocks if those are more
   bool programmatic_launch = false;
 };
 
-// Largest magnitudes; NaN counts for nothing. Results must be zero before; nullptr: not wanted.
+// Largest magnitudes; NaN counts for nothing. nullptr: not wanted. A group's is the largest of its
+// partial amaxes, which a quantise launch with the same row_align finds; others must be zero before.
 struct AmaxArguments {
   const void* input;
   const int64_t* split_sizes;
   int64_t rows;
   int64_t columns;
   int64_t groups;
-  float* of_group = nullptr;              // [groups]
+  int64_t row_align = 32;
+  float* of_group = nullptr;              // [groups, kAmaxPartials]
+  float* of_transformed_group = nullptr;  // the same, after the Hadamard transform along rows
   float* of_row = nullptr;                // [R]
   float* of_column = nullptr;             // [groups, columns]
-  float* of_transformed_group = nullptr;  // [groups], after the Hadamard transform along rows
   bool programmatic_launch = false;
 };
 

@@ -91,11 +91,10 @@ struct Scaler {
   float tensor_scale, inverse;  // nvfp4
   bool power_of_two, round_down;
 
-  __device__ Scaler(const QuantizeArguments& in, const float* amax, int32_t group)
+  __device__ Scaler(const QuantizeArguments& in, float group_amax)
       : epsilon(in.epsilon), power_of_two(in.power_of_two), round_down(in.round_down) {
-    tensor_scale = 1.0f;
     if constexpr (Config::kRule == Rule::nvfp4) {
-      if (amax != nullptr && group < in.groups) tensor_scale = nvfp4_tensor_scale(amax[group]);
+      tensor_scale = nvfp4_tensor_scale(group_amax);
       inverse = 1.0f / tensor_scale;
     }
   }
@@ -154,6 +153,21 @@ __device__ __forceinline__ void encode_values(uint32_t* words, const float (&sca
   }
 }
 
+// The space that tiles walk: groups start where they do in the columnwise copy, or at whole blocks of
+// rows if those are longer. Of matrices it has the padding of the longest copy, too.
+template <class Config>
+__host__ __device__ inline Space work_space(const QuantizeArguments& in) {
+  const int64_t align = in.row_align > Config::kBlock ? in.row_align : Config::kBlock;
+  if (in.split_sizes != nullptr) return {int32_t(align), 0};
+  int64_t length = in.rows;
+  if (in.columnwise.data != nullptr) {
+    const int64_t places = in.columnwise.pitch * 8 / Config::Format::kBits;
+    length = places > length ? places : length;
+  }
+  if (in.rowwise.data != nullptr && in.token_pitch > length) length = in.token_pitch;
+  return {int32_t(align), int32_t(length)};
+}
+
 // The requirement that a copy breaks, or nullptr.
 template <class Config>
 const char* broken_requirement(const QuantizeArguments& in) {
@@ -164,7 +178,7 @@ const char* broken_requirement(const QuantizeArguments& in) {
       (in.row_align & (in.row_align - 1)) != 0) {
     return "row_align: a power of two from one piece of 16 bytes to 128 rows";
   }
-  if (in.rows + in.row_align * in.groups > 0x7FFFFFFF) return "padded rows < 2^31";
+  if (in.rows + kTileRows * (in.groups + 2) > 0x7FFFFFFF) return "padded rows < 2^31";
   if (in.token_pitch < 0 || in.token_pitch > 0x7FFFFFFF) return "token_pitch < 2^31";
   for (const int64_t pitch : {in.rowwise.pitch, in.columnwise.pitch}) {
     if (pitch % 16 != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";

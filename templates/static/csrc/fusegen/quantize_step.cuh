@@ -1,5 +1,7 @@
 // A quantise step: amaxes where scales span more than a tile, the quantise kernel, and after it the
-// state of delayed scaling and sums over rows. Each is a kernel of its own, in the order of the stream.
+// state of delayed scaling and sums over rows. Each is a kernel of its own, in the order of the stream;
+// those after the first are launched while the one before still runs, and wait for its results. What
+// runs before the first may be no kernel.
 #pragma once
 
 #include "amax_sm90.cuh"
@@ -19,6 +21,7 @@ inline AmaxArguments amax_arguments(const QuantizeArguments& in) {
   out.rows = in.rows;
   out.columns = in.columns;
   out.groups = in.groups;
+  out.row_align = in.row_align;
   return out;
 }
 
@@ -27,19 +30,26 @@ inline int64_t all_rows(const QuantizeArguments& in) {
   return in.split_sizes != nullptr ? in.rows : in.rows * in.groups;
 }
 
+template <class Config, class Source>
+Status amax_of_groups(const AmaxArguments& in, cudaStream_t stream, const Source& source) {
+  using Element = typename Config::Element;
+  if constexpr (Config::kHadamard) {
+    if (in.of_transformed_group != nullptr) return launch_amax<Element, true>(in, stream, source);
+  }
+  return launch_amax<Element, false>(in, stream, source);
+}
+
 // One scale per group, from the group's own amax.
 template <class Config, class Source>
 Status quantize_current(QuantizeStepArguments in, cudaStream_t stream, const Source& source) {
-  ClearArguments clear{};
-  clear.buffers[0] = in.amax;
-  clear.counts[0] = in.quantize.groups;
-  if (Status status = launch_clear(clear, stream); !status.ok()) return status;
   AmaxArguments amax = amax_arguments(in.quantize);
-  amax.of_group = in.amax;
+  amax.of_group = in.partial_amax;
   Status status = launch_amax<typename Config::Element, false>(amax, stream, source);
   if (!status.ok()) return status;
-  in.quantize.rowwise.amax = in.amax;
-  in.quantize.columnwise.amax = in.amax;
+  in.quantize.rowwise.amax = in.partial_amax;
+  in.quantize.columnwise.amax = in.partial_amax;
+  in.quantize.rowwise.group_amax = in.amax;
+  in.quantize.programmatic_launch = true;
   return launch_quantize<Config>(in.quantize, stream, source);
 }
 
@@ -52,6 +62,7 @@ Status quantize_delayed(QuantizeStepArguments in, cudaStream_t stream, const Sou
     clear.buffers[0] = in.amax;
     clear.counts[0] = in.quantize.groups;
     if (Status status = launch_clear(clear, stream); !status.ok()) return status;
+    in.quantize.programmatic_launch = true;
   }
   if (in.history != nullptr) in.quantize.scale = in.scale;
   in.quantize.folded_amax = in.amax;
@@ -66,6 +77,7 @@ Status quantize_delayed(QuantizeStepArguments in, cudaStream_t stream, const Sou
   delayed.max = in.max;
   delayed.margin = in.margin;
   delayed.grouped = in.grouped;
+  delayed.programmatic_launch = true;
   return launch_delayed(delayed, stream);
 }
 
@@ -83,51 +95,41 @@ Status quantize_rows(QuantizeStepArguments in, cudaStream_t stream, const Source
   clear.buffers[1] = amax.of_column;
   clear.counts[1] = columnwise ? in.quantize.groups * in.quantize.columns : 0;
   if (Status status = launch_clear(clear, stream); !status.ok()) return status;
+  amax.programmatic_launch = true;
   Status status = launch_amax<typename Config::Element, false>(amax, stream, source);
   if (!status.ok()) return status;
   in.quantize.rowwise.amax = amax.of_row;
   in.quantize.columnwise.amax = amax.of_column;
+  in.quantize.programmatic_launch = true;
   return launch_quantize<Config>(in.quantize, stream, source);
 }
 
-// Amaxes of groups, and where the columnwise copy is of a transform, of that.
-template <class Config, class Source>
-Status group_amaxes(const QuantizeStepArguments& in, cudaStream_t stream, const Source& source) {
-  const bool both = in.rowwise_amax != nullptr && in.columnwise_amax != nullptr;
-  AmaxArguments amax = amax_arguments(in.quantize);
-  if (Config::kHadamard && in.columnwise_amax != nullptr) {
-    amax.of_group = in.rowwise_amax;
-    amax.of_transformed_group = in.columnwise_amax;
-    return launch_amax<typename Config::Element, Config::kHadamard>(amax, stream, source);
-  }
-  amax.of_group = in.rowwise_amax != nullptr ? in.rowwise_amax : in.columnwise_amax;
-  Status status = launch_amax<typename Config::Element, false>(amax, stream, source);
-  if (!status.ok() || !both) return status;
-  const cudaError_t error =
-      cudaMemcpyAsync(in.columnwise_amax, in.rowwise_amax, size_t(in.quantize.groups) * sizeof(float),
-                      cudaMemcpyDeviceToDevice, stream);
-  return {static_cast<int>(error), "cudaMemcpyAsync(amax)"};
-}
-
-// Scales of blocks under one of the group; the random numbers move on afterwards.
+// Scales of blocks under one of the group, which a transform before the columnwise copy changes; the
+// random numbers move on afterwards.
 template <class Config, class Source>
 Status quantize_two_levels(QuantizeStepArguments in, cudaStream_t stream, const Source& source) {
-  ClearArguments clear{};
-  clear.buffers[0] = in.rowwise_amax;
-  clear.counts[0] = in.rowwise_amax != nullptr ? in.quantize.groups : 0;
-  clear.buffers[1] = in.columnwise_amax;
-  clear.counts[1] = in.columnwise_amax != nullptr ? in.quantize.groups : 0;
-  Status status = launch_clear(clear, stream);
-  if (status.ok()) status = group_amaxes<Config>(in, stream, source);
+  const bool rowwise = in.rowwise_amax != nullptr, columnwise = in.columnwise_amax != nullptr;
+  const bool transformed = Config::kHadamard && columnwise;
+  float* const partials = in.partial_amax;
+  AmaxArguments amax = amax_arguments(in.quantize);
+  amax.of_group = rowwise || !transformed ? partials : nullptr;
+  if (transformed) {
+    amax.of_transformed_group = partials + (rowwise ? in.quantize.groups * kAmaxPartials : 0);
+  }
+  Status status = amax_of_groups<Config>(amax, stream, source);
   if (!status.ok()) return status;
-  in.quantize.rowwise.amax = in.rowwise_amax;
-  in.quantize.columnwise.amax = in.columnwise_amax;
+  in.quantize.rowwise.amax = amax.of_group;
+  in.quantize.rowwise.group_amax = in.rowwise_amax;
+  in.quantize.columnwise.amax = transformed ? amax.of_transformed_group : amax.of_group;
+  in.quantize.columnwise.group_amax = in.columnwise_amax;
   in.quantize.rng_state = in.rng_state;
+  in.quantize.programmatic_launch = true;
   status = launch_quantize<Config>(in.quantize, stream, source);
   if (!status.ok() || in.rng_state == nullptr || !in.update) return status;
   ClearArguments advance{};
   advance.rng_state = in.rng_state;
   advance.rng_steps = 1;
+  advance.programmatic_launch = true;
   return launch_clear(advance, stream);
 }
 
@@ -140,6 +142,8 @@ Status sum_rows(const QuantizeStepArguments& in, cudaStream_t stream) {
   sums.rows = in.quantize.rows;
   sums.columns = in.quantize.columns;
   sums.groups = in.quantize.groups;
+  sums.row_align = work_space<Config>(in.quantize).align;
+  sums.programmatic_launch = true;
   return launch_row_sums<typename Config::Element>(sums, stream);
 }
 

@@ -1,6 +1,6 @@
 // What the quantise and amax kernels share: a tile of 128 rows and 128 columns in registers.
 //
-// 8 warps own 16 rows each, a lane 4 neighbouring columns, so that a warp reads and writes whole
+// 8 warps own a slice of 16 rows each, a lane 4 neighbouring columns, so that a warp reads and writes whole
 // lines, 16 rows of a column (a block, or half of one) stay in one thread, and a row in one warp.
 // Amaxes are taken on packed pairs of 16-bit elements: max keeps the operand that is not NaN.
 #pragma once
@@ -27,81 +27,67 @@ inline constexpr int kLaneColumns = 4;
 inline constexpr int kTileColumns = 32 * kLaneColumns;
 // Row tiles that run side by side: their pieces of transposed lines are neighbours in memory.
 inline constexpr int kSuperRow = 8;
-static_assert(kWarps * kWarpRows == kTileRows);
+static_assert(kWarps == kSlices && kWarpRows == kSliceRows);
 static_assert(kTileColumns == 128, "a block of 128 columns is one tile");
 
-// Blocks x: row tiles of a super-row, y: column tiles, z: super-rows.
-__host__ __device__ inline int32_t row_tiles(const RowGroups& groups) {
-  if (groups.ragged()) return groups.rows / kTileRows + groups.groups + 1;
-  return groups.groups * tiles_of_matrix(groups);
-}
-
-// What lies before a lane's groups and before the first group of the next chunk.
-struct Found {
-  Extent own, all;
-};
-
-__device__ inline Found scan_lanes(const Extent& own, int32_t limit, int lane) {
-  Extent end = own;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int32_t rows = __shfl_up_sync(kAll, end.rows, distance);
-    const int32_t tiles = __shfl_up_sync(kAll, end.tiles, distance);
-    if (lane < distance) continue;
-    end.rows = sum_to(end.rows, rows, limit + 1);
-    end.tiles += tiles;
-  }
-  const int32_t rows = __shfl_up_sync(kAll, end.rows, 1);
-  return {{lane == 0 ? 0 : rows, end.tiles - own.tiles},
-          {__shfl_sync(kAll, end.rows, 31), __shfl_sync(kAll, end.tiles, 31)}};
-}
-
-// Rows and tiles are counted together, as if all rows that groups want were there: a second count
-// follows where they are not.
-__device__ inline Found find_lane(LaneGroups& own, int32_t limit, int lane) {
-  Found found = scan_lanes(own.extent(limit), limit, lane);
-  if (found.all.rows <= limit) return found;
-  own.clip(max(limit - found.own.rows, 0));
-  return scan_lanes(own.extent(limit), limit, lane);
-}
-
-// Walks groups, kChunk at a time, while `visit(own, before, end)` wants more: the lane's groups,
-// what lies before them and what ends with the chunk. Called by one whole warp of a ragged launch;
-// returns what lies before that end.
-template <class Visit>
-__device__ __forceinline__ Extent walk_groups(const RowGroups& groups, int lane, Visit visit) {
-  Extent before{0, 0};
+// Walks groups, kChunk at a time: `visit(group, begin, end)` is called with the rows of each, by the
+// lane that holds it, and after the last one with the pseudo-group's; `done(group, begin)` ends the
+// walk before that group. Called by one whole warp of a ragged launch.
+template <class Visit, class Done>
+__device__ __forceinline__ void walk_groups(const RowGroups& groups, int lane, Visit visit,
+                                            Done done) {
+  int32_t before = 0;
 #pragma unroll 1
   for (int32_t chunk = 0; chunk < groups.groups; chunk += kChunk) {
-    LaneGroups own = lane_groups(groups, chunk, lane);
-    const Found found = find_lane(own, groups.rows - before.rows, lane);
-    const Extent first{before.rows + found.own.rows, before.tiles + found.own.tiles};
-    before = {before.rows + found.all.rows, before.tiles + found.all.tiles};
-    if (!visit(own, first, before)) break;
+    const LaneGroups own = lane_groups(groups, chunk, lane);
+    int32_t end = own.all(groups.rows);
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int32_t rows = __shfl_up_sync(kAll, end, distance);
+      if (lane >= distance) end = sum_to(end, rows, groups.rows);
+    }
+    const int32_t begin = __shfl_up_sync(kAll, end, 1);
+    own.each(lane == 0 ? before : sum_to(before, begin, groups.rows), groups.rows, visit);
+    before = sum_to(before, __shfl_sync(kAll, end, 31), groups.rows);
+    if (done(chunk + kChunk, before)) return;
   }
-  return before;
+  if (lane == 0) visit(groups.groups, before, groups.rows);
 }
 
-// Called by one whole warp of a ragged launch.
-__device__ inline void find_tile(const RowGroups& groups, int32_t index, int lane, RowTile* found) {
-  const Extent all = walk_groups(groups, lane, [&](const LaneGroups& own, Extent first,
-                                                   Extent end) {
-    const int32_t tiles = own.extent(groups.rows).tiles;
-    if (index >= first.tiles && index < first.tiles + tiles) *found = lane_tile(own, first, index);
-    return index >= end.tiles;
-  });
-  if (lane == 0 && index >= all.tiles) *found = past_tile(groups, all, index);
+// Slices of tile `tile` of a ragged launch, into shared memory, by one whole warp.
+__device__ inline void find_slices(const RowGroups& groups, Space space, int32_t tile, int lane,
+                                   Slice* slices) {
+  const int32_t first = tile * kTileRows;
+  walk_groups(
+      groups, lane,
+      [&](int32_t group, int32_t begin, int32_t end) {
+        mark_slices(groups, space, first, group, begin, end, slices);
+      },
+      [&](int32_t group, int32_t begin) {
+        return group < groups.groups && start_of(begin, group, space) >= first + kTileRows;
+      });
 }
 
-// The same tile for all threads of the block; `shared` is one RowTile in shared memory.
-__device__ inline RowTile block_tile(const RowGroups& groups, RowTile* shared) {
-  const int32_t index = blockIdx.z * kSuperRow + blockIdx.x;
-  if (!groups.ragged()) {
-    return index < row_tiles(groups) ? matrix_tile(groups, index) : RowTile{-1, 0, 0, 0, index};
+// The slices of a tile, for all threads of the block: in shared memory, since registers are what
+// the kernels lack. No thread may still read those of another tile.
+using TileSlices = Slice[kSlices];
+
+__device__ inline void tile_slices(const RowGroups& groups, Space space, int32_t tile,
+                                   TileSlices& slices) {
+  if (threadIdx.x < 32) {
+    const int lane = threadIdx.x;
+    if (groups.ragged()) {
+      find_slices(groups, space, tile, lane, slices);
+    } else if (lane < kSlices) {
+      slices[lane] = matrix_slice(groups, space, tile, lane);
+    }
   }
-  if (threadIdx.x < 32) find_tile(groups, index, threadIdx.x, shared);
   __syncthreads();
-  return *shared;
+}
+
+// Which slices of the tile are of a group, a bit for each. Called by whole warps.
+__device__ __forceinline__ uint32_t slices_of(const TileSlices& slices, int32_t group, int lane) {
+  return __ballot_sync(kAll, lane < kSlices && slices[lane % kSlices].group == group);
 }
 
 // A global address whose origin is hidden. Otherwise the compiler puts every row's address together
@@ -243,18 +229,6 @@ __device__ __forceinline__ void raise(float* to, float amax) {
   if (amax > 0.0f) atomicMax(reinterpret_cast<unsigned*>(to), __float_as_uint(amax));
 }
 
-// Raises *to to the largest value of the block; `scratch` has a float for every warp.
-__device__ __forceinline__ void raise_by_block(float* to, float amax, float* scratch) {
-  const float largest = warp_amax(amax);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = largest;
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    const float all = warp_amax(threadIdx.x < kWarps ? scratch[threadIdx.x] : 0.0f);
-    if (threadIdx.x == 0) raise(to, all);
-  }
-  __syncthreads();
-}
-
 // Amaxes of a warp's 16 rows over runs of Lanes lanes, spread over those lanes: half of what is
 // left changes hands at every step. Lane l of a run ends with the pairs of rows
 // [first_pair, first_pair + kPairs); with 32 lanes four lanes end with the same.
@@ -309,6 +283,10 @@ Status launch_grid(const char* call, void (*kernel)(Arguments, Sources...), dim3
   return {static_cast<int>(cudaLaunchKernelEx(&config, kernel, in, source...)), call};
 }
 
+inline bool is_alignment(int64_t rows) {
+  return rows >= kSliceRows && rows <= kTileRows && (rows & (rows - 1)) == 0;
+}
+
 template <class Arguments>
 Status check_rows(const Arguments& in) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
@@ -319,12 +297,21 @@ Status check_rows(const Arguments& in) {
   return {};
 }
 
+// Row tiles of a super-row: x, column tiles: y, super-rows: z.
+__device__ __forceinline__ int32_t row_tile() { return blockIdx.z * kSuperRow + blockIdx.x; }
+
+// The same from the last to the first: the end of what a kernel before this one has read or written
+// is still in the L2 cache.
+__device__ __forceinline__ int32_t row_tile_from_last() {
+  return (gridDim.z - 1 - blockIdx.z) * kSuperRow + (kSuperRow - 1 - blockIdx.x);
+}
+
 // One block of threads per tile of 128 rows and `width` columns.
 template <int width = kTileColumns, class Arguments, class... Sources>
 Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), const Arguments& in,
-                    cudaStream_t stream, const Sources&... source) {
+                    Space space, cudaStream_t stream, const Sources&... source) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  const int64_t tiles = row_tiles({in.split_sizes, int32_t(in.rows), int32_t(in.groups)});
+  const int64_t tiles = row_tiles({in.split_sizes, int32_t(in.rows), int32_t(in.groups)}, space);
   const int64_t super_rows = (tiles + kSuperRow - 1) / kSuperRow;
   const int64_t column_tiles = (in.columns + width - 1) / width;
   if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};

@@ -19,14 +19,15 @@ struct alignas(16) Shared {
   float scratch[kWarps * 4];
   float factors[kTileColumns];
   typename Config::Stored stored[kTileColumns];
-  RowTile tile;
+  float amaxes[2][kWarps];  // of the warps' groups, for the rowwise and the columnwise copy
+  TileSlices slices;
 };
 
-// One tile. Members are the same in all threads but for the lane's own columns.
+// One tile; a warp has a slice of it, a lane its own columns.
 template <class Config>
 class TileWriter {
  public:
-  __device__ TileWriter(const QuantizeArguments& in, const RowGroups& groups, const RowTile& tile,
+  __device__ TileWriter(const QuantizeArguments& in, const RowGroups& groups, int32_t tile,
                         int32_t first_column, Shared<Config>& shared)
       : in_(in),
         groups_(groups),
@@ -36,22 +37,42 @@ class TileWriter {
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
         column_(first_column + lane_ * kLaneColumns),
-        row_(input_row(groups, tile)),
         shared_(shared) {}
 
  protected:
   using Element = typename Config::Element;
   using Format = typename Config::Format;
 
-  __device__ bool past() const { return tile_.group == groups_.groups; }
+  // The warp's slice, and its first row in the input.
+  __device__ __forceinline__ const Slice& slice() const { return shared_.slices[warp_]; }
+  __device__ __forceinline__ int64_t first_row() const { return input_row(groups_, slice()); }
+
+  __device__ bool past() const { return slice().group == groups_.groups; }
   __device__ bool in_columns() const { return column_ < columns_; }
-  // A warp without rows has zeros to stage and nothing to store: small groups have many of those.
-  __device__ bool has_rows() const { return warp_ * kWarpRows < tile_.rows(); }
+  // A warp without rows has zeros to stage and nothing to store.
+  __device__ bool has_rows() const { return slice().rows() > 0; }
   __device__ static int32_t blocks(int32_t extent, int size) {
     return int32_t((uint32_t(extent) + size - 1) / size);
   }
 
-  // ---- sums of the tile's rows, in a fixed order
+  // ---- of rows that the tile and a group share
+
+  // Whether the warp is the first of the tile with rows of its group.
+  __device__ bool is_first() const { return warp_ == 0 || shared_.slices[warp_ - 1].group != slice().group; }
+
+  __device__ void fold_amax() {
+    const float amax = warp_amax(values_.amax());
+    if (lane_ == 0) shared_.scratch[warp_] = amax;
+    __syncthreads();
+    const uint32_t own = slices_of(shared_.slices, slice().group, lane_);
+    if (is_first() && !past()) {
+      const float all = warp_amax(own >> lane_ & 1 ? shared_.scratch[lane_ % kWarps] : 0.0f);
+      if (lane_ == 0) raise(in_.folded_amax + slice().group, all);
+    }
+    __syncthreads();
+  }
+
+  // Sums have a fixed order.
 
   __device__ void sum_rows() {
 #pragma unroll
@@ -63,12 +84,26 @@ class TileWriter {
     }
     __syncthreads();
     const int column = first_column_ + threadIdx.x;
-    if (threadIdx.x < kTileColumns && column < columns_) {
-      float sum = 0.0f;
+    if (threadIdx.x >= kTileColumns || column >= columns_) return;
+    float sum = 0.0f;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += shared_.sums[w][threadIdx.x];
-      in_.row_sums[int64_t(tile_.index) * columns_ + column] = sum;
+    for (int w = 0; w < kWarps; ++w) {
+      const Slice slice = shared_.slices[w];
+      if (w > 0 && shared_.slices[w - 1].group != slice.group) sum = 0.0f;
+      sum += shared_.sums[w][threadIdx.x];
+      const bool ends = w + 1 == kWarps || shared_.slices[w + 1].group != slice.group;
+      if (ends && slice.group < groups_.groups) store_sum(slice, column, sum);
     }
+  }
+
+  // The segment's sum, if it has rows: the group's last slice in the tile may lie past them.
+  __device__ void store_sum(const Slice& last, int32_t column, float sum) {
+    const TileRange tiles =
+        tiles_with_rows(groups_, last, {work_space<Config>(in_).align, groups_.rows});
+    const int32_t tile =
+        groups_.ragged() ? tile_ : last.group * tiles_of(groups_.rows) + last.row / kTileRows;
+    if (tile >= tiles.end) return;
+    in_.row_sums[int64_t(tile + (groups_.ragged() ? last.group : 0)) * columns_ + column] = sum;
   }
 
   // ---- rowwise
@@ -81,11 +116,10 @@ class TileWriter {
   __device__ __forceinline__ void store_rows(CodesOf codes_of) {
     using Codes = std::conditional_t<Format::kBits == 8, uint32_t, uint16_t>;
     const int end = blocks(columns_ * Format::kBits, 128) * 128 / Format::kBits;
-    const int count = column_ < end ? tile_.rows() - warp_ * kWarpRows : 0;
+    const int count = column_ < end ? slice().rows() : 0;
     const uint32_t pitch = uint32_t(in_.rowwise.pitch);
     uint8_t* to = opaque(static_cast<uint8_t*>(in_.rowwise.data) +
-                         (row_ + warp_ * kWarpRows) * in_.rowwise.pitch +
-                         column_ * Format::kBits / 8);
+                         first_row() * in_.rowwise.pitch + column_ * Format::kBits / 8);
 #pragma unroll
     for (int first = 0; first < kWarpRows; first += kAtOnce) {
       if constexpr (Config::kStochastic) {
@@ -128,7 +162,7 @@ class TileWriter {
     PhiloxWords drawn[kRuns];
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
-      const int64_t row = row_ + warp_ * kWarpRows + first + 4 * i + lane_ % 4;
+      const int64_t row = first_row() + first + 4 * i + lane_ % 4;
       runs[i] = row * blocks(columns_, 16) + column_ / 16;
     }
     draw(drawn, in_.rng_state, runs, 0);
@@ -180,8 +214,7 @@ class TileWriter {
 
   // Of two columns: more take registers, one alone would have the keys of the rounds to itself.
   __device__ __forceinline__ void draw_columns(PhiloxWords (&random)[2], int c) const {
-    const int64_t block = block_of<kWarpRows>(groups_, tile_) + warp_;
-    const int64_t run = block * columns_ + column_ + c;
+    const int64_t run = block_of<kWarpRows>(groups_, slice()) * columns_ + column_ + c;
     draw(random, in_.rng_state, {run, run + 1}, 1);
   }
 
@@ -227,22 +260,22 @@ class TileWriter {
     }
   }
 
-  // The tile's lines, then zeros over what it owns beyond its 128 rows.
+  // The tile's lines: pieces whose places their group owns.
   __device__ void copy_columns() {
     constexpr int kPieceRows = kTileRows / Config::kPieces;
+    constexpr int kStep = kThreads / Config::kPieces;
     const QuantizedCopy& copy = in_.columnwise;
-    const Space space{int32_t(in_.row_align), int32_t(copy.pitch * 8 / Format::kBits)};
-    const int owned = owned_places(groups_, tile_, space);
-    const int64_t matrix = groups_.ragged() ? 0 : int64_t(tile_.group) * columns_ * copy.pitch;
-    uint8_t* to = static_cast<uint8_t*>(copy.data) + matrix + first_column_ * copy.pitch +
-                  int64_t(place_of(groups_, tile_, space)) * Format::kBits / 8;
-    const int columns = min(kTileColumns, columns_ - first_column_);
     const int piece = threadIdx.x % Config::kPieces;
     const int first = threadIdx.x / Config::kPieces;
+    const Slice slice = shared_.slices[piece * kPieceRows / kSliceRows];
+    const Space space{int32_t(in_.row_align), int32_t(copy.pitch * 8 / Format::kBits)};
+    const int64_t matrix = groups_.ragged() ? 0 : int64_t(slice.group) * columns_;
+    uint8_t* line = opaque(static_cast<uint8_t*>(copy.data) +
+                           (matrix + first_column_ + first) * copy.pitch +
+                           int64_t(place_of(groups_, slice, space)) * Format::kBits / 8);
     const uint32_t pitch = uint32_t(copy.pitch);
-    uint8_t* line = opaque(to + uint64_t(pitch) * first + piece * 16);
-    constexpr int kStep = kThreads / Config::kPieces;
-    const int count = piece * kPieceRows < owned ? columns - first : 0;
+    const int columns = min(kTileColumns, columns_ - first_column_);
+    const int count = owned_places(groups_, slice, space) > 0 ? columns - first : 0;
     uint4 pieces[kTileColumns / kStep];
 #pragma unroll
     for (int i = 0; i < kTileColumns / kStep; ++i) {
@@ -254,21 +287,14 @@ class TileWriter {
       if (i * kStep >= count) continue;
       *reinterpret_cast<uint4*>(line + uint64_t(pitch) * (i * kStep)) = pieces[i];
     }
-    const int extra = max(0, (owned - kTileRows) / kPieceRows);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < extra * columns; i += kThreads) {
-      *reinterpret_cast<uint4*>(to + i / extra * copy.pitch + (Config::kPieces + i % extra) * 16) =
-          make_uint4(0, 0, 0, 0);
-    }
   }
 
   const QuantizeArguments& in_;
   const RowGroups& groups_;
-  const RowTile tile_;
+  const int32_t tile_;
   const int32_t columns_, first_column_;
   const int lane_, warp_;
   const int32_t column_;  // the lane's first
-  const int64_t row_;     // of the input, the tile's first
   Shared<Config>& shared_;
   Values<Element> values_;
   uint32_t random_[Config::kStochastic ? kDrawn : 1];  // of the lane's columns of each row

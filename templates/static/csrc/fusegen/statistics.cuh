@@ -10,6 +10,7 @@
 
 #include "dequantize.cuh"
 #include "quantize_config.cuh"
+#include "quantize_source.cuh"
 #include "quantize_tile.cuh"
 #include "statistics.h"
 
@@ -88,29 +89,27 @@ __device__ inline Tally tally_of_block(Tally tally, Tally* shared) {
   return tally;
 }
 
-// One tile of the tensor, and of its copy.
+// A warp's slice of a tile of the tensor, and of its copy.
 template <class Config>
 class TileReader {
  public:
-  __device__ TileReader(const StatisticsArguments& in, const RowGroups& groups, const RowTile& tile,
+  __device__ TileReader(const StatisticsArguments& in, const RowGroups& groups, const Slice& slice,
                         int32_t first_column)
       : in_(in),
         groups_(groups),
-        tile_(tile),
+        slice_(slice),
         columns_(int32_t(in.columns)),
-        first_row_(int32_t(threadIdx.x) / 32 * kWarpRows),
         column_(first_column + int32_t(threadIdx.x) % 32 * kLaneColumns),
-        row_(input_row(groups, tile)),
-        place_(place_of(groups, tile, Space{int32_t(in.row_align), 0})) {
-    values_.load(static_cast<const Element*>(in.input) + row_ * in.columns + first_column,
-                 uint32_t(in.columns), tile.rows(), columns_ - first_column);
+        row_(input_row(groups, slice)),
+        place_(place_of(groups, slice, Space{int32_t(in.row_align), 0})) {
+    TensorSource<Element>().load(values_, in, row_, column_, slice.rows());
     if constexpr (Config::kRule == Rule::nvfp4) {
-      whole_ = 1.0f / nvfp4_tensor_scale(in.amax[tile.group]);
+      whole_ = 1.0f / nvfp4_tensor_scale(in.amax[slice.group]);
     }
   }
 
   __device__ __forceinline__ void count(Tally& tally) const {
-    if (column_ >= columns_ || first_row_ >= tile_.rows()) return;
+    if (column_ >= columns_ || slice_.rows() == 0) return;
     if constexpr (Config::kColumnwise) {
       count_columns(tally);
     } else {
@@ -127,14 +126,14 @@ class TileReader {
   // Codes of 4 neighbouring columns.
   __device__ __forceinline__ void count_rows(Tally& tally) const {
     using Codes = std::conditional_t<Format::kBits == 8, uint32_t, uint16_t>;
-    const int rows = least(tile_.rows() - first_row_, kWarpRows);
+    const int rows = slice_.rows();
     const auto* codes = static_cast<const uint8_t*>(in_.data) +
-                        (row_ + first_row_) * in_.pitch + column_ * Format::kBits / 8;
+                        row_ * in_.pitch + column_ * Format::kBits / 8;
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) {
       if (r >= rows) continue;
       const uint32_t word = *reinterpret_cast<const Codes*>(codes + r * in_.pitch);
-      const float scale = scale_of(first_row_ + r, column_);
+      const float scale = scale_of(r, column_);
 #pragma unroll
       for (int c = 0; c < kLaneColumns; ++c) {
         count_one(tally, values_.at(r, c), word >> (c * Format::kBits) & kCode, scale);
@@ -145,14 +144,14 @@ class TileReader {
   // Codes of 16 neighbouring rows: those past the group's last one are padding, which a transform
   // fills, and are all zeros otherwise.
   __device__ __forceinline__ void count_columns(Tally& tally) const {
-    const int64_t matrix = groups_.ragged() ? 0 : tile_.group;
+    const int64_t matrix = groups_.ragged() ? 0 : slice_.group;
     const int64_t line = matrix * in_.columns + column_;
     const auto* codes = static_cast<const uint8_t*>(in_.data) + line * in_.pitch +
-                        int64_t(place_ + first_row_) * Format::kBits / 8;
+                        int64_t(place_) * Format::kBits / 8;
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
       const auto* words = reinterpret_cast<const uint32_t*>(codes + c * in_.pitch);
-      const float scale = scale_of(first_row_, column_ + c);
+      const float scale = scale_of(0, column_ + c);
       float run[kWarpRows];
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) run[r] = values_.at(r, c);
@@ -170,20 +169,20 @@ class TileReader {
     tally.add<Format>(source, decode<Format>(code) * scale * whole_, code);
   }
 
-  // The scale of an element, its row counted in the tile.
+  // The scale of an element, its row counted in the slice.
   __device__ __forceinline__ float scale_of(int32_t row, int32_t column) const {
     return scale_at<Config::kRule>(in_.scale, scale_index(row, column));
   }
 
   __device__ __forceinline__ int64_t scale_index(int32_t row, int32_t column) const {
     if constexpr (Config::kScaling == Scaling::tensor) {
-      return tile_.group;
+      return slice_.group;
     } else if constexpr (Config::kScaling == Scaling::row) {
-      return Config::kColumnwise ? tile_.group * in_.columns + column : row_ + row;
+      return Config::kColumnwise ? slice_.group * in_.columns + column : row_ + row;
     } else {
       constexpr int kBlock = Config::kBlock;
       const int64_t across = (columns_ + kBlock - 1) / kBlock;
-      const int64_t block = block_of<kBlock>(groups_, tile_) + row / kBlock;
+      const int64_t block = block_of<kBlock>(groups_, slice_);
       if constexpr (Config::kSquare) return block * across + column / kBlock;
       if constexpr (Config::kColumnwise) return block * in_.columns + column;
       if (in_.token_pitch != 0) return column / kBlock * in_.token_pitch + place_ + row;
@@ -193,40 +192,34 @@ class TileReader {
 
   const StatisticsArguments& in_;
   const RowGroups& groups_;
-  const RowTile tile_;
+  const Slice slice_;
   const int32_t columns_;
-  const int32_t first_row_;  // of the warp, counted in the tile
-  const int32_t column_;     // the lane's first
-  const int64_t row_;        // the tile's first, in the tensor
-  const int32_t place_;      // the same where groups start at multiples
+  const int32_t column_;  // the lane's first
+  const int64_t row_;     // the warp's first, in the tensor
+  const int32_t place_;   // the same where groups start at multiples
   float whole_ = 1.0f;       // scale of the tensor
   Values<Element> values_;
 };
 
-// Tile `index`, for all threads of the block; `shared` is in shared memory.
-__device__ inline RowTile tile_at(const RowGroups& groups, int32_t index, RowTile* shared) {
-  if (!groups.ragged()) return matrix_tile(groups, index);
-  __syncthreads();  // the last tile has been read
-  if (threadIdx.x < 32) find_tile(groups, index, threadIdx.x, shared);
-  __syncthreads();
-  return *shared;
-}
-
 template <class Config>
 __global__ void __launch_bounds__(kThreads)
     statistics_kernel(const __grid_constant__ StatisticsArguments in) {
-  __shared__ RowTile found;
+  __shared__ TileSlices slices;
   __shared__ Tally tallies[kWarps];
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
   const int64_t across = (in.columns + kTileColumns - 1) / kTileColumns;
-  const int64_t tiles = row_tiles(groups) * across;
+  const Space space{Config::kBlock > in.row_align ? Config::kBlock : int32_t(in.row_align),
+                    groups.rows};
+  const int64_t tiles = row_tiles(groups, space) * across;
   wait_for_previous_kernel();
   Tally tally;
 #pragma unroll 1
   for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-    const RowTile tile = tile_at(groups, int32_t(i / across), &found);
-    if (tile.group < 0 || tile.group == groups.groups) continue;
-    TileReader<Config>(in, groups, tile, int32_t(i % across) * kTileColumns).count(tally);
+    __syncthreads();  // the last tile's slices have been read
+    tile_slices(groups, space, int32_t(i / across), slices);
+    const Slice slice = slices[threadIdx.x / 32];
+    if (slice.group == groups.groups) continue;
+    TileReader<Config>(in, groups, slice, int32_t(i % across) * kTileColumns).count(tally);
   }
   let_next_kernel_start();
   tally = tally_of_block(tally, tallies);
@@ -262,8 +255,7 @@ static Status launch_statistics(const StatisticsArguments& in, cudaStream_t stre
   if (Status status = check_rows(in); !status.ok()) return status;
   if (in.blocks < 1 || in.blocks > 65535) return {kInvalid, "1 <= blocks <= 65535"};
   if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
-  if (in.row_align < kWarpRows || in.row_align > kTileRows ||
-      (in.row_align & (in.row_align - 1)) != 0) {
+  if (!is_alignment(in.row_align)) {
     return {kInvalid, "row_align: a power of two from 16 to 128 rows"};
   }
   if (Config::kRule == Rule::nvfp4 && in.amax == nullptr) return {kInvalid, "nv: amax"};
