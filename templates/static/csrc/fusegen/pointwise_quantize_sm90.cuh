@@ -15,7 +15,6 @@ namespace fusegen {
 
 namespace quantizing {
 
-inline constexpr int kRowsAtOnce = 4;  // whose operands are under way
 inline constexpr int kRowsWaiting = 8;  // whose values are in shared memory
 
 // The result of `Math` with an access; -1 where it has none.
@@ -39,8 +38,9 @@ __device__ __forceinline__ uint32_t narrow_pair(float low, float high) {
 
 // What a warp's lanes have of a few rows, summed: lane l ends with row l * rows / 32. Half of what
 // is left changes hands at the first steps, in an order that is always the same.
-__device__ __forceinline__ float sum_lanes(float (&rows)[kRowsAtOnce]) {
-  int count = kRowsAtOnce;
+template <int kRows>
+__device__ __forceinline__ float sum_lanes(float (&rows)[kRows]) {
+  int count = kRows;
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     const bool upper = threadIdx.x & distance;
@@ -59,9 +59,16 @@ __device__ __forceinline__ float sum_lanes(float (&rows)[kRowsAtOnce]) {
   return rows[0];
 }
 
+// Codes of 4 bits take most registers of all, and the compiler lacks a few for both.
+template <class Config>
+struct OfExpression : Config {
+  static constexpr int kBlocksPerSm = Config::kBlocksPerSm - (Config::Format::kBits == 4);
+};
+
 template <class Math, class Element_>
 struct ExpressionSource {
   using Element = Element_;
+  static constexpr int kBlocksPerSm = Math::operand_count > 3 ? 3 : 4;  // that its registers leave room for
 
   PointwiseArguments expression;
   float* row_partials;  // [tiles of columns, rows], or nullptr
@@ -76,7 +83,7 @@ struct ExpressionSource {
     for (int first = 0; first < kWarpRows; first += kRowsWaiting) {
       evaluate(row + first, column, rows - first, count - first,
                [&](int r, const Outcomes& outcomes) {
-                 waiting[r][threadIdx.x] = pairs_of(outcomes[second ? kHigh : kLow]);
+                 waiting[r][threadIdx.x] = pairs_of(outcomes, second);
                });
 #pragma unroll
       for (int r = 0; r < kRowsWaiting; ++r) {
@@ -95,6 +102,9 @@ struct ExpressionSource {
   static constexpr int kLow = kHalved ? result_with<Math>(Access::first_half) : kWhole;
   static constexpr int kHigh = kHalved ? result_with<Math>(Access::second_half) : kWhole;
   static_assert(kLow >= 0 && kHigh >= 0, "a whole result or both halves of one are quantised");
+
+  // Rows whose operands are under way: registers for no more.
+  static constexpr int kRowsAtOnce = kOperands > 3 ? 2 : 4;
 
   using Outcomes = float[kResults][kLaneColumns];
   using Addresses = const char* [kOperands];
@@ -187,8 +197,13 @@ struct ExpressionSource {
     for (int r = 0; r < kResults; ++r) outcomes[r][c] = outcome[r];
   }
 
-  // Rounded to elements.
-  __device__ __forceinline__ static uint2 pairs_of(const float (&values)[kLaneColumns]) {
+  // Of one half, rounded to elements.
+  __device__ __forceinline__ static uint2 pairs_of(const Outcomes& outcomes, bool second) {
+    float values[kLaneColumns];
+#pragma unroll
+    for (int c = 0; c < kLaneColumns; ++c) {
+      values[c] = second ? outcomes[kHigh][c] : outcomes[kLow][c];
+    }
     return make_uint2(narrow_pair<Element>(values[0], values[1]),
                       narrow_pair<Element>(values[2], values[3]));
   }
@@ -283,21 +298,25 @@ Status add_row_partials(const PointwiseQuantizeArguments& in, cudaStream_t strea
   return launch_grid("cudaLaunchKernelEx(row_total)", kernel, grid, kThreads, total, stream);
 }
 
+// For the sake of the sums: an amax that nobody asks for.
+template <class Config, class Source>
+Status evaluate(const QuantizeStepArguments& in, cudaStream_t stream, const Source& source) {
+  return launch_tiles("cudaLaunchKernelEx(evaluate)", &row_amax_kernel<Source>,
+                      amax_arguments(in.quantize), work_space<Config>(in.quantize), stream, source);
+}
+
 }  // namespace quantizing
 
 template <class Config, class Math>
 static Status launch_pointwise_quantize(const PointwiseQuantizeArguments& in,
                                         cudaStream_t stream) {
-  using Element = typename Config::Element;
-  using Source = quantizing::ExpressionSource<Math, Element>;
+  using Source = quantizing::ExpressionSource<Math, typename Config::Element>;
   const Source source{in.expression, in.row_partials};
-  const Status status =
-      in.quantizes ? launch_quantize_step<Config>(in.step, stream, source)
-                   : launch_amax<Element, false>(quantizing::amax_arguments(in.step.quantize),
-                                                 stream, source);
+  const Status status = in.quantizes ? launch_quantize_step<quantizing::OfExpression<Config>>(in.step, stream, source)
+                                     : quantizing::evaluate<Config>(in.step, stream, source);
   if constexpr (quantizing::result_with<Math>(Access::row) >= 0) {
     if (status.ok() && in.row_partials != nullptr && in.expression.rows > 0) {
-      return quantizing::add_row_partials<Math, Element>(in, stream);
+      return quantizing::add_row_partials<Math, typename Config::Element>(in, stream);
     }
   }
   return status;
