@@ -1,4 +1,4 @@
-"""Kernels that quantise an expression, on the CPU: every bit that the two kernels give one after the other."""
+"""Kernels that quantise an expression, on the CPU: the bits that two kernels give, one by one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ MATHS = (
     ("scaled_srelu", "backward"),  # a sum over rows, one whole result
     ("scaled_swiglu", "backward"),  # and one of two halves
 )
-RECIPES = ("current_e4m3", "delayed_e4m3", "row", "block_1x128", "mx_1x32", "nv_1x16", "nv_1x16_both")
+RECIPES = (
+    "current_e4m3",
+    "delayed_e4m3",
+    "row",
+    "block_1x128",
+    "mx_1x32",
+    "nv_1x16",
+    "nv_1x16_both",
+)
 # Rows, columns of a half, splits.
 CASES: dict[str, tuple[int, int, list[int] | None]] = {
     "ragged": (200, 136, [0, 5, 130, 0, 33]),
@@ -183,6 +191,8 @@ def test_the_bits_of_both_kernels(library: Path, number: int, recipe: str, case:
 def test_the_sum_alone(library: Path, recipe: str) -> None:
     """Nothing is quantised, so nothing that a copy needs has to be there."""
     expression = Expression(library, len(MATHS) - 1, 200, 136, torch.tensor([0, 5, 130, 0, 33]))
-    step = Step(MergedKernels(expression), recipe, Case(expression.quantized, expression.splits), True)
+    step = Step(
+        MergedKernels(expression), recipe, Case(expression.quantized, expression.splits), True
+    )
     bare = _Step(quantize=step.run.arguments())
     expression.merged(bare, step.run.recipe.config, quantizes=False)

@@ -116,7 +116,7 @@ def test_a_scale_is_kept_as_the_forward_used_it(arch: str, options: tuple[str, .
     snapshot, (quantized,) = steps[at], quantizing(steps[at:], "a")
     assert (snapshot.reads, snapshot.writes) == (("fc2_input_scale",), ("fc2_input_scale_used",))
     assert snapshot.when == (need("fc2_weight"),)
-    assert quantized.input("scale") == "fc2_input_scale" 
+    assert quantized.input("scale") == "fc2_input_scale"
     (step,) = quantizing(again.backward.steps, "a")
     assert step.input("scale") == "fc2_input_scale_used" and step.input("amax_history") is None
     assert "a_amax" not in step.writes

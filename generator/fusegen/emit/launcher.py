@@ -592,17 +592,13 @@ def _state_fields(
     }
 
 
-def _pointwise_fields(
-    step: Step, reading: Reading, without: str | None = None
-) -> dict[str, str]:
+def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) -> dict[str, str]:
     """Operands, results but for one that is not written, scalars and sizes of an expression."""
     assert step.pointwise is not None
     math = step.pointwise
     prefix = f"{step.item}_" if step.item else ""
     scalars = [f"static_cast<float>({prefix}{name})" for name in math.attributes]
-    results = [
-        "nullptr" if r.buffer == without else f"writable({r.buffer})" for r in math.results
-    ]
+    results = ["nullptr" if r.buffer == without else f"writable({r.buffer})" for r in math.results]
     return {
         "operands": f"{{{', '.join(reading(o.buffer) for o in math.operands)}}}",
         "results": f"{{{', '.join(results)}}}",

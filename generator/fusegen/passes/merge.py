@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from ..model.dtypes import DType
 from ..model.plan import Access, Buffer, KernelSet, Operand, Pointwise, Program, Result, Step
-from ..model.primitives import MERGED, ROW_PARTIALS, Primitive
-from ..model.shapes import Const, Shape, ceildiv
+from ..model.primitives import ROW_PARTIALS, Primitive
+from ..model.shapes import Shape, ceildiv
 from ..model.specs import ArchSpec, FusionSpec, PatternStep, RecipeSpec
 from .draft import NotPossible
 from .fuse import admits
