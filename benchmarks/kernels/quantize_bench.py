@@ -2,7 +2,8 @@
 
 Rates count every byte once that must be read or written: the input, codes and scales of each copy,
 partial sums and, of what has no codes, the results. The columnwise copy of ragged groups has places
-between them, which a quantise kernel writes too, since products read them.
+between them, which a quantise kernel writes too, since products read them. A step is all that a
+recipe launches for a tensor; where scales span more than a tile, its input counts twice.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ RECIPES = (
     Recipe("nv_16x16", 9, bits=4, copies=("both",)),
     Recipe("nv_1x16_both", 12, bits=4, scale_bytes=1 / 16, copies=("both",)),
 )
+STEPS = ("tensor", "row", "nv_1x16", "nv_16x16", "nv_1x16_both")  # recipes that read amaxes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Input:
     codes: Tensor = field(default_factory=lambda: _empty(4 * TOKENS * COLUMNS, torch.uint8))
     row_scales: Tensor = field(default_factory=lambda: _empty(TOKENS * (COLUMNS // 16 + 64)))
     column_scales: Tensor = field(default_factory=lambda: _empty((TOKENS // 16 + GROUPS) * COLUMNS))
-    sums: Tensor = field(default_factory=lambda: _empty((TOKENS // 128 + GROUPS + 1) * COLUMNS))
+    sums: Tensor = field(default_factory=lambda: _empty((TOKENS // 128 + 2 * GROUPS + 1) * COLUMNS))
     amax: Tensor = field(
         default_factory=lambda: torch.ones(TOKENS + GROUPS * COLUMNS, device=DEVICE)
     )
@@ -110,7 +112,7 @@ class Input:
         return ALIGNMENT * (TOKENS // ALIGNMENT + GROUPS)
 
     @property
-    def tile_sums(self) -> int:
+    def segment_sums(self) -> int:
         """Bytes of partial sums of tiles of 128 rows; groups cut tiles, each into two at most."""
         return 4 * COLUMNS * (TOKENS // 128 + (self.groups if self.splits is not None else 0))
 
@@ -197,7 +199,7 @@ def _quantize_works(kernels: Any, data: Input) -> Iterator[Work]:
                 words = " ".join([recipe.name, copies, *extras])
                 arguments = _arguments(data, recipe, copies, extras)
                 moved = data.x.nbytes + _written(data, recipe, copies)
-                moved += data.tile_sums if "row_sums" in extras else 0
+                moved += data.segment_sums if "row_sums" in extras else 0
                 run = partial(kernels.call, "run_quantize", HALF, recipe.config, arguments)
                 yield Work(f"{words}, {data.name}", run, moved)
 
@@ -209,6 +211,31 @@ def _written(data: Input, recipe: Recipe, copies: str) -> int:
     return int((rows + places) * COLUMNS * (recipe.bits / 8 + recipe.scale_bytes))
 
 
+def _step_work(kernels: Any, data: Input, recipe: Recipe) -> Work:
+    """Both copies, with all that comes before them."""
+    amax = data.amax.data_ptr()
+    arguments = harness._Step(
+        quantize=_arguments(data, recipe, "both", ()),
+        amax=amax,
+        partial_amax=data.sums.data_ptr(),
+        row_amax=amax,
+        column_amax=data.amax[TOKENS:].data_ptr(),
+        rowwise_amax=amax,
+        columnwise_amax=data.amax[data.groups :].data_ptr(),
+        rng_state=data.random.data_ptr() if recipe.name.endswith("both") else None,
+        update=True,
+    )
+    run = partial(kernels.call, "run_step", HALF, recipe.config, arguments)
+    moved = 2 * data.x.nbytes + _written(data, recipe, "both")
+    return Work(f"{recipe.name} step, {data.name}", run, moved)
+
+
+def _step_works(kernels: Any, data: Input) -> Iterator[Work]:
+    wanted = {recipe.name: recipe for recipe in reversed(RECIPES) if recipe.name in STEPS}
+    for name in STEPS:
+        yield _step_work(kernels, data, wanted[name])
+
+
 # ---- what goes before and after
 
 
@@ -218,9 +245,10 @@ def _amax_works(kernels: Any, data: Input) -> Iterator[Work]:
             data.x.data_ptr(),
             harness.address(data.splits),
             **data.sizes(),
+            row_align=ALIGNMENT,
             programmatic_launch=True,
         )
-        setattr(arguments, what, data.amax.data_ptr())
+        setattr(arguments, what, data.sums.data_ptr())
         run = partial(kernels.call, "run_amax", HALF, arguments)
         yield Work(f"amax {what}, {data.name}", run, data.x.nbytes)
 
@@ -231,9 +259,10 @@ def _row_sum_work(kernels: Any, data: Input) -> Work:
         data.column_scales.data_ptr(),
         harness.address(data.splits),
         **data.sizes(),
+        row_align=128,
         programmatic_launch=True,
     )
-    moved = data.tile_sums + 4 * COLUMNS * data.groups
+    moved = data.segment_sums + 4 * COLUMNS * data.groups
     return Work(f"row sums, {data.name}", partial(kernels.call, "run_row_sums", arguments), moved)
 
 
@@ -262,6 +291,7 @@ def _clear_work(kernels: Any, data: Input) -> Work:
 
 def _works(kernels: Any, data: Input, quick: bool) -> Iterator[Work]:
     yield from _quantize_works(kernels, data)
+    yield from _step_works(kernels, data)
     if quick:
         return
     # Clearing comes last: what it zeroes nobody reads after it.

@@ -85,16 +85,35 @@ class TileQuantizer : TileWriter<Config> {
       }
     }
     __syncthreads();
+    if constexpr (Config::kRule == Rule::nvfp4) fill_block_factors();
   }
 
-  // The amax of the warp's group; of the columnwise copy's input where `columnwise`.
-  __device__ float own_group_amax(bool columnwise) const {
-    const int first = __ffs(int(slices_of(shared_.slices, slice().group, lane_))) - 1;
-    return shared_.amaxes[columnwise][first];
+  // Each takes a division: a thread makes one for each group, where its rows and columns have 8.
+  __device__ void fill_block_factors() {
+    static_assert(2 * kBlockCodes == kThreads);
+    const int copy = threadIdx.x / kBlockCodes, code = threadIdx.x % kBlockCodes;
+#pragma unroll 1
+    for (int w = 0; w < kWarps; ++w) {
+      if (w > 0 && shared_.slices[w - 1].group == shared_.slices[w].group) continue;
+      const float inverse = 1.0f / nvfp4_tensor_scale(shared_.amaxes[copy][w]);
+      shared_.block_factors[copy][w][code] = nvfp4_block_scale(code, inverse);
+    }
+    __syncthreads();
+  }
+
+  // The first of the tile's warps that has the warp's group.
+  __device__ int first_warp() const {
+    return __ffs(int(slices_of(shared_.slices, slice().group, lane_))) - 1;
   }
 
   __device__ Scaler<Config> scaler(bool columnwise) const {
-    return Scaler<Config>(in_, kGroupAmax ? own_group_amax(columnwise) : 0.0f);
+    Scaler<Config> scaler(in_);
+    if constexpr (Config::kRule == Rule::nvfp4) {
+      const int warp = first_warp();
+      scaler.tensor_scale = nvfp4_tensor_scale(shared_.amaxes[columnwise][warp]);
+      scaler.factors = shared_.block_factors[columnwise][warp];
+    }
+    return scaler;
   }
 
   // ---- one scale for a group or a square block
@@ -133,7 +152,7 @@ class TileQuantizer : TileWriter<Config> {
       scale.factor = in_.scale[group];
       scale.stored = 1.0f / scale.factor;
     } else {
-      scale = Scaler<Config>(in_, 0.0f)(own_group_amax(in_.rowwise.amax == nullptr));
+      scale = scaler(false)(shared_.amaxes[in_.rowwise.amax == nullptr][first_warp()]);
     }
     if (lane_ == 0 && slice().row == 0 && first_column_ == 0 && !past()) {
       for (void* scales : {in_.rowwise.scale, in_.columnwise.scale}) {

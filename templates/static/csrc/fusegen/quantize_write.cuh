@@ -19,7 +19,10 @@ struct alignas(16) Shared {
   float scratch[kWarps * 4];
   float factors[kTileColumns];
   typename Config::Stored stored[kTileColumns];
-  float amaxes[2][kWarps];  // of the warps' groups, for the rowwise and the columnwise copy
+  // Of the group that begins with a warp, for the rowwise and for the columnwise copy: its amax, and
+  // where blocks have scales below it the factor that each of their codes stands for.
+  float amaxes[2][kWarps];
+  float block_factors[2][kWarps][Config::kRule == Rule::nvfp4 ? kBlockCodes : 1];
   TileSlices slices;
 };
 
