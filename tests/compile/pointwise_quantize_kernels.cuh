@@ -1,6 +1,6 @@
-// Kernels that quantise an expression, and those of the expression alone, behind C functions. The
-// expressions come from EXPRESSIONS: a file of `struct Math` in namespaces math_0, math_1, ...
-#include "fusegen/pointwise_quantize_sm90.cuh"
+// Kernels that quantise an expression, and those of the expression alone, behind C functions. KERNELS
+// names their header, EXPRESSIONS a file of `struct Math` in namespaces math_0, math_1, ...
+#include KERNELS
 
 using namespace fusegen;
 

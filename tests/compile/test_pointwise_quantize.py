@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from fusegen.paths import builtin_specs, builtin_templates
 from fusegen.render import Renderer
 from fusegen.resolve import resolve_module
 
-from .quantize_harness import Buffer, Case, Kernels, _Step, address, compile_for_cpu
+from .quantize_harness import CSRC, Buffer, Case, Kernels, _Step, address, compile_for_cpu
 from .test_quantize_kernels import Step
 
 MATHS = (
@@ -75,6 +76,18 @@ def _kernel(module: str, direction: str) -> Kernel:
     return next(kernel for kernel in plan.kernels if f"_{direction}_" in f"{kernel.name}_")
 
 
+def _without_launch_sizes(folder: Path) -> Path:
+    """The kernels' header, where memory that a launch sizes has the size that it asks for."""
+    shutil.copytree(CSRC / "fusegen", folder / "fusegen")
+    header = folder / "fusegen" / "pointwise_quantize_sm90.cuh"
+    text = header.read_text()
+    sized = "extern __shared__ uint2 parked[];"
+    assert text.count(sized) == 1
+    fixed = "__shared__ uint2 parked[Source::kSharedBytes / sizeof(uint2)];"
+    header.write_text(text.replace(sized, fixed))
+    return header
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pointwise_quantize")
@@ -96,6 +109,7 @@ Status with_math(int math, Launch launch) {{
     (folder / "expressions.inc").write_text(text)
     header = folder / "merged.cuh"
     header.write_text(
+        f'#define KERNELS "{_without_launch_sizes(folder)}"\n'
         f'#define EXPRESSIONS "{folder}/expressions.inc"\n'
         '#include "pointwise_quantize_kernels.cuh"\n'
     )
