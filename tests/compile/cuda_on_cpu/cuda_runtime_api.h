@@ -206,6 +206,7 @@ unsigned on_cpu_reduce(unsigned value, Combine combine) {
   }
   return result;
 }
+inline void __syncwarp() { on_cpu::shuffle(0u, on_cpu::lane()); }
 inline unsigned __ballot_sync(unsigned, bool value) {
   return on_cpu_reduce(unsigned(value) << on_cpu::lane(), [](unsigned a, unsigned b) { return a | b; });
 }
