@@ -16,8 +16,6 @@ namespace fusegen {
 
 namespace quantizing {
 
-inline constexpr int kRowsWaiting = 8;  // whose values are in shared memory
-
 // The result of `Math` with an access; -1 where it has none.
 template <class Math>
 constexpr int result_with(Access access) {
@@ -60,17 +58,17 @@ __device__ __forceinline__ float sum_lanes(float (&rows)[kRows]) {
   return rows[0];
 }
 
-// Codes of 4 bits take most registers of all, and the compiler lacks a few for both.
-template <class Config>
-struct OfExpression : Config {
-  static constexpr int kBlocksPerSm = Config::kBlocksPerSm - (Config::Format::kBits == 4);
-};
-
-template <class Math_, class Element_>
+template <class Math_, class Config>
 struct ExpressionSource {
   using Math = Math_;
-  using Element = Element_;
-  static constexpr int kBlocksPerSm = Math::operand_count > 3 ? 3 : 4;  // that its registers leave room for
+  using Element = typename Config::Element;
+  // Whose values wait in shared memory at once; random numbers take that, too.
+  static constexpr int kRowsWaiting = Config::kStochastic ? 4 : 8;
+  // That registers leave room for: codes of 4 bits take most.
+  static constexpr int kBlocksPerSm =
+      (Math::operand_count > 3 || Math::cost > 32 ? 3 : 4) - (Config::Format::kBits == 4);
+  static_assert(sizeof(Shared<Config>) + kRowsWaiting * kThreads * sizeof(uint2) <= 48 << 10,
+                "more shared memory than a kernel may have without asking");
 
   PointwiseArguments expression;
   float* row_partials;  // [tiles of columns, rows], or nullptr
@@ -246,17 +244,18 @@ struct ExpressionSource {
 };
 
 // A result of two halves.
-template <class Math, class Element>
-struct HalvesSource : ExpressionSource<Math, Element> {
-  static constexpr int kBlocksPerSm = 3;  // whose second halves shared memory holds
+template <class Math, class Config>
+struct HalvesSource : ExpressionSource<Math, Config> {
+  using Base = ExpressionSource<Math, Config>;
+  // And shared memory, for second halves.
+  static constexpr int kBlocksPerSm = Base::kBlocksPerSm < 3 ? Base::kBlocksPerSm : 3;
   static constexpr int kSharedBytes = kWarpRows * kThreads * int(sizeof(uint2));
 };
 
 // One of them: the first one is computed, and leaves the second in `parked`, each thread its own.
-template <class Math, class Element_>
-struct HalfSource : ExpressionSource<Math, Element_> {
-  using Base = ExpressionSource<Math, Element_>;
-  using Element = Element_;
+template <class Base>
+struct HalfSource : Base {
+  using Element = typename Base::Element;
   uint2* parked;
   bool second;
 
@@ -298,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
     TileQuantizer<Config>(in, groups, tile, first_column, shared)
-        .run(HalfSource<typename Source::Math, typename Source::Element>(source, parked, half == 1));
+        .run(HalfSource<typename Source::Base>(source, parked, half == 1));
     first_column += int32_t(in.columns) / 2;
     __syncthreads();
   }
@@ -377,14 +376,14 @@ Status evaluate(const QuantizeStepArguments& in, cudaStream_t stream, const Sour
 }  // namespace quantizing
 
 // Of a result of two halves: both at once, unless a tile of columns is part of both.
-template <class Config, class Math, class Element>
+template <class Config, class Math, class Same>
 static Status launch_quantize(const QuantizeArguments& in, cudaStream_t stream,
-                              const quantizing::HalvesSource<Math, Element>& source) {
+                              const quantizing::HalvesSource<Math, Same>& source) {
   using namespace quantizing;
-  using Source = HalvesSource<Math, Element>;
+  using Source = HalvesSource<Math, Same>;
   static std::atomic<uint64_t> allowed{0};
   if (source.expression.columns % kTileColumns != 0) {
-    return launch_quantize<Config, ExpressionSource<Math, Element>>(in, stream, source);
+    return launch_quantize<Config, typename Source::Base>(in, stream, source);
   }
   if (Status status = check_rows(in); !status.ok()) return status;
   if (const char* broken = broken_requirement<Config>(in)) {
@@ -401,17 +400,15 @@ template <class Config, class Math>
 static Status launch_pointwise_quantize(const PointwiseQuantizeArguments& in,
                                         cudaStream_t stream) {
   using namespace quantizing;
-  using Element = typename Config::Element;
   constexpr bool kHalved = result_with<Math>(Access::first_half) >= 0;
-  std::conditional_t<kHalved, HalvesSource<Math, Element>, ExpressionSource<Math, Element>> source{};
+  std::conditional_t<kHalved, HalvesSource<Math, Config>, ExpressionSource<Math, Config>> source{};
   source.expression = in.expression;
   source.row_partials = in.row_partials;
-  const Status status = in.quantizes
-                            ? launch_quantize_step<OfExpression<Config>>(in.step, stream, source)
-                            : evaluate<Config>(in.step, stream, source);
+  const Status status = in.quantizes ? launch_quantize_step<Config>(in.step, stream, source)
+                                     : evaluate<Config>(in.step, stream, source);
   if constexpr (result_with<Math>(Access::row) >= 0) {
     if (status.ok() && in.row_partials != nullptr && in.expression.rows > 0) {
-      return add_row_partials<Math, Element>(in, stream);
+      return add_row_partials<Math, typename Config::Element>(in, stream);
     }
   }
   return status;
