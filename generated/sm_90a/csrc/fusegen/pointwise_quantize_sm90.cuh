@@ -10,12 +10,11 @@
 #include "pointwise.cuh"
 #include "pointwise_quantize.h"
 #include "quantize_step.cuh"
+#include "shared_memory.cuh"
 
 namespace fusegen {
 
 namespace quantizing {
-
-inline constexpr int kRowsWaiting = 8;  // whose values are in shared memory
 
 // The result of `Math` with an access; -1 where it has none.
 template <class Math>
@@ -59,16 +58,17 @@ __device__ __forceinline__ float sum_lanes(float (&rows)[kRows]) {
   return rows[0];
 }
 
-// Codes of 4 bits take most registers of all, and the compiler lacks a few for both.
-template <class Config>
-struct OfExpression : Config {
-  static constexpr int kBlocksPerSm = Config::kBlocksPerSm - (Config::Format::kBits == 4);
-};
-
-template <class Math, class Element_>
+template <class Math_, class Config>
 struct ExpressionSource {
-  using Element = Element_;
-  static constexpr int kBlocksPerSm = Math::operand_count > 3 ? 3 : 4;  // that its registers leave room for
+  using Math = Math_;
+  using Element = typename Config::Element;
+  // Whose values wait in shared memory at once; random numbers take that, too.
+  static constexpr int kRowsWaiting = Config::kStochastic ? 4 : 8;
+  // That registers leave room for: codes of 4 bits take most.
+  static constexpr int kBlocksPerSm =
+      (Math::operand_count > 3 || Math::cost > 32 ? 3 : 4) - (Config::Format::kBits == 4);
+  static_assert(sizeof(Shared<Config>) + kRowsWaiting * kThreads * sizeof(uint2) <= 48 << 10,
+                "more shared memory than a kernel may have without asking");
 
   PointwiseArguments expression;
   float* row_partials;  // [tiles of columns, rows], or nullptr
@@ -76,22 +76,9 @@ struct ExpressionSource {
   template <class Arguments>
   __device__ __forceinline__ void load(Values<Element>& values, const Arguments& in, int64_t row,
                                        int column, int rows) const {
-    __shared__ uint2 waiting[kRowsWaiting][kThreads];  // each thread's own
     const bool second = kHalved && column >= int(expression.columns);
-    const int count = column < in.columns ? rows : 0;
-#pragma unroll
-    for (int first = 0; first < kWarpRows; first += kRowsWaiting) {
-      evaluate(row + first, column, rows - first, count - first,
-               [&](int r, const Outcomes& outcomes) {
-                 waiting[r][threadIdx.x] = pairs_of(outcomes, second);
-               });
-#pragma unroll
-      for (int r = 0; r < kRowsWaiting; ++r) {
-        const uint2 pairs = first + r < count ? waiting[r][threadIdx.x] : make_uint2(0, 0);
-        values.pairs[first + r][0] = pairs.x;
-        values.pairs[first + r][1] = pairs.y;
-      }
-    }
+    load_half(values, row, column, rows, column < in.columns ? rows : 0, second,
+              [](int, const Outcomes&) {});
   }
 
  protected:
@@ -119,6 +106,27 @@ struct ExpressionSource {
       return slot.wide ? __uint_as_float(words[o][c]) : widen<Element>(words[o][c / 2], c % 2);
     }
   };
+
+  // The values of one half; `also` sees the outcomes of every row.
+  template <class Also>
+  __device__ __forceinline__ void load_half(Values<Element>& values, int64_t row, int column,
+                                            int rows, int count, bool second, Also also) const {
+    __shared__ uint2 waiting[kRowsWaiting][kThreads];  // each thread's own
+#pragma unroll
+    for (int first = 0; first < kWarpRows; first += kRowsWaiting) {
+      evaluate(row + first, column, rows - first, count - first,
+               [&](int r, const Outcomes& outcomes) {
+                 waiting[r][threadIdx.x] = pairs_of(outcomes, second);
+                 also(first + r, outcomes);
+               });
+#pragma unroll
+      for (int r = 0; r < kRowsWaiting; ++r) {
+        const uint2 pairs = first + r < count ? waiting[r][threadIdx.x] : make_uint2(0, 0);
+        values.pairs[first + r][0] = pairs.x;
+        values.pairs[first + r][1] = pairs.y;
+      }
+    }
+  }
 
   // Calls `take` with the outcomes of kRowsWaiting rows from `row` on, as far as `rows` reach, and
   // leaves their sums; a lane has `count` of them, none where it is past the last column. What is
@@ -235,6 +243,66 @@ struct ExpressionSource {
   }
 };
 
+// A result of two halves.
+template <class Math, class Config>
+struct HalvesSource : ExpressionSource<Math, Config> {
+  using Base = ExpressionSource<Math, Config>;
+  // And shared memory, for second halves.
+  static constexpr int kBlocksPerSm = Base::kBlocksPerSm < 3 ? Base::kBlocksPerSm : 3;
+  static constexpr int kSharedBytes = kWarpRows * kThreads * int(sizeof(uint2));
+};
+
+// One of them: the first one is computed, and leaves the second in `parked`, each thread its own.
+template <class Base>
+struct HalfSource : Base {
+  using Element = typename Base::Element;
+  uint2* parked;
+  bool second;
+
+  __device__ HalfSource(const Base& both, uint2* parked, bool second)
+      : Base(both), parked(parked + threadIdx.x), second(second) {}
+
+  template <class Arguments>
+  __device__ __forceinline__ void load(Values<Element>& values, const Arguments&, int64_t row,
+                                       int column, int rows) const {
+    if (!second) {
+      this->load_half(values, row, column, rows, rows, false,
+                      [&](int r, const typename Base::Outcomes& outcomes) {
+                        parked[r * kThreads] = Base::pairs_of(outcomes, true);
+                      });
+      return;
+    }
+#pragma unroll
+    for (int r = 0; r < kWarpRows; ++r) {
+      const uint2 pairs = r < rows ? parked[r * kThreads] : make_uint2(0, 0);
+      values.pairs[r][0] = pairs.x;
+      values.pairs[r][1] = pairs.y;
+    }
+  }
+};
+
+template <class Config, class Source>
+__global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
+    quantize_halves_kernel(const __grid_constant__ QuantizeArguments in,
+                           const __grid_constant__ Source source) {
+  extern __shared__ uint2 parked[];
+  __shared__ Shared<Config> shared;
+  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  wait_for_previous_kernel();
+  const int32_t tile = row_tile_from_last();
+  const Space space = work_space<Config>(in);
+  if (tile >= row_tiles(groups, space)) return;
+  tile_slices(groups, space, tile, shared.slices);
+  int32_t first_column = (gridDim.y - 1 - blockIdx.y) * kTileColumns;
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    TileQuantizer<Config>(in, groups, tile, first_column, shared)
+        .run(HalfSource<typename Source::Base>(source, parked, half == 1));
+    first_column += int32_t(in.columns) / 2;
+    __syncthreads();
+  }
+}
+
 // Adds the partial sums of rows. Rows past all groups belong to no tile, and their sum is zero.
 struct RowTotalArguments {
   const float* partials;  // [tiles, rows]
@@ -307,16 +375,40 @@ Status evaluate(const QuantizeStepArguments& in, cudaStream_t stream, const Sour
 
 }  // namespace quantizing
 
+// Of a result of two halves: both at once, unless a tile of columns is part of both.
+template <class Config, class Math, class Same>
+static Status launch_quantize(const QuantizeArguments& in, cudaStream_t stream,
+                              const quantizing::HalvesSource<Math, Same>& source) {
+  using namespace quantizing;
+  using Source = HalvesSource<Math, Same>;
+  static std::atomic<uint64_t> allowed{0};
+  if (source.expression.columns % kTileColumns != 0) {
+    return launch_quantize<Config, typename Source::Base>(in, stream, source);
+  }
+  if (Status status = check_rows(in); !status.ok()) return status;
+  if (const char* broken = broken_requirement<Config>(in)) {
+    return {static_cast<int>(cudaErrorInvalidValue), broken};
+  }
+  const auto kernel = &quantize_halves_kernel<Config, Source>;
+  Status status = allow_shared_memory(kernel, Source::kSharedBytes, allowed);
+  if (!status.ok()) return status;
+  return launch_tiles<2 * kTileColumns, Source::kSharedBytes>(
+      "cudaLaunchKernelEx(quantize_halves)", kernel, in, work_space<Config>(in), stream, source);
+}
+
 template <class Config, class Math>
 static Status launch_pointwise_quantize(const PointwiseQuantizeArguments& in,
                                         cudaStream_t stream) {
-  using Source = quantizing::ExpressionSource<Math, typename Config::Element>;
-  const Source source{in.expression, in.row_partials};
-  const Status status = in.quantizes ? launch_quantize_step<quantizing::OfExpression<Config>>(in.step, stream, source)
-                                     : quantizing::evaluate<Config>(in.step, stream, source);
-  if constexpr (quantizing::result_with<Math>(Access::row) >= 0) {
+  using namespace quantizing;
+  constexpr bool kHalved = result_with<Math>(Access::first_half) >= 0;
+  std::conditional_t<kHalved, HalvesSource<Math, Config>, ExpressionSource<Math, Config>> source{};
+  source.expression = in.expression;
+  source.row_partials = in.row_partials;
+  const Status status = in.quantizes ? launch_quantize_step<Config>(in.step, stream, source)
+                                     : evaluate<Config>(in.step, stream, source);
+  if constexpr (result_with<Math>(Access::row) >= 0) {
     if (status.ok() && in.row_partials != nullptr && in.expression.rows > 0) {
-      return quantizing::add_row_partials<Math, typename Config::Element>(in, stream);
+      return add_row_partials<Math, typename Config::Element>(in, stream);
     }
   }
   return status;

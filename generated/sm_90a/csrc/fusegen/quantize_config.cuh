@@ -78,6 +78,8 @@ struct QuantizeConfig {
 
 namespace quantizing {
 
+inline constexpr int kBlockCodes = 128;  // of E4M3, not negative
+
 // Amax -> the factor that encodes and the scale that is stored.
 template <class Config>
 struct Scaler {
@@ -88,16 +90,12 @@ struct Scaler {
   };
 
   float epsilon;
-  float tensor_scale, inverse;  // nvfp4
   bool power_of_two, round_down;
+  float tensor_scale = 1.0f;       // nvfp4
+  const float* factors = nullptr;  // of block codes, in shared memory
 
-  __device__ Scaler(const QuantizeArguments& in, float group_amax)
-      : epsilon(in.epsilon), power_of_two(in.power_of_two), round_down(in.round_down) {
-    if constexpr (Config::kRule == Rule::nvfp4) {
-      tensor_scale = nvfp4_tensor_scale(group_amax);
-      inverse = 1.0f / tensor_scale;
-    }
-  }
+  __device__ explicit Scaler(const QuantizeArguments& in)
+      : epsilon(in.epsilon), power_of_two(in.power_of_two), round_down(in.round_down) {}
 
   __device__ __forceinline__ Scale operator()(float amax) const {
     if constexpr (Config::kRule == Rule::mx) {
@@ -107,7 +105,7 @@ struct Scaler {
       return {e8m0_inverse(code), Stored(code)};
     } else if constexpr (Config::kRule == Rule::nvfp4) {
       const uint32_t code = nvfp4_block_code(amax, tensor_scale);
-      return {nvfp4_block_scale(code, inverse), Stored(code)};
+      return {factors[code], Stored(code)};
     } else {
       constexpr float kLargest =
           Config::kBlock == 0 ? kFloatMax : kElementMax<typename Config::Element>;

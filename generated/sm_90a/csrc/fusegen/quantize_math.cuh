@@ -184,6 +184,15 @@ FUSEGEN_INLINE uint32_t third_byte(uint32_t word, int index) {
 #endif
 }
 
+// `bits` moved up by 4, below them the top 4 of `more`.
+FUSEGEN_INLINE uint32_t shifted_in(uint32_t bits, uint32_t more) {
+#ifdef __CUDA_ARCH__
+  return __funnelshift_l(more, bits, 4);
+#else
+  return bits << 4 | more >> 28;
+#endif
+}
+
 // The sign in bit 31; NaN counts as positive, and products that are NaN are positive on the GPU.
 FUSEGEN_INLINE uint32_t sign_bits(float product) {
 #ifndef __CUDA_ARCH__
@@ -242,7 +251,7 @@ FUSEGEN_INLINE uint32_t e2m1_codes(const float* products, const TermOf& term_of,
 FUSEGEN_UNROLL
   for (int i = Count - 1; i >= 0; --i) {
     sum = sum * 16 + term_of(first + i, products[first + i]);
-    signs = signs << 4 | sign_bits(products[first + i]) >> 28;
+    signs = shifted_in(signs, sign_bits(products[first + i]));
   }
   return (sum - (TermOf::kSurplus * kOnes & kAll)) | (signs & (kOnes << 3));
 }
@@ -254,16 +263,14 @@ FUSEGEN_INLINE float round_to_bfloat16(float value) {
   return float_of((bits + 0x7FFFu + ((bits >> 16) & 1)) & 0xFFFF0000u);
 }
 
-// The hardware rounds pairs, to the same numbers.
-FUSEGEN_INLINE void round_to_bfloat16(float& low, float& high) {
+// Two numbers in 16 bits each, `low` in the low ones. The hardware rounds pairs, to the same numbers.
+FUSEGEN_INLINE uint32_t bfloat16_pair(float low, float high) {
 #ifdef __CUDA_ARCH__
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  low = float_of(pair << 16);
-  high = float_of(pair & 0xFFFF0000u);
+  return pair;
 #else
-  low = round_to_bfloat16(low);
-  high = round_to_bfloat16(high);
+  return bits_of(round_to_bfloat16(low)) >> 16 | bits_of(round_to_bfloat16(high));
 #endif
 }
 
@@ -398,15 +405,21 @@ FUSEGEN_UNROLL
   }
 }
 
-// values <- round_bf16((values * signs) H / 4).
-FUSEGEN_INLINE void hadamard(float (&values)[kHadamard]) {
+// values <- round_bf16((values * signs) H / 4); `pairs` are the same in 16 bits, two to a word.
+FUSEGEN_INLINE void hadamard(float (&values)[kHadamard], uint32_t (&pairs)[kHadamard / 2]) {
   butterflies(values);
 FUSEGEN_UNROLL
   for (int i = 0; i < kHadamard; i += 2) {
-    values[i] *= 0.25f;
-    values[i + 1] *= 0.25f;
-    round_to_bfloat16(values[i], values[i + 1]);
+    const uint32_t pair = bfloat16_pair(values[i] * 0.25f, values[i + 1] * 0.25f);
+    values[i] = float_of(pair << 16);
+    values[i + 1] = float_of(pair & 0xFFFF0000u);
+    pairs[i / 2] = pair;
   }
+}
+
+FUSEGEN_INLINE void hadamard(float (&values)[kHadamard]) {
+  uint32_t pairs[kHadamard / 2];
+  hadamard(values, pairs);
 }
 
 }  // namespace fusegen

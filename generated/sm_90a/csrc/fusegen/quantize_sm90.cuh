@@ -38,7 +38,7 @@ class TileQuantizer : TileWriter<Config> {
   __device__ void run(const Source& source) {
     source.load(values_, in_, first_row(), column_, past() ? 0 : slice().rows());
     let_next_kernel_start();
-    if (kGroupAmax && in_.scale == nullptr) find_group_amaxes();
+    if (kGroupAmax && in_.scale == nullptr) find_group_factors();
     if (in_.folded_amax != nullptr) this->fold_amax();
     if (in_.row_sums != nullptr) this->sum_rows();
     if constexpr (Config::kSquare || Config::kScaling == Scaling::tensor) {
@@ -67,10 +67,10 @@ class TileQuantizer : TileWriter<Config> {
       Config::kScaling == Scaling::tensor || Config::kRule == Rule::nvfp4;
 
   // For each group of the tile and each copy, in its first warp.
-  __device__ void find_group_amaxes() {
+  __device__ void find_group_factors() {
     if (this->is_first()) {
       const bool owner = slice().row == 0 && first_column_ == 0 && lane_ == 0 && !past();
-      float amax = 0.0f;
+      float amax = 0.0f, factor = group_factor(0.0f);
       const float* found = nullptr;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -78,23 +78,51 @@ class TileQuantizer : TileWriter<Config> {
         if (copy.amax != found) {  // usually both copies have one
           amax = group_amax(copy.amax, groups_, slice(), int32_t(in_.row_align),
                             tiles_across(columns_), lane_);
+          factor = group_factor(amax);
           found = copy.amax;
         }
-        shared_.amaxes[i][warp_] = amax;
+        shared_.group_factors[i][warp_] = factor;
         if (owner && copy.group_amax != nullptr) copy.group_amax[slice().group] = amax;
       }
     }
     __syncthreads();
+    if constexpr (Config::kRule == Rule::nvfp4) fill_block_factors();
   }
 
-  // The amax of the warp's group; of the columnwise copy's input where `columnwise`.
-  __device__ float own_group_amax(bool columnwise) const {
-    const int first = __ffs(int(slices_of(shared_.slices, slice().group, lane_))) - 1;
-    return shared_.amaxes[columnwise][first];
+  __device__ float group_factor(float amax) const {
+    if constexpr (Config::kRule == Rule::nvfp4) {
+      return nvfp4_tensor_scale(amax);
+    } else {
+      return Scaler<Config>(in_)(amax).factor;
+    }
+  }
+
+  // Each takes a division: a thread makes one for each group, where its rows and columns have 8.
+  __device__ void fill_block_factors() {
+    static_assert(2 * kBlockCodes == kThreads);
+    const int copy = threadIdx.x / kBlockCodes, code = threadIdx.x % kBlockCodes;
+#pragma unroll 1
+    for (int w = 0; w < kWarps; ++w) {
+      if (w > 0 && shared_.slices[w - 1].group == shared_.slices[w].group) continue;
+      const float inverse = 1.0f / shared_.group_factors[copy][w];
+      shared_.block_factors[copy][w][code] = nvfp4_block_scale(code, inverse);
+    }
+    __syncthreads();
+  }
+
+  // The first of the tile's warps that has the warp's group.
+  __device__ int first_warp() const {
+    return __ffs(int(slices_of(shared_.slices, slice().group, lane_))) - 1;
   }
 
   __device__ Scaler<Config> scaler(bool columnwise) const {
-    return Scaler<Config>(in_, kGroupAmax ? own_group_amax(columnwise) : 0.0f);
+    Scaler<Config> scaler(in_);
+    if constexpr (Config::kRule == Rule::nvfp4) {
+      const int warp = first_warp();
+      scaler.tensor_scale = shared_.group_factors[columnwise][warp];
+      scaler.factors = shared_.block_factors[columnwise][warp];
+    }
+    return scaler;
   }
 
   // ---- one scale for a group or a square block
@@ -128,19 +156,15 @@ class TileQuantizer : TileWriter<Config> {
 
   __device__ Scale tensor_scale() {
     const int32_t group = past() ? groups_.groups - 1 : slice().group;
-    Scale scale;
-    if (in_.scale != nullptr) {
-      scale.factor = in_.scale[group];
-      scale.stored = 1.0f / scale.factor;
-    } else {
-      scale = Scaler<Config>(in_, 0.0f)(own_group_amax(in_.rowwise.amax == nullptr));
-    }
+    const float factor = in_.scale != nullptr
+                             ? in_.scale[group]
+                             : shared_.group_factors[in_.rowwise.amax == nullptr][first_warp()];
     if (lane_ == 0 && slice().row == 0 && first_column_ == 0 && !past()) {
       for (void* scales : {in_.rowwise.scale, in_.columnwise.scale}) {
-        if (scales != nullptr) static_cast<float*>(scales)[group] = scale.stored;
+        if (scales != nullptr) static_cast<float*>(scales)[group] = 1.0f / factor;
       }
     }
-    return scale;
+    return {factor, 0.0f};
   }
 
   // Warps beside each other share a block of 32 or 128 rows, runs of lanes its columns.
@@ -345,16 +369,18 @@ class TileQuantizer : TileWriter<Config> {
   }
 
   __device__ void stage_columns(const Scale (&scales)[kLaneColumns]) {
-    this->encode_columns([&](int c, const float (&)[kWarpRows]) { return scales[c].factor; });
+    this->encode_columns([&](int c, const uint32_t (&)[kWarpRows / 2]) { return scales[c].factor; });
   }
 
   // After a transform the scales follow from what it gave.
   __device__ void stage_transformed(Scale (&scales)[kLaneColumns], const Scaler<Config>& scaler) {
-    this->encode_columns([&](int c, const float (&run)[kWarpRows]) {
-      float amax = 0.0f;
+    this->encode_columns([&](int c, const uint32_t (&pairs)[kWarpRows / 2]) {
+      uint32_t amax = 0;
 #pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) amax = fmaxf(amax, fabsf(run[r]));
-      scales[c] = scaler(amax);
+      for (const uint32_t pair : pairs) {
+        amax = maximum<__nv_bfloat16>(amax, magnitude<__nv_bfloat16>(pair));
+      }
+      scales[c] = scaler(fmaxf(widen_low<__nv_bfloat16>(amax), widen_high<__nv_bfloat16>(amax)));
       return scales[c].factor;
     });
   }

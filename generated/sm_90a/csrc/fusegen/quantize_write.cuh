@@ -11,6 +11,13 @@ namespace fusegen {
 
 namespace quantizing {
 
+// Random bytes of a warp's rows: a run of 16 columns has 4 words, one for each of 4 lanes. One row of
+// each run is left out, so that its words fall into banks of their own.
+struct RandomRows {
+  uint32_t words[kWarps][kTileColumns / 16][kWarpRows + 1][4];
+};
+struct NoRandomRows {};
+
 template <class Config>
 struct alignas(16) Shared {
   uint8_t stage[kTileColumns * Config::kLineBytes];
@@ -19,8 +26,12 @@ struct alignas(16) Shared {
   float scratch[kWarps * 4];
   float factors[kTileColumns];
   typename Config::Stored stored[kTileColumns];
-  float amaxes[2][kWarps];  // of the warps' groups, for the rowwise and the columnwise copy
+  // Of the group that begins with a warp, for the rowwise and for the columnwise copy: the factor of
+  // its amax, and where blocks have scales below it the factor that each of their codes stands for.
+  float group_factors[2][kWarps];
+  float block_factors[2][kWarps][Config::kRule == Rule::nvfp4 ? kBlockCodes : 1];
   TileSlices slices;
+  alignas(16) std::conditional_t<Config::kStochastic, RandomRows, NoRandomRows> random;
 };
 
 // One tile; a warp has a slice of it, a lane its own columns.
@@ -108,8 +119,7 @@ class TileWriter {
 
   // ---- rowwise
 
-  // Rows that are encoded, and drawn for, at once: more take registers that kernels lack.
-  static constexpr int kAtOnce = 4, kDrawn = 8;
+  static constexpr int kAtOnce = 4;  // rows that are encoded: more take registers that kernels lack
 
   // Columns past the last one are zeros, and fill the pitch.
   template <class CodesOf>
@@ -120,11 +130,9 @@ class TileWriter {
     const uint32_t pitch = uint32_t(in_.rowwise.pitch);
     uint8_t* to = opaque(static_cast<uint8_t*>(in_.rowwise.data) +
                          first_row() * in_.rowwise.pitch + column_ * Format::kBits / 8);
+    if constexpr (Config::kStochastic) draw_rows();
 #pragma unroll
     for (int first = 0; first < kWarpRows; first += kAtOnce) {
-      if constexpr (Config::kStochastic) {
-        if (first % kDrawn == 0) draw_rows(first);
-      }
       Codes codes[kAtOnce];
 #pragma unroll
       for (int r = 0; r < kAtOnce; ++r) codes[r] = Codes(here(codes_of(first + r)));
@@ -149,49 +157,35 @@ class TileWriter {
     float scaled[kLaneColumns];
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) scaled[c] = values_.at(r, c) * factor;
-    uint32_t codes;
-    encode_values<Config>(&codes, scaled, random_ + (Config::kStochastic ? r % kDrawn : 0));
+    uint32_t codes, random = 0;
+    if constexpr (Config::kStochastic) random = shared_.random.words[warp_][lane_ / 4][r][lane_ % 4];
+    encode_values<Config>(&codes, scaled, &random);
     return codes;
   }
 
-  // Random bytes of kDrawn rows. A run of 16 columns is that of 4 lanes: each draws for every
-  // fourth row, and 4 x 4 words change hands.
-  __device__ __forceinline__ void draw_rows(int first) {
-    constexpr int kRuns = kDrawn / 4;
-    int64_t runs[kRuns];
-    PhiloxWords drawn[kRuns];
+  // Each lane draws for every fourth row of its run of 16 columns, and 4 lanes share what they drew.
+  // Two rows at once: more take registers, one alone would have the keys of the rounds to itself.
+  __device__ __forceinline__ void draw_rows() {
+    const int run = lane_ / 4;
 #pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const int64_t row = first_row() + first + 4 * i + lane_ % 4;
-      runs[i] = row * blocks(columns_, 16) + column_ / 16;
-    }
-    draw(drawn, in_.rng_state, runs, 0);
+    for (int r = lane_ % 4; r < kWarpRows; r += 8) {
+      PhiloxWords drawn[2];
+      const int64_t first = (first_row() + r) * blocks(columns_, 16) + column_ / 16;
+      draw(drawn, in_.rng_state, {first, first + 4 * blocks(columns_, 16)}, 0);
 #pragma unroll
-    for (int i = 0; i < kDrawn; ++i) {
-      if (i % 4 == 0) turn_words(drawn[i / 4].words);
-      random_[i] = drawn[i / 4].words[i % 4];
-    }
-  }
-
-  // Word i of lane l of 4 becomes word l of lane i.
-  __device__ __forceinline__ void turn_words(uint32_t (&words)[4]) const {
-#pragma unroll
-    for (int distance = 1; distance < 4; distance *= 2) {
-      const bool upper = lane_ & distance;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i & distance) continue;
-        const uint32_t low = words[i], high = words[i + distance];
-        const uint32_t other = __shfl_xor_sync(kAll, upper ? low : high, distance);
-        words[i] = upper ? other : low;
-        words[i + distance] = upper ? high : other;
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t* words = drawn[i].words;
+        *reinterpret_cast<uint4*>(shared_.random.words[warp_][run][r + 4 * i]) =
+            make_uint4(words[0], words[1], words[2], words[3]);
       }
     }
+    __syncwarp();
   }
 
   // ---- columnwise
 
-  // Codes of 16 rows of each column, into shared memory; `factor_of(c, values)` scales them.
+  // Codes of 16 rows of each column, into shared memory; `factor_of(c, pairs)` scales them, by what
+  // a transform gave, where there is one, in pairs of 16 bits.
   template <class FactorOf>
   __device__ __forceinline__ void encode_columns(FactorOf factor_of) {
     if (!has_rows()) return stage_zeros();
@@ -202,8 +196,9 @@ class TileWriter {
       float run[kWarpRows];
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) run[r] = values_.at(r, c);
-      if constexpr (Config::kHadamard) hadamard(run);
-      const float factor = factor_of(c, run);
+      uint32_t pairs[kWarpRows / 2] = {};
+      if constexpr (Config::kHadamard) hadamard(run, pairs);
+      const float factor = factor_of(c, pairs);
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) run[r] *= factor;
       uint32_t words[Config::kRunWords];
@@ -297,7 +292,6 @@ class TileWriter {
   const int32_t column_;  // the lane's first
   Shared<Config>& shared_;
   Values<Element> values_;
-  uint32_t random_[Config::kStochastic ? kDrawn : 1];  // of the lane's columns of each row
 };
 
 }  // namespace quantizing
