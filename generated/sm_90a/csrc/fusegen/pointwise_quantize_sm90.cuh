@@ -367,10 +367,10 @@ Status add_row_partials(const PointwiseQuantizeArguments& in, cudaStream_t strea
 }
 
 // For the sake of the sums: an amax that nobody asks for.
-template <class Config, class Source>
-Status evaluate(const QuantizeStepArguments& in, cudaStream_t stream, const Source& source) {
-  return launch_tiles("cudaLaunchKernelEx(evaluate)", &row_amax_kernel<Source>,
-                      amax_arguments(in.quantize), work_space<Config>(in.quantize), stream, source);
+template <class Source>
+Status evaluate(const QuantizeArguments& in, cudaStream_t stream, const Source& source) {
+  return launch_tiles("cudaLaunchKernelEx(evaluate)", &row_amax_kernel<Source>, amax_arguments(in),
+                      Space{int32_t(in.row_align), int32_t(in.rows)}, stream, source);
 }
 
 }  // namespace quantizing
@@ -405,7 +405,7 @@ static Status launch_pointwise_quantize(const PointwiseQuantizeArguments& in,
   source.expression = in.expression;
   source.row_partials = in.row_partials;
   const Status status = in.quantizes ? launch_quantize_step<Config>(in.step, stream, source)
-                                     : evaluate<Config>(in.step, stream, source);
+                                     : evaluate(in.step.quantize, stream, source);
   if constexpr (result_with<Math>(Access::row) >= 0) {
     if (status.ok() && in.row_partials != nullptr && in.expression.rows > 0) {
       return add_row_partials<Math, typename Config::Element>(in, stream);
