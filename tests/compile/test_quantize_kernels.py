@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusegen.model.shapes import Const
+from fusegen.passes import copies
+
 from .quantize_harness import (
     AMAX_PARTIALS,
+    CSRC,
     RECIPES,
     Buffer,
     Case,
@@ -43,6 +47,12 @@ CASES: dict[str, tuple[tuple[int, ...], list[int] | None, bool]] = {
     "weights": ((2, 136, 72), None, False),
     "wide weights": ((3, 16, 272), None, True),
 }
+
+
+def test_workspaces_have_room_for_all_partial_amaxes() -> None:
+    declared = f"kAmaxPartials = {AMAX_PARTIALS};"
+    assert declared in (CSRC / "fusegen" / "quantize.h").read_text()
+    assert Const(AMAX_PARTIALS) == copies.AMAX_PARTIALS
 
 
 @pytest.fixture(scope="module")

@@ -189,9 +189,15 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
   return on_cpu::shuffle(value, on_cpu::lane() ^ unsigned(mask));
 }
 template <class T>
-T __shfl_up_sync(unsigned, T value, unsigned distance) {
+T __shfl_up_sync(unsigned, T value, unsigned distance, int width = 32) {
   const unsigned lane = on_cpu::lane();
-  return on_cpu::shuffle(value, lane >= distance ? lane - distance : lane);
+  return on_cpu::shuffle(value, lane % unsigned(width) >= distance ? lane - distance : lane);
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, unsigned distance, int width = 32) {
+  const unsigned lane = on_cpu::lane();
+  const bool inside = lane % unsigned(width) + distance < unsigned(width);
+  return on_cpu::shuffle(value, inside ? lane + distance : lane);
 }
 template <class T>
 T __shfl_sync(unsigned, T value, int source, int width = 32) {
@@ -210,6 +216,7 @@ inline void __syncwarp() { on_cpu::shuffle(0u, on_cpu::lane()); }
 inline unsigned __ballot_sync(unsigned, bool value) {
   return on_cpu_reduce(unsigned(value) << on_cpu::lane(), [](unsigned a, unsigned b) { return a | b; });
 }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   return on_cpu_reduce(value, [](unsigned a, unsigned b) { return a > b ? a : b; });

@@ -10,7 +10,6 @@
 #include "gemm.h"
 #include "gemm_sm90.cuh"
 #include "ragged.cuh"
-#include "shared_memory.cuh"
 #include "status.cuh"
 
 namespace fusegen {
@@ -64,6 +63,21 @@ inline Status check_arguments(const GemmArguments& in) {
   if (in.n < 8 || in.n % 8 != 0 || in.n >= 1 << 30) return {kInvalid, "n: a multiple of 8"};
   if (in.k < 8 || in.k % 8 != 0 || in.k >= 1 << 30) return {kInvalid, "k: a multiple of 8"};
   return {};
+}
+
+// Raises the shared memory limit once per process and device.
+template <class Kernel>
+Status allow_shared_memory(Kernel* kernel, int bytes, std::atomic<uint64_t>& done) {
+  int device = 0;
+  if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) {
+    return {static_cast<int>(error), "cudaGetDevice"};
+  }
+  const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
+  if (done.load(std::memory_order_acquire) & bit) return {};
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) done.fetch_or(bit, std::memory_order_release);
+  return {static_cast<int>(error), "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)"};
 }
 
 // Grid, attributes and launch of a kernel of `run_cta`'s kind. `parameters` come before its shape.

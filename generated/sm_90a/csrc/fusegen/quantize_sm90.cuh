@@ -34,11 +34,12 @@ class TileQuantizer : TileWriter<Config> {
  public:
   using Base::Base;
 
+  // `find_amaxes`: not where a tile before this one, of the same rows, has found those of groups.
   template <class Source>
-  __device__ void run(const Source& source) {
+  __device__ void run(const Source& source, bool find_amaxes) {
     source.load(values_, in_, first_row(), column_, past() ? 0 : slice().rows());
     let_next_kernel_start();
-    if (kGroupAmax && in_.scale == nullptr) find_group_factors();
+    if (kGroupAmax && in_.scale == nullptr && find_amaxes) find_group_factors();
     if (in_.folded_amax != nullptr) this->fold_amax();
     if (in_.row_sums != nullptr) this->sum_rows();
     if constexpr (Config::kSquare || Config::kScaling == Scaling::tensor) {
@@ -51,7 +52,11 @@ class TileQuantizer : TileWriter<Config> {
     } else {
       const Scaler<Config> rows = scaler(0), columns = scaler(1);
       if (in_.rowwise.data != nullptr) {
-        if (has_rows() || token_major()) quantize_rows(rows);
+        if (has_rows()) {
+          quantize_rows(rows);
+        } else if (token_major()) {
+          pad_token_scales();
+        }
       }
       if (in_.columnwise.data != nullptr) quantize_columns(columns);
     }
@@ -66,23 +71,44 @@ class TileQuantizer : TileWriter<Config> {
   static constexpr bool kGroupAmax =
       Config::kScaling == Scaling::tensor || Config::kRule == Rule::nvfp4;
 
-  // For each group of the tile and each copy, in its first warp.
+  // The largest of those partial amaxes of the warp's group that are its share: warps of one group
+  // read them side by side, so that a dense tensor's take one trip to the L2 cache.
+  __device__ __forceinline__ float warp_partial(const float* of_groups) const {
+    if (of_groups == nullptr || past()) return 0.0f;
+    const uint32_t own = slices_of(shared_.slices, slice().group, lane_);
+    const int index = __popc(own & ((1u << warp_) - 1)), sharing = __popc(own);
+    const PartialRange range =
+        partials_of(groups_, slice(), int32_t(in_.row_align), tiles_across(columns_));
+    const float* of_group = of_groups + int64_t(slice().group) * kAmaxPartials;
+    float amax = 0.0f;
+#pragma unroll 2
+    for (int i = index * 32 + lane_; i < range.count; i += sharing * 32) {
+      amax = fmaxf(amax, of_group[range.block(i)]);
+    }
+    return warp_amax(amax);
+  }
+
+  // Of each group of the tile, by its first warp; and the results, by the group's first slice.
   __device__ void find_group_factors() {
+    const float rowwise = warp_partial(in_.rowwise.amax);
+    const bool one = in_.columnwise.amax == in_.rowwise.amax;  // as usual
+    const float columnwise = one ? rowwise : warp_partial(in_.columnwise.amax);
+    if (lane_ == 0) {
+      shared_.warp_amaxes[0][warp_] = rowwise;
+      shared_.warp_amaxes[1][warp_] = columnwise;
+    }
+    __syncthreads();
+    const uint32_t own = slices_of(shared_.slices, slice().group, lane_);
     if (this->is_first()) {
-      const bool owner = slice().row == 0 && first_column_ == 0 && lane_ == 0 && !past();
-      float amax = 0.0f, factor = group_factor(0.0f);
-      const float* found = nullptr;
+      const bool owner = slice().row == 0 && first_column_ == 0 && !past();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const QuantizedCopy& copy = i == 0 ? in_.rowwise : in_.columnwise;
-        if (copy.amax != found) {  // usually both copies have one
-          amax = group_amax(copy.amax, groups_, slice(), int32_t(in_.row_align),
-                            tiles_across(columns_), lane_);
-          factor = group_factor(amax);
-          found = copy.amax;
-        }
-        shared_.group_factors[i][warp_] = factor;
-        if (owner && copy.group_amax != nullptr) copy.group_amax[slice().group] = amax;
+        const float amax =
+            warp_amax(own >> lane_ & 1 ? shared_.warp_amaxes[i][lane_ % kWarps] : 0.0f);
+        float* result = i == 0 ? in_.rowwise.group_amax : in_.columnwise.group_amax;
+        if (lane_ != 0) continue;
+        shared_.group_factors[i][warp_] = group_factor(amax);
+        if (owner && result != nullptr) result[slice().group] = amax;
       }
     }
     __syncthreads();
@@ -241,9 +267,9 @@ class TileQuantizer : TileWriter<Config> {
     }
     const int row = 2 * Amaxes::first_pair(lane_);
     if (kSlots > 1) {
-      store_row_scales(row, stored);
+      store_row_scales(row, uint32_t(column_) / kBlock, stored);
     } else if (lane_ % 4 < 2) {
-      store_row_scales(row + lane_ % 2, stored);
+      store_row_scales(row + lane_ % 2, uint32_t(column_) / kBlock, stored);
     }
     store_rows([&](int r) {
       const float factor = kSlots == 1
@@ -262,8 +288,8 @@ class TileQuantizer : TileWriter<Config> {
 
   // Of neighbouring rows of the slice, the first of them `row`; places have padding, too.
   template <int Count>
-  __device__ void store_row_scales(int row, const Stored (&stored)[Count]) {
-    const uint32_t across = blocks(columns_, kBlock), block = uint32_t(column_) / kBlock;
+  __device__ void store_row_scales(int row, uint32_t block, const Stored (&stored)[Count]) {
+    const uint32_t across = blocks(columns_, kBlock);
     if (block >= across) return;  // a lane may own a row but no column
     auto* to = static_cast<Stored*>(in_.rowwise.scale);
     uint32_t stride = across;
@@ -281,6 +307,12 @@ class TileQuantizer : TileWriter<Config> {
     for (int i = 0; i < Count; ++i) {
       if (i < count) to[uint64_t(stride) * i] = i < exist ? stored[i] : kPadding;
     }
+  }
+
+  // Of a warp without rows.
+  __device__ void pad_token_scales() {
+    const Stored padding[1] = {kPadding};
+    if (lane_ < kWarpRows) store_row_scales(lane_, first_column_ / kBlock, padding);
   }
 
   // ---- columnwise
@@ -406,11 +438,7 @@ class TileQuantizer : TileWriter<Config> {
 };
 
 template <class Config, class Source>
-inline constexpr int kBlocks =
-    Config::kBlocksPerSm < Source::kBlocksPerSm ? Config::kBlocksPerSm : Source::kBlocksPerSm;
-
-template <class Config, class Source>
-__global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
+__global__ void __launch_bounds__(kThreads, Config::kBlocksPerSm)
     quantize_kernel(const __grid_constant__ QuantizeArguments in,
                     const __grid_constant__ Source source) {
   __shared__ Shared<Config> shared;
@@ -420,8 +448,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
   const Space space = work_space<Config>(in);
   if (tile >= row_tiles(groups, space)) return;
   tile_slices(groups, space, tile, shared.slices);
-  const int32_t first_column = (gridDim.y - 1 - blockIdx.y) * kTileColumns;
-  TileQuantizer<Config>(in, groups, tile, first_column, shared).run(source);
+  const int32_t first = (gridDim.y - 1 - blockIdx.y) * Config::kColumnTiles;
+  const int32_t end = min(first + Config::kColumnTiles, tiles_across(in.columns));
+#pragma unroll 1
+  for (int32_t column = first; column < end; ++column) {
+    if (column > first) __syncthreads();  // the last tile's codes have been copied
+    TileQuantizer<Config>(in, groups, tile, column * kTileColumns, shared)
+        .run(source, column == first);
+  }
 }
 
 }  // namespace quantizing
@@ -435,8 +469,9 @@ static Status launch_quantize(const QuantizeArguments& in, cudaStream_t stream,
   if (const char* broken = broken_requirement<Config>(in)) {
     return {static_cast<int>(cudaErrorInvalidValue), broken};
   }
-  return launch_tiles("cudaLaunchKernelEx(quantize)", &quantize_kernel<Config, Source>, in,
-                      work_space<Config>(in), stream, source);
+  return launch_tiles<kTileColumns * Config::kColumnTiles>(
+      "cudaLaunchKernelEx(quantize)", &quantize_kernel<Config, Source>, in, work_space<Config>(in),
+      stream, source);
 }
 
 }  // namespace fusegen

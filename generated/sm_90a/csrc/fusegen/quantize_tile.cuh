@@ -72,16 +72,20 @@ __device__ inline void find_slices(const RowGroups& groups, Space space, int32_t
 // the kernels lack. No thread may still read those of another tile.
 using TileSlices = Slice[kSlices];
 
+// Called by one whole warp.
+__device__ inline void write_slices(const RowGroups& groups, Space space, int32_t tile, int lane,
+                                    TileSlices& slices) {
+  if (groups.ragged()) {
+    find_slices(groups, space, tile, lane, slices);
+  } else if (lane < kSlices) {
+    slices[lane] = matrix_slice(groups, space, tile, lane);
+  }
+}
+
+// Called by the whole block.
 __device__ inline void tile_slices(const RowGroups& groups, Space space, int32_t tile,
                                    TileSlices& slices) {
-  if (threadIdx.x < 32) {
-    const int lane = threadIdx.x;
-    if (groups.ragged()) {
-      find_slices(groups, space, tile, lane, slices);
-    } else if (lane < kSlices) {
-      slices[lane] = matrix_slice(groups, space, tile, lane);
-    }
-  }
+  if (threadIdx.x < 32) write_slices(groups, space, tile, threadIdx.x, slices);
   __syncthreads();
 }
 
@@ -267,7 +271,7 @@ struct RowAmaxes {
 };
 
 // Any launch of one kernel whose parameters are its arguments and the source of its input.
-template <int kSharedBytes = 0, class Arguments, class... Sources>
+template <class Arguments, class... Sources>
 Status launch_grid(const char* call, void (*kernel)(Arguments, Sources...), dim3 blocks,
                    int threads, const Arguments& in, cudaStream_t stream,
                    const Sources&... source) {
@@ -277,7 +281,6 @@ Status launch_grid(const char* call, void (*kernel)(Arguments, Sources...), dim3
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = kSharedBytes;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = in.programmatic_launch ? 1 : 0;
@@ -308,7 +311,7 @@ __device__ __forceinline__ int32_t row_tile_from_last() {
 }
 
 // One block of threads per tile of 128 rows and `width` columns.
-template <int width = kTileColumns, int kSharedBytes = 0, class Arguments, class... Sources>
+template <int width = kTileColumns, class Arguments, class... Sources>
 Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), const Arguments& in,
                     Space space, cudaStream_t stream, const Sources&... source) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
@@ -317,7 +320,7 @@ Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), con
   const int64_t column_tiles = (in.columns + width - 1) / width;
   if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};
   if (column_tiles > 65535) return {kInvalid, "columns: at most 65535 tiles"};
-  return launch_grid<kSharedBytes>(call, kernel, dim3(kSuperRow, unsigned(column_tiles), unsigned(super_rows)),
+  return launch_grid(call, kernel, dim3(kSuperRow, unsigned(column_tiles), unsigned(super_rows)),
                      kThreads, in, stream, source...);
 }
 

@@ -25,7 +25,10 @@ namespace quantizing {
 // are dealt out to blocks one by one, a row of tiles after the other.
 struct PartialRange {
   int32_t first, count;
+
+  __device__ __forceinline__ int32_t block(int32_t i) const { return (first + i) % kAmaxPartials; }
 };
+static_assert((kAmaxPartials & (kAmaxPartials - 1)) == 0, "no thread divides");
 
 __host__ __device__ inline int32_t tiles_across(int64_t columns) {
   return int32_t((columns + kTileColumns - 1) / kTileColumns);
@@ -37,21 +40,6 @@ __device__ inline PartialRange partials_of(const RowGroups& groups, const Slice&
   const int64_t first = int64_t(tiles.first) * across;
   const int64_t count = int64_t(tiles.end - tiles.first) * across;
   return {int32_t(first % kAmaxPartials), int32_t(count < kAmaxPartials ? count : kAmaxPartials)};
-}
-
-// The amax of the slice's group, for all lanes of a warp.
-__device__ inline float group_amax(const float* partials, const RowGroups& groups,
-                                   const Slice& slice, int32_t align, int32_t across, int lane) {
-  if (partials == nullptr || slice.group == groups.groups) return 0.0f;
-  const PartialRange range = partials_of(groups, slice, align, across);
-  const float* of_group = partials + int64_t(slice.group) * kAmaxPartials;
-  float amax = 0.0f;
-#pragma unroll 4
-  for (int32_t i = lane; i < range.count; i += 32) {
-    const int32_t block = range.first + i;
-    amax = fmaxf(amax, of_group[block < kAmaxPartials ? block : block - kAmaxPartials]);
-  }
-  return warp_amax(amax);
 }
 
 // After the transform of every 16 rows of a column. What comes last there, a factor and rounding,
@@ -71,27 +59,40 @@ __device__ float transformed_amax(const Values<Element>& values) {
   return round_to_bfloat16(amax * 0.25f);
 }
 
+// Of tiles that take turns: while one is reduced, the next is loaded.
 struct GroupAmaxShared {
-  float amaxes[2][kWarps];  // of the elements, and after the transform
-  TileSlices slices;
+  float amaxes[2][2][kWarps];  // of the elements, and after the transform
+  TileSlices slices[2];
 };
 
-// The running amax of one thread's kind: groups come in order, in a tile and from tile to tile.
+// The running amax of the last group that a block has met: groups come in order, in a tile and from
+// tile to tile. Lanes 0 to 7 have the elements' of each slice, lanes 8 to 15 those after the
+// transform; every lane of an eight keeps the same.
 struct GroupRun {
-  float* partials;
-  int32_t group = -1;
+  float* partials;  // of the lane's kind, nullptr: not wanted
+  int32_t end;      // groups: rows past them count for nothing
+  int32_t group;
   float amax = 0.0f;
 
-  __device__ void add(const Slice& slice, float value) {
-    if (slice.rows() == 0) return;
-    if (slice.group != group) store();
-    amax = slice.group != group ? value : fmaxf(amax, value);
-    group = slice.group;
-  }
-  __device__ void store() const {
-    if (group >= 0 && partials != nullptr) {
-      partials[int64_t(group) * kAmaxPartials + blockIdx.x] = amax;
+  __device__ void add(int32_t own_group, float own, int slice) {
+    float largest = own;
+#pragma unroll
+    for (int distance = 1; distance < kSlices; distance *= 2) {
+      const float before = __shfl_up_sync(kAll, largest, distance, kSlices);
+      const int32_t its = __shfl_up_sync(kAll, own_group, distance, kSlices);
+      if (slice >= distance && its == own_group) largest = fmaxf(largest, before);
     }
+    if (slice == 0 && own_group != group) store(group, amax);
+    if (own_group == group) largest = fmaxf(largest, amax);
+    const int32_t next = __shfl_down_sync(kAll, own_group, 1, kSlices);
+    if (slice + 1 < kSlices && next != own_group) store(own_group, largest);
+    group = __shfl_sync(kAll, own_group, kSlices - 1, kSlices);
+    amax = __shfl_sync(kAll, largest, kSlices - 1, kSlices);
+  }
+
+  __device__ void store(int32_t of_group, float value) const {
+    if (partials == nullptr || of_group >= end) return;
+    partials[int64_t(of_group) * kAmaxPartials + blockIdx.x] = value;
   }
 };
 
@@ -103,35 +104,38 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
   const Space space{int32_t(in.row_align), groups.rows};
   const int32_t across = tiles_across(in.columns);
-  const int64_t tiles = int64_t(row_tiles(groups, space)) * across;
+  const int32_t tiles = row_tiles(groups, space) * across;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  GroupRun run{threadIdx.x == 0 ? in.of_group : in.of_transformed_group};
+  const int kind = lane / kSlices % 2;
   wait_for_previous_kernel();
+  tile_slices(groups, space, int32_t(blockIdx.x) / across, shared.slices[0]);
+  GroupRun run{lane >= 2 * kSlices ? nullptr : kind == 0 ? in.of_group : in.of_transformed_group,
+               groups.groups, shared.slices[0][0].group};
+  int turn = 0;
 #pragma unroll 1
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int32_t row = int32_t(tile / across), column = int32_t(tile - int64_t(row) * across);
-    tile_slices(groups, space, row, shared.slices);
-    const Slice slice = shared.slices[warp];
+  for (int32_t tile = blockIdx.x; tile < tiles; turn ^= 1) {
+    const Slice& slice = shared.slices[turn][warp];
+    const int32_t column = tile % across;
     Values<typename Source::Element> values;
     source.load(values, in, input_row(groups, slice), column * kTileColumns + lane * kLaneColumns,
                 slice.group == groups.groups ? 0 : slice.rows());
+    tile += gridDim.x;
+    if (warp == 0) write_slices(groups, space, tile / across, lane, shared.slices[turn ^ 1]);
     const float amax = warp_amax(values.amax());
     float transformed = 0.0f;
     if constexpr (kHadamard) transformed = warp_amax(transformed_amax(values));
-    if (lane == 0) {  // the first warp has read what the last tile left
-      shared.amaxes[0][warp] = amax;
-      shared.amaxes[1][warp] = transformed;
+    if (lane == 0) {
+      shared.amaxes[turn][0][warp] = amax;
+      shared.amaxes[turn][1][warp] = transformed;
     }
     __syncthreads();
-    if (threadIdx.x > kHadamard) continue;
-#pragma unroll
-    for (int i = 0; i < kSlices; ++i) {
-      const Slice& each = shared.slices[i];
-      if (each.group < groups.groups) run.add(each, shared.amaxes[threadIdx.x][i]);
+    if (warp == 0) {
+      run.add(shared.slices[turn][lane % kSlices].group, shared.amaxes[turn][kind][lane % kSlices],
+              lane % kSlices);
     }
   }
   let_next_kernel_start();
-  if (threadIdx.x <= kHadamard) run.store();
+  if (warp == 0 && lane % kSlices == 0) run.store(run.group, run.amax);
 }
 
 // ---- of rows and columns

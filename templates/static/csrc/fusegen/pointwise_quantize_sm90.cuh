@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
     TileQuantizer<Config>(in, groups, tile, first_column, shared)
-        .run(HalfSource<typename Source::Base>(source, parked, half == 1));
+        .run(HalfSource<typename Source::Base>(source, parked, half == 1), half == 0);
     first_column += int32_t(in.columns) / 2;
     __syncthreads();
   }

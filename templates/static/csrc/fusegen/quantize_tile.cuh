@@ -72,16 +72,20 @@ __device__ inline void find_slices(const RowGroups& groups, Space space, int32_t
 // the kernels lack. No thread may still read those of another tile.
 using TileSlices = Slice[kSlices];
 
+// Called by one whole warp.
+__device__ inline void write_slices(const RowGroups& groups, Space space, int32_t tile, int lane,
+                                    TileSlices& slices) {
+  if (groups.ragged()) {
+    find_slices(groups, space, tile, lane, slices);
+  } else if (lane < kSlices) {
+    slices[lane] = matrix_slice(groups, space, tile, lane);
+  }
+}
+
+// Called by the whole block.
 __device__ inline void tile_slices(const RowGroups& groups, Space space, int32_t tile,
                                    TileSlices& slices) {
-  if (threadIdx.x < 32) {
-    const int lane = threadIdx.x;
-    if (groups.ragged()) {
-      find_slices(groups, space, tile, lane, slices);
-    } else if (lane < kSlices) {
-      slices[lane] = matrix_slice(groups, space, tile, lane);
-    }
-  }
+  if (threadIdx.x < 32) write_slices(groups, space, tile, threadIdx.x, slices);
   __syncthreads();
 }
 

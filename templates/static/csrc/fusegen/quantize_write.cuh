@@ -29,6 +29,7 @@ struct alignas(16) Shared {
   // Of the group that begins with a warp, for the rowwise and for the columnwise copy: the factor of
   // its amax, and where blocks have scales below it the factor that each of their codes stands for.
   float group_factors[2][kWarps];
+  float warp_amaxes[2][kWarps];  // of the partials that a warp has read
   float block_factors[2][kWarps][Config::kRule == Rule::nvfp4 ? kBlockCodes : 1];
   TileSlices slices;
   alignas(16) std::conditional_t<Config::kStochastic, RandomRows, NoRandomRows> random;
@@ -97,24 +98,25 @@ class TileWriter {
     const int column = first_column_ + threadIdx.x;
     if (threadIdx.x >= kTileColumns || column >= columns_) return;
     float sum = 0.0f;
+    bool has_rows = false;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const Slice slice = shared_.slices[w];
-      if (w > 0 && shared_.slices[w - 1].group != slice.group) sum = 0.0f;
+      const Slice& slice = shared_.slices[w];
       sum += shared_.sums[w][threadIdx.x];
-      const bool ends = w + 1 == kWarps || shared_.slices[w + 1].group != slice.group;
-      if (ends && slice.group < groups_.groups) store_sum(slice, column, sum);
+      has_rows |= slice.rows() > 0;
+      if (w + 1 < kWarps && shared_.slices[w + 1].group == slice.group) continue;
+      if (has_rows && slice.group < groups_.groups) {
+        in_.row_sums[segment(slice) * columns_ + column] = sum;
+      }
+      sum = 0.0f;
+      has_rows = false;
     }
   }
 
-  // The segment's sum, if it has rows: the group's last slice in the tile may lie past them.
-  __device__ void store_sum(const Slice& last, int32_t column, float sum) {
-    const TileRange tiles =
-        tiles_with_rows(groups_, last, {work_space<Config>(in_).align, groups_.rows});
-    const int32_t tile =
-        groups_.ragged() ? tile_ : last.group * tiles_of(groups_.rows) + last.row / kTileRows;
-    if (tile >= tiles.end) return;
-    in_.row_sums[int64_t(tile + (groups_.ragged() ? last.group : 0)) * columns_ + column] = sum;
+  // The number of the rows that the tile and a slice's group share: see row_sums.cuh.
+  __device__ int64_t segment(const Slice& slice) const {
+    if (groups_.ragged()) return int64_t(tile_) + slice.group;
+    return int64_t(slice.group) * tiles_of(groups_.rows) + slice.row / kTileRows;
   }
 
   // ---- rowwise
@@ -167,7 +169,7 @@ class TileWriter {
   // Two rows at once: more take registers, one alone would have the keys of the rounds to itself.
   __device__ __forceinline__ void draw_rows() {
     const int run = lane_ / 4;
-#pragma unroll
+#pragma unroll 1
     for (int r = lane_ % 4; r < kWarpRows; r += 8) {
       PhiloxWords drawn[2];
       const int64_t first = (first_row() + r) * blocks(columns_, 16) + column_ / 16;
