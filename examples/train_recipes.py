@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -25,9 +25,29 @@ from fusegen import demo, demo_model
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "bf16"
 ALONE = (BASELINE, "fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
-RECIPES = {recipe: (recipe, recipe) for recipe in ALONE} | {"nvfp4 but last": ("nvfp4", BASELINE)}
-"""Name of a run -> the recipe of all blocks but the last, and that of the last. With 4 bits models
-are trained with some blocks, the last ones above all, in 16 (arXiv:2509.25149)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Which recipe computes the experts of a run.
+
+    Attributes:
+        most: of all blocks but the last.
+        last: of the last block.
+        finish: share of the steps at the end that all blocks take in the baseline's recipe.
+    """
+
+    most: str
+    last: str
+    finish: float = 0.0
+
+
+RUNS = {recipe: Numerics(recipe, recipe) for recipe in ALONE} | {
+    "nvfp4 but last": Numerics("nvfp4", BASELINE),
+    "nvfp4 but end": Numerics("nvfp4", BASELINE, finish=0.18),
+}
+"""With 4 bits, models are trained with some blocks, the last ones above all, in 16, and end their
+training in 16 bits; the share of the steps is that of arXiv:2509.25149."""
 SEED = 0
 POINTS = 100
 """How many means of neighbouring steps a curve is recorded and drawn with."""
@@ -63,20 +83,44 @@ def train(
 ) -> Run:
     """Train under the recipes of a run, from the common start."""
     device = "cpu" if arch == "cpu" else "cuda"
-    most, last = (demo_model.load_experts(bundle, arch, recipe) for recipe in RECIPES[name])
-    factories = iter([most] * (config.layers - 1) + [last])
+    numerics = RUNS[name]
+    recipes = [numerics.most] * (config.layers - 1) + [numerics.last]
     torch.manual_seed(SEED)  # the seed of stochastic rounding
-    model = demo_model.ByteModel(config, lambda **sizes: next(factories)(**sizes), device)
+    model = build(bundle, arch, recipes, config)
     demo_model.initialise(model, SEED)
     optimiser = demo_model.MasterAdamW(model, config.steps, config.learning_rate)
     trainee = demo_model.Trainee(model, optimiser, device)
-    losses = [trainee.step(*data.train(step)).loss for step in range(config.steps)]
+    early = config.steps - round(numerics.finish * config.steps)
+    losses = [trainee.step(*data.train(step)).loss for step in range(early)]
+    if early < config.steps:
+        model = with_weights_of(model, build(bundle, arch, [BASELINE] * config.layers, config))
+        trainee = demo_model.Trainee(model, optimiser, device)
+        losses += [trainee.step(*data.train(step)).loss for step in range(early, config.steps)]
     model.eval()
     return Run(
         curve=tuple(means(losses)),
         final_loss=fmean(losses[-max(1, config.steps // 10) :]),
         held_out_loss=trainee.held_out(data),
     )
+
+
+def build(
+    bundle: Path, arch: str, recipes: Sequence[str], config: demo.DemoConfig
+) -> demo_model.ByteModel:
+    """A model whose blocks have experts of these recipes, in order."""
+    factories = iter([demo_model.load_experts(bundle, arch, recipe) for recipe in recipes])
+    device = "cpu" if arch == "cpu" else "cuda"
+    return demo_model.ByteModel(config, lambda **sizes: next(factories)(**sizes), device)
+
+
+def with_weights_of(
+    model: demo_model.ByteModel, other: demo_model.ByteModel
+) -> demo_model.ByteModel:
+    """The other model with the very parameters of a model, so that its optimiser goes on."""
+    for name, parameter in model.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        setattr(other.get_submodule(owner), leaf, parameter)
+    return other
 
 
 def means(losses: list[float]) -> Iterator[float]:
@@ -136,7 +180,7 @@ def main() -> None:
     demo_model.check_device(device, words.arch)
     data = demo_model.Batches(demo.load_corpus(), config, device, SEED)
     runs: dict[str, Run] = {}
-    for recipe in RECIPES:
+    for recipe in RUNS:
         runs[recipe] = train(words.bundle, words.arch, recipe, config, data)
         print(f"{recipe}: {runs[recipe].final_loss:.4f}", flush=True)
     print(table(runs))

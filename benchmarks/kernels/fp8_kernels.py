@@ -29,6 +29,7 @@ class _Gemm(ctypes.Structure):
         ("n", _Long),
         ("k", _Long),
         ("sm_count", ctypes.c_int),
+        ("row_scales", _Pointer),
         ("programmatic_launch", ctypes.c_bool),
     ]
 
@@ -128,7 +129,7 @@ class Kernel:
             problem.n,
             problem.k,
             self._processors,
-            early,
+            programmatic_launch=early,
         )
         return _Fp8Gemm(
             gemm,

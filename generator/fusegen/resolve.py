@@ -11,6 +11,8 @@ from .model.primitives import Primitive
 from .model.shapes import symbols
 from .model.specs import (
     ArchSpec,
+    BackwardPrecision,
+    MainGrad,
     ModuleSpec,
     OptionName,
     RecipeSpec,
@@ -24,14 +26,22 @@ from .passes.delay_wgrad import delay_wgrad
 from .passes.draft import Draft, NotPossible
 from .passes.expand import chain_of, expand
 from .passes.fuse import fuse
+from .passes.interleave import interleave_halves
 from .passes.kernels import choose_kernels
 from .passes.liveness import add_conditions, saved
 from .passes.main_grad import keep_in_main_grad
 from .passes.math import derive_math
 from .passes.merge import merge
-from .passes.programs import backward_program, forward_program, refresh_program, wgrad_program
+from .passes.programs import (
+    backward_program,
+    forward_program,
+    refresh_program,
+    tell_lengths,
+    wgrad_program,
+)
 from .passes.quantize import quantize, unquantized
 from .passes.recompute import recompute_activations
+from .passes.scaled_bias import scale_bias
 from .passes.sharding import module_shardings
 from .passes.statistics import take_statistics
 from .passes.sums import fold_sums
@@ -77,12 +87,16 @@ def resolve_module(
     arch = specs.archs[arch_name]
     options = chosen_options(module, cell)
     draft = write_backward(expand(module, specs.ops))
+    if OptionName.SCALE_BIAS in options:
+        draft = scale_bias(draft)
     draft = derive_math(draft, derivations)
+    if OptionName.GLU_INTERLEAVE in options:
+        draft = interleave_halves(draft)
     draft = fuse(draft, specs.fusions, arch.name, recipe)
     if OptionName.SAVE in options:
         draft = recompute_activations(draft)
     if OptionName.MAIN_GRAD in options:
-        draft = keep_in_main_grad(draft, add=options[OptionName.MAIN_GRAD] == "add_to_main_grad")
+        draft = keep_in_main_grad(draft, MainGrad(options[OptionName.MAIN_GRAD]))
     quantizes = all(step.primitive is Primitive.QUANTIZE for step in draft.forward)
     exact, exact_output = unquantized(draft)
     draft = quantize(
@@ -90,13 +104,16 @@ def resolve_module(
         recipe,
         arch,
         reduced=OptionName.AMAX_REDUCTION in options,
-        forward_only=OptionName.BACKWARD_PRECISION in options,
+        backward=BackwardPrecision(
+            options.get(OptionName.BACKWARD_PRECISION, BackwardPrecision.QUANTIZED)
+        ),
     )
     if OptionName.WEIGHT_CACHE in options:
         alone = options[OptionName.WEIGHT_CACHE] == "quantized_weights"
         draft = keep_quantized(draft, recipe, alone=alone)
     draft = fold_sums(draft, arch)
     draft = add_conditions(draft)
+    draft = tell_lengths(draft, saved(draft))
     kept = saved(draft)
     if OptionName.DEBUG in options:
         draft = take_statistics(draft, recipe, arch)
@@ -108,7 +125,7 @@ def resolve_module(
     offered, further = conversions(recipe, arch) if quantizes else ((), ())
     forward = forward_program(draft, kept, dims)
     backward = backward_program(draft, kept, dims)
-    merged = merge(forward, backward, specs.fusions, arch, recipe)
+    merged = merge(forward, backward, draft.buffers, specs.fusions, arch, recipe)
     steps = (*merged.forward.steps, *merged.backward.steps, *draft.refresh, *draft.wgrad)
     used = {step.kernels for step in steps}
     own = (each for each in (*kernel_sets, *merged.kernel_sets) if each.name in used)
@@ -152,11 +169,16 @@ def resolve_module(
 
 _IMPLEMENTED = {
     OptionName.AMAX_REDUCTION: ("reduced_amax",),
-    OptionName.BACKWARD_PRECISION: ("high_precision_backward",),
+    OptionName.BACKWARD_PRECISION: (
+        BackwardPrecision.HIGH.value,
+        BackwardPrecision.DEQUANTIZED.value,
+    ),
     OptionName.DEBUG: ("debug",),
     OptionName.DELAY_WGRAD: ("delayed_wgrad",),
-    OptionName.MAIN_GRAD: ("add_to_main_grad", "write_main_grad"),
+    OptionName.GLU_INTERLEAVE: ("interleaved_32",),
+    OptionName.MAIN_GRAD: tuple(each.value for each in MainGrad if each is not MainGrad.RETURNED),
     OptionName.RANGES: ("nvtx_ranges",),
+    OptionName.SCALE_BIAS: ("scaled_bias",),
     OptionName.SAVE: ("recompute_activations",),
     OptionName.WEIGHT_CACHE: ("cached_weights", "quantized_weights"),
 }

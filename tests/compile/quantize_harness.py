@@ -150,6 +150,10 @@ class _Dequantize(ctypes.Structure):
         ("scale_block", Long),
         ("lines_per_scale", Long),
         ("amax", Pointer),
+        ("split_sizes", Pointer),
+        ("groups", Long),
+        ("scale_group", Long),
+        ("row_align", Long),
         ("programmatic_launch", Bool),
     ]
 

@@ -64,7 +64,10 @@ class Product:
             call = f"run_plain<Gemm::{self.kind}, Store::{self.store}, Config<{self.config}>>"
         elif self.family is Family.DECODED:
             amaxes = "true" if self.scaling else "false"
-            call = f"run_decoded<Gemm::{self.kind}, {amaxes}, Config<{self.config}>>"
+            call = (
+                f"run_decoded<Gemm::{self.kind}, Store::{self.store}, {amaxes}, "
+                f"Config<{self.config}>>"
+            )
         else:
             codes = ", ".join(f"__nv_fp8_{code}" for code in self.formats.split("_"))
             call = (
@@ -106,8 +109,14 @@ PRODUCTS = (
     Product(Family.SPLIT, "wgrad", NARROW, "tensor", "e4m3_e4m3"),
     Product(Family.PLAIN, "wgrad", WIDE_PLAIN, store="add"),
     Product(Family.PLAIN, "wgrad", TURNS_PLAIN, store="fp32"),
+    Product(Family.PLAIN, "wgrad", TURNS_PLAIN, store="add_io"),
     Product(Family.SPLIT, "wgrad", NARROW, "block", "e5m2_e4m3", store="add"),
     Product(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3", store="fp32"),
+    Product(Family.PLAIN, "fprop", WIDE_PLAIN, store="scaled_bias"),
+    Product(Family.PLAIN, "fprop", TURNS_PLAIN, store="scaled_bias"),
+    Product(Family.DECODED, "fprop", SMALL_PLAIN, "amaxes", store="scaled_bias"),
+    Product(Family.FAST, "fprop", TURNS, "row", "e4m3_e4m3", store="scaled_bias"),
+    Product(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3", store="scaled_bias"),
 )
 
 

@@ -25,6 +25,10 @@ CHOICES = (
     ("grouped_linear", ("fp8_delayed", "mxfp8"), "delayed_wgrad"),
     ("grouped_mlp", ("bf16", "fp8_block"), "delayed_wgrad"),
     ("grouped_mlp", ("fp8_delayed",), "recompute_activations"),
+    ("grouped_mlp", ("bf16", "fp8_current", "fp8_block", "mxfp8"), "scaled_bias"),
+    ("grouped_linear", ("bf16",), "scaled_bias"),
+    ("grouped_mlp", ("bf16", "fp8_block"), "interleaved_32"),
+    ("swiglu", ("bf16",), "interleaved_32"),
 )
 
 

@@ -219,11 +219,50 @@ def test_dequantize(
     assert torch.equal(found.view(wanted.shape), wanted)
 
 
-@pytest.mark.parametrize("recipe", ["mx_1x32", "nv_1x16", "nv_1x16_hadamard"])
-@pytest.mark.parametrize(
+every_grouping = pytest.mark.parametrize(
     ("splits", "rows"),
     [([0, 5, 130, 0, 33], 200), ([-4, 2**62, 9], 77), ([3] * 70, 512), ([17], 17), ([0, 0], 64)],
 )
+
+
+@pytest.mark.parametrize("recipe", ["nv_1x16", "block_1x128_exact", "current_e4m3"])
+@every_grouping
+def test_dequantize_rows_of_groups(
+    kernels: Kernels, recipe: str, splits: list[int], rows: int
+) -> None:
+    """By an amax or a scale of the row's group, or scales that lie where padded groups begin."""
+    q = RECIPES[recipe].quantization
+    columns, align = 136, 32
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(2)).bfloat16()
+    sizes = torch.tensor(splits)
+    operand = reference.quantize(x, q, split_sizes=sizes).rowwise
+    wanted = reference.dequantize(operand, split_sizes=sizes).bfloat16()
+    by_token = recipe.startswith("block")
+    scale = reference.token_major(operand.scale, sizes, align) if by_token else operand.scale
+    line, block = (1, scale.shape[1]) if by_token else (scale.shape[-1], 1)
+    of_group = int(q.block == (None, None))
+    if of_group:
+        line, block = 0, 0
+    data, stored, on_device = (
+        t.to(kernels.device)
+        for t in (operand.data.view(torch.uint8), scale.view(torch.uint8), sizes)
+    )
+    amax = operand.amax.to(kernels.device) if q.tensor_scale else None
+    output = Buffer(wanted.numel() * 2, kernels.device)
+    arguments = _Dequantize(
+        *(address(each) for each in (data, stored, output)),
+        *(1, rows, columns, data.shape[-1], 0, line, block, 1),
+        *(address(amax), address(on_device), len(splits)),
+        *(of_group, align if by_token else 0),
+    )
+    kernels.call("run_dequantize", 0, RECIPES[recipe].config, arguments)
+    ends = sizes.clamp(0, rows).cumsum(0).clamp(max=rows)
+    found = output.bytes().view(torch.bfloat16).view(rows, columns)[: int(ends[-1])]
+    assert torch.equal(found, wanted[: int(ends[-1])])
+
+
+@pytest.mark.parametrize("recipe", ["mx_1x32", "nv_1x16", "nv_1x16_hadamard"])
+@every_grouping
 def test_dequantize_groups(kernels: Kernels, recipe: str, splits: list[int], rows: int) -> None:
     """Rows of a group at its padded place, zeros after them, and the padded sizes."""
     q = RECIPES[recipe].quantization

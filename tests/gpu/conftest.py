@@ -34,6 +34,7 @@ _DEVICE_ONLY = [
     "test_large.py",
     "test_memory.py",
     "test_quantized_device.py",
+    "test_training.py",
 ]
 _QUANTIZED = ["test_quantized.py", "test_quantized_device.py"]
 # What loads specs too, for which a machine that only runs bundles lacks the packages.

@@ -319,7 +319,7 @@ def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """The tensor's bits, for comparisons that know NaN and -0."""
-    return tensor.contiguous().view(torch.uint8)
+    return torch.atleast_1d(tensor.contiguous()).view(torch.uint8)
 
 
 def first_line(call: Callable[[], object]) -> str:

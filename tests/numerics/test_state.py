@@ -183,6 +183,17 @@ def test_token_major() -> None:
     assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("sizes", [None, [3, 0, 2], [9, 40, -3, 2], [0, 0]])
+def test_row_major_is_the_way_back(sizes: list[int] | None) -> None:
+    scale = torch.rand(7, 3) + 0.5
+    splits = None if sizes is None else torch.tensor(sizes)
+    stored = reference.token_major(scale, splits, align=4)
+    assert stored.shape == (3, 4 * (7 // 4 + (1 if sizes is None else len(sizes))))
+    used = 7 if sizes is None else min(sum(max(size, 0) for size in sizes), 7)
+    expected = torch.cat([scale[:used], torch.ones(7 - used, 3)])
+    assert torch.equal(reference.row_major(stored, 7, splits, align=4), expected)
+
+
 # What is refused
 
 

@@ -80,7 +80,6 @@ UNSUPPORTED = {
     "all_reduce": "the reference has no step collective",
     "bias": "the gradient of 'bias' would be summed over rows",
     "dropout": "the reference has no step dropout",
-    "grouped_linear_scaled_bias": "the reference has no grouped_gemm with 'add_scales'",
     "interleaved_swiglu": "op 'interleaved_swiglu': no kernel reads the interleaved halves of 'x'",
     "l2_normalization": "the reference has no step norm",
     "layer_norm": "the reference has no step norm",

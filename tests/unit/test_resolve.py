@@ -23,6 +23,7 @@ from fusegen.model.primitives import (
     Primitive,
 )
 from fusegen.model.shapes import symbols, to_python
+from fusegen.model.specs import OptionName
 from fusegen.naming import Cell, gradient, need
 from fusegen.paths import builtin_specs, builtin_templates
 from fusegen.resolve import resolve, resolve_module
@@ -398,6 +399,47 @@ def test_a_backward_of_high_precision_saves_what_it_reads() -> None:
     ]  # fmt: skip
 
 
+DEQUANTIZED = ("dequantized_backward",)
+
+
+def test_a_backward_of_the_forwards_values_saves_its_copies() -> None:
+    plan = resolve_module(builtin(), Cell("grouped_mlp", "fp8_current", DEQUANTIZED), "sm_90a")
+    kept = {result.buffer for result in plan.saved}
+    copies = {f"{name}_rowwise{part}" for name in ("x", "a") for part in ("", "_scale")}
+    assert copies <= kept and not {"x", "a"} & kept
+    assert not [s for s in plan.backward.steps if s.kind and s.copies]
+    read = {s.out: s.reads for s in plan.backward.steps if s.primitive is Primitive.DEQUANTIZE}
+    weights = {"fc1_weight_dequantized", "fc2_weight_dequantized"}
+    assert read.keys() == {"x_dequantized", "a_dequantized"} | weights
+    # dy tells H; F is in h, which not every gradient needs.
+    assert "fc2_weight" in read["a_dequantized"] and "fc1_weight" not in read["x_dequantized"]
+
+
+def test_rows_that_are_padded_take_a_weight_of_their_length_along() -> None:
+    plan = resolve_module(builtin(), Cell("linear", "nvfp4", DEQUANTIZED), "cpu")
+    steps = [s for s in plan.backward.steps if s.primitive is Primitive.DEQUANTIZE]
+    assert [s.input("like") for s in steps] == ["weight", "weight"]
+    alone = Cell("linear", "nvfp4", (*DEQUANTIZED, "quantized_weights"))
+    (found,) = resolve(builtin(), "cpu", [alone]).unsupported
+    assert found.reason == (
+        "nothing that is kept tells the backward K where weight is in the recipe's format alone;"
+        " take cached_weights"
+    )
+
+
+def test_main_grads_of_16_bits_have_the_weights_type() -> None:
+    def stores(option: str) -> tuple[DType, str | None]:
+        cell = Cell("grouped_linear", "fp8_block", (option,))
+        plan = resolve_module(builtin(), cell, "sm_90a")
+        (step,) = (s for s in plan.backward.steps if s.kind == "wgrad")
+        return plan.buffer("weight_main_grad").dtype, step.kernels
+
+    name = "gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128"
+    assert stores("write_16_bit_main_grad") == (DType.IO, name)
+    assert stores("add_to_16_bit_main_grad") == (DType.IO, f"{name}_add_io")
+    assert stores("add_to_main_grad") == (DType.FLOAT32, f"{name}_add")
+
+
 CACHED = [
     plan
     for arch in ("cpu", "sm_90a")
@@ -418,7 +460,7 @@ every_cached_plan = pytest.mark.parametrize(
 
 def test_every_quantised_product_can_have_its_weights_cached() -> None:
     made = {(plan.arch, plan.module, plan.recipe) for plan in CACHED}
-    offering = {name for name, module in builtin().modules.items() if module.options}
+    offering = {n for n, m in builtin().modules.items() if OptionName.WEIGHT_CACHE in m.options}
     assert offering >= {"linear", "grouped_linear", "grouped_mlp"}
     assert made == {
         (plan.arch, plan.module, plan.recipe)

@@ -207,7 +207,7 @@ def test_every_template_and_static_file_is_used() -> None:
         Cell(module, recipe, options)
         for module in specs.modules
         for recipe in specs.recipes
-        for options in ((), ("debug",))
+        for options in ((), ("debug",), ("scaled_bias",))
     ]
     for name, arch in specs.archs.items():
         plans = resolve(specs, name, cells).modules

@@ -738,14 +738,25 @@ def _rows_by_weights(a: Operand, b: Operand, groups: Tensor, transpose: bool) ->
 
 
 def grouped_gemm_fprop(
-    a: Operand, b: Operand, groups: Tensor, dtype: torch.dtype, add: Tensor | None = None
+    a: Operand,
+    b: Operand,
+    groups: Tensor,
+    dtype: torch.dtype,
+    add: Tensor | None = None,
+    add_scales: Tensor | None = None,
 ) -> Tensor:
-    """Rowwise x [T, K], rowwise weight [E, N, K], add [E, N] -> [T, N]; zero past the groups."""
+    """Rowwise x [T, K], rowwise weight [E, N, K], add [E, N] times add_scales [T] -> [T, N].
+
+    Rows past the groups are zero.
+    """
     _check_product(a, b, False, False)
     y = _rows_by_weights(a, b, groups, transpose=True)
     if add is not None:
         rows = _rows(a.shape, groups, y.device)
-        y = torch.where(rows.valid.unsqueeze(1), y + add.float()[rows.group], 0.0)
+        bias = add.float()[rows.group]
+        if add_scales is not None:
+            bias = add_scales.unsqueeze(1) * bias
+        y = torch.where(rows.valid.unsqueeze(1), y + bias, 0.0)
     return y.to(dtype)
 
 
@@ -859,11 +870,26 @@ def unswizzle(scale: Tensor, rows: int, columns: int) -> Tensor:
 def token_major(scale: Tensor, split_sizes: Tensor | None = None, align: int = 4) -> Tensor:
     """fp32 scales of rows [T, n] -> [n, align * (T // align + E)].
 
-    Groups lie where they do in transposed data; ungrouped: [n, T rounded up to align].  Padding
-    is 1.
+    Groups lie where they do in transposed data; rows without groups are one.  Padding is 1.
     """
-    rows = _rows(tuple(scale.shape), split_sizes, scale.device)
+    rows = _token_rows(tuple(scale.shape), split_sizes, scale.device)
     places, count = rows.places(align)
     result = scale.new_ones(scale.shape[1], count)
     result[:, places[rows.valid]] = scale[rows.valid].T
     return result
+
+
+def row_major(
+    scale: Tensor, tokens: int, split_sizes: Tensor | None = None, align: int = 4
+) -> Tensor:
+    """The inverse of ``token_major``: [T, n], 1 past the groups."""
+    rows = _token_rows((tokens, scale.shape[0]), split_sizes, scale.device)
+    places, _ = rows.places(align)
+    result = scale.new_ones(tokens, scale.shape[0])
+    result[rows.valid] = scale[:, places[rows.valid]].T
+    return result
+
+
+def _token_rows(shape: tuple[int, ...], split_sizes: Tensor | None, device: torch.device) -> _Rows:
+    alone = torch.tensor(shape[:1], device=device)
+    return _rows(shape, alone if split_sizes is None else split_sizes, device)

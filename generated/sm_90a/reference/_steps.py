@@ -20,15 +20,24 @@ def per_row(scales: Tensor) -> Tensor:
     return wide(scales).unsqueeze(-1)
 
 
-def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., 2 D] -> its first and second half, [..., D] each, widened."""
-    first, second = wide(x).chunk(2, dim=-1)
-    return first, second
+def halves(x: Tensor, block: int = 0) -> tuple[Tensor, Tensor]:
+    """[..., 2 D] -> its first and second half, [..., D] each, widened.
+
+    With `block` they alternate: so many columns of the first, so many of the second, and so on.
+    """
+    if not block:
+        first, second = wide(x).chunk(2, dim=-1)
+        return first, second
+    first, second = wide(x).unflatten(-1, (-1, 2, block)).unbind(-2)
+    return first.flatten(-2), second.flatten(-2)
 
 
-def join(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-    """[..., D] twice -> [..., 2 D], rounded to `dtype`."""
-    return torch.cat((first, second), dim=-1).to(dtype)
+def join(first: Tensor, second: Tensor, dtype: torch.dtype, block: int = 0) -> Tensor:
+    """[..., D] twice -> [..., 2 D], rounded to `dtype`; inverse of `halves`."""
+    if not block:
+        return torch.cat((first, second), dim=-1).to(dtype)
+    blocks = [half.unflatten(-1, (-1, block)) for half in (first, second)]
+    return torch.stack(blocks, dim=-2).flatten(-3).to(dtype)
 
 
 def rows(x: Tensor) -> Tensor:
@@ -77,12 +86,20 @@ def column_sum(a: Tensor) -> Tensor:
     return wide(a).reshape(-1, a.shape[-1]).sum(dim=0).to(a.dtype)
 
 
-def grouped_gemm_fprop(a: Tensor, b: Tensor, groups: Tensor, add: Tensor | None = None) -> Tensor:
-    """a [T, K], b [E, N, K], add [E, N] -> [T, N]; rows past the last group are zero."""
+def grouped_gemm_fprop(
+    a: Tensor,
+    b: Tensor,
+    groups: Tensor,
+    add: Tensor | None = None,
+    add_scales: Tensor | None = None,
+) -> Tensor:
+    """a [T, K], b [E, N, K], add [E, N] times add_scales [T] -> [T, N]; zero past the groups."""
     y = a.new_zeros(a.shape[0], b.shape[1])
     for group, (start, end) in enumerate(bounds(groups, a.shape[0])):
         if end > start:
-            bias = None if add is None else add[group]
+            bias = None if add is None else wide(add[group])
+            if bias is not None and add_scales is not None:
+                bias = per_row(add_scales[start:end]) * bias
             y[start:end] = gemm_fprop(a[start:end], b[group], bias)
     return y
 
@@ -107,9 +124,26 @@ def grouped_gemm_wgrad(
     return dw
 
 
-def group_sum(a: Tensor, groups: Tensor) -> Tensor:
-    """a [T, N] -> [E, N], summed over the rows of each group."""
+def group_sum(a: Tensor, groups: Tensor, scales: Tensor | None = None) -> Tensor:
+    """a [T, N], its rows times scales [T] -> [E, N], summed over the rows of each group."""
     db = a.new_zeros(groups.shape[0], a.shape[1])
     for group, (start, end) in enumerate(bounds(groups, a.shape[0])):
-        db[group] = column_sum(a[start:end])
+        rows = a[start:end]
+        if scales is not None:
+            rows = per_row(scales[start:end]) * wide(rows)
+        db[group] = column_sum(rows)
     return db
+
+
+def group_row_dot(
+    a: Tensor, b: Tensor | None, groups: Tensor, add: Tensor | None = None
+) -> Tensor:
+    """a [T, N], b [E, N], add [T] -> [T]: each row times its group's, and nothing past the groups.
+
+    Without b, as with one of zeros.
+    """
+    dots = wide(a).new_zeros(a.shape[0]) if add is None else add.clone()
+    for group, (start, end) in enumerate(bounds(groups, a.shape[0])):
+        if b is not None:
+            dots[start:end] += (wide(a[start:end]) * wide(b[group])).sum(dim=-1)
+    return dots

@@ -19,7 +19,7 @@ from ..model.plan import (
 from ..model.primitives import Primitive
 from ..model.shapes import Expr, Sym, substitute, to_code, to_python
 from ..model.specs import Init, Orientation
-from ..naming import gradient, need
+from ..naming import gradient, main_grad, need
 from .python import (
     AttributeText,
     ProgramText,
@@ -615,7 +615,9 @@ def _wgrad_text(plan: ModulePlan, left: tuple[str, ...], needs: dict[str, int]) 
     printed = program_text(plan, plan.wgrad)
     paths = {parameter.buffer: f"self.{parameter.path}" for parameter in plan.parameters}
     flags = tuple(need(leaf) for leaf in plan.delayed)
-    operands = tuple(a for a in plan.wgrad.arguments if not a.mutated)
+    operands = tuple(
+        a for a in plan.wgrad.arguments if not a.mutated and a.buffer not in plan.delayed
+    )
     main_grads = _main_grad_texts(plan)
     first = operands[0].buffer
     read = {name: step.when for step in plan.wgrad.steps for name in step.reads}
@@ -654,7 +656,7 @@ def _wgrad_text(plan: ModulePlan, left: tuple[str, ...], needs: dict[str, int]) 
             *(paths[leaf] for leaf in plan.delayed),
             "wgrad_queue=self.wgrad_queue",
             *(
-                f'{m.name}=_delayed.main_grad("{plan.cell}", "{m.path}", self.{m.path})'
+                f"{m.name}={_main_grad_call(plan, '_delayed', m.argument, m.path)}"
                 for m in main_grads
             ),
         ),
@@ -681,8 +683,17 @@ def _main_grad_texts(plan: ModulePlan) -> tuple[MainGradText, ...]:
 
 def _main_grad_text(plan: ModulePlan, leaf: str, name: str) -> MainGradText:
     paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
-    shape = plan.buffer(name).shape
-    return MainGradText(leaf, paths[leaf], name, _dummy(leaf), need(leaf), f"{shape} float32")
+    buffer = plan.buffer(name)
+    dtype = "bfloat16 or float16" if buffer.dtype is DType.IO else "float32"
+    about = f"{buffer.shape} {dtype}"
+    return MainGradText(leaf, paths[leaf], name, _dummy(leaf), need(leaf), about)
+
+
+def _main_grad_call(plan: ModulePlan, helper: str, leaf: str, path: str) -> str:
+    """The buffer of a module's parameter, of the type that it is to have."""
+    narrow = plan.buffer(main_grad(leaf)).dtype is DType.IO
+    dtype = f"self.{path}.dtype" if narrow else "torch.float32"
+    return f'{helper}.main_grad("{plan.cell}", "{path}", self.{path}, {dtype})'
 
 
 def _reduction_text(
@@ -772,8 +783,7 @@ def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
     for leaf, name in () if plan.wgrad else plan.main_grads:
         path = paths[leaf].removeprefix("self.")
-        source = f'_library.main_grad("{plan.cell}", "{path}", {paths[leaf]})'
-        scalars.append(f"{name}={source}")
+        scalars.append(f"{name}={_main_grad_call(plan, '_library', leaf, path)}")
         scalars.append(f"{_dummy(leaf)}=_library.wants_dummy_grad({paths[leaf]})")
     return (*(paths.get(name, name) for name in plan.arguments), *states, *scalars)
 

@@ -20,6 +20,8 @@ _ACCESS = {
     Access.FULL: "full",
     Access.FIRST_HALF: "first_half",
     Access.SECOND_HALF: "second_half",
+    Access.FIRST_OF_32: "first_of_32",
+    Access.SECOND_OF_32: "second_of_32",
     Access.ROW: "row",
     Access.COLUMN: "column",
 }

@@ -345,9 +345,12 @@ def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
     splits = f"integers({reading(groups)})" if groups else "nullptr"
     out = f"/*out=*/writable({step.out})"
     extents = [f"/*tokens=*/{sizes['tokens']}", f"/*groups=*/{sizes['groups']}"]
+    if step.primitive is Primitive.GROUP_ROW_DOT:
+        return _row_dot_launch(step, reading, [out, f"/*split_sizes=*/{splits}", *extents])
     if not step.kind:
         words = [f"/*a=*/{reading(step.input('a'))}", out, f"/*split_sizes=*/{splits}", *extents]
-        return _call(step, "GroupSumArguments", [*words, f"/*n=*/{sizes['n']}", "sms"])
+        words += [f"/*n=*/{sizes['n']}", "sms", *_row_scales(step, "scales", reading)]
+        return _call(step, "GroupSumArguments", words)
     words = [
         f"/*a=*/{reading(step.input('a'))}",
         f"/*b=*/{reading(step.input('b'))}",
@@ -358,6 +361,7 @@ def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
         f"/*n=*/{sizes['n']}",
         f"/*k=*/{sizes['k']}",
         "sms",
+        *_row_scales(step, "add_scales", reading),
     ]
     if not step.copies:
         return _call(step, "GemmArguments", words)
@@ -378,6 +382,25 @@ def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
             f"/*scale_b=*/floats({reading(b.scale)})",
         ],
     )
+
+
+def _row_scales(step: Step, slot: str, reading: Reading) -> list[str]:
+    """The field of a struct that has scales of rows, where a step reads some."""
+    scales = step.input(slot)
+    return [f"/*row_scales=*/floats({reading(scales)})"] if scales else []
+
+
+def _row_dot_launch(step: Step, reading: Reading, places: list[str]) -> list[str]:
+    """Sums along rows: what they are added to may be absent, and the vectors of the groups, too."""
+    add = step.input("add")
+    words = [
+        f"/*a=*/{reading(step.input('a'))}",
+        f"/*b=*/{reading(step.input('b'))}",
+        f"/*add=*/{_floats(reading(add))}",
+        *places,
+        f"/*n=*/{to_cpp(dict(step.sizes)['n'])}",
+    ]
+    return _call(step, "GroupRowDotArguments", words)
 
 
 def _snapshot_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
@@ -460,13 +483,7 @@ def _quantize_fields(
 def _token_pitch(plan: ModulePlan, copy: Copy) -> str:
     """Scales from one block of columns to the next, where those of tokens are neighbours."""
     scales = plan.buffer(copy.scale).shape.dims
-    return to_cpp(scales[-1]) if _token_major(plan, copy) else ""
-
-
-def _token_major(plan: ModulePlan, copy: Copy) -> bool:
-    """Whether scales of neighbouring tokens are neighbours."""
-    spec = dict(plan.quantizations)[copy.role]
-    return plan.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
+    return to_cpp(scales[-1]) if plan.token_major(copy) else ""
 
 
 def _statistics_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
@@ -523,9 +540,25 @@ def _dequantize_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[s
         **_scale_strides(plan, copy),
         "lines_per_scale": str(square),
         "amax": f"floats({reading(amax)})" if amax else "",
+        **_line_groups(plan, step, reading),
     }
     io = _scalar_type(plan.buffer(step.out).dtype)
     return _filled(step, "DequantizeArguments", fields, io)
+
+
+def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
+    """Fields of rows in groups, where scales depend on the group or lie where it begins."""
+    groups, copy = step.input("groups"), step.copies[0]
+    own_scale = dict(plan.quantizations)[copy.role].scaling == "tensor"
+    own_place = plan.token_major(copy)
+    if groups is None or not (own_scale or own_place or step.input("a_amax")):
+        return {}
+    return {
+        "split_sizes": f"integers({reading(groups)})",
+        "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
+        "scale_group": "1" if own_scale else "",
+        "row_align": str(plan.layout.token_alignment) if own_place else "",
+    }
 
 
 def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
@@ -534,7 +567,7 @@ def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
     dims = plan.buffer(copy.scale).shape.dims
     stack = len(plan.buffer(copy.data).shape.dims) == 3
     inner = dims[1:] if stack else dims
-    token_major = _token_major(plan, copy)
+    token_major = plan.token_major(copy)
     if spec.scaling == "tensor":
         line, block = "", ""
     elif len(inner) == 1:

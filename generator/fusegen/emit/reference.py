@@ -10,6 +10,9 @@ from itertools import count
 from ..model import dtypes
 from ..model.dtypes import DType
 from ..model.plan import (
+    FIRSTS,
+    HALVES,
+    INTERLEAVE,
     Access,
     Check,
     CheckKind,
@@ -335,7 +338,10 @@ def _part(program: Program, buffer: str) -> str:
 
 
 def _stored(plan: ModulePlan, buffer: str, source: str) -> str:
-    """A value as its buffer has it: perhaps as bytes."""
+    """A value as its buffer has it: perhaps as bytes, or in another order."""
+    copy = next((c for s in plan.steps for c in s.copies if c.scale == buffer), None)
+    if copy and plan.token_major(copy):
+        return f"quantized.token_major({source}, {copy.groups}, align=LAYOUT.align)"
     as_bytes = plan.buffer(buffer).dtype is DType.UINT8
     return f"{source}.view(torch.uint8)" if as_bytes else source
 
@@ -407,9 +413,15 @@ def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> St
     else:
         kind = f"_{step.kind}" if step.kind else ""
         words = _slots(tuple(o for o in step.inputs if o.slot != "accumulate"))
-        words += ["dtype=torch.float32"] if step.out in program.mutated else []
+        wide = _is_wide(plan, program, step)
+        words += ["dtype=torch.float32"] if wide else []
         call = _accumulated(step, f"steps.{step.primitive.value}{kind}({', '.join(words)})")
     return StepText(comment, when, step.writes, call)
+
+
+def _is_wide(plan: ModulePlan, program: Program, step: Step) -> bool:
+    """Whether a product goes to a buffer of the caller's in fp32."""
+    return step.out in program.mutated and plan.buffer(step.out).dtype is DType.FLOAT32
 
 
 def _accumulated(step: Step, call: str) -> str:
@@ -512,9 +524,9 @@ def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
     first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [step.copies[0].groups] if step.copies[0].groups else []
-    own = step.out in program.mutated
-    words.append("dtype=torch.float32" if own else f"dtype={first.name}.dtype")
-    words += [f"add={o.buffer}" for o in step.inputs if o.slot == "add"]
+    wide = _is_wide(plan, program, step)
+    words.append("dtype=torch.float32" if wide else f"dtype={first.name}.dtype")
+    words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("add", "add_scales")]
     call = _accumulated(step, f"quantized.{step.primitive.value}_{step.kind}({', '.join(words)})")
     leading = plan.buffer(step.out).shape.leading
     return f"steps.with_leading({call}, {first.name})" if leading else call
@@ -531,6 +543,9 @@ def _saved_copy(plan: ModulePlan, copy: Copy) -> str:
         _loaded(plan, buffer, dtype)
         for buffer, dtype in ((copy.data, spec.format), (copy.scale, spec.scale.dtype))
     )
+    if plan.token_major(copy):
+        tokens = to_code(flat.dims[0])
+        scale = f"quantized.row_major({scale}, {tokens}, {copy.groups}, align=LAYOUT.align)"
     words = [data, scale, copy.role.value.upper(), f"({shape})"]
     words += [f"amax={copy.amax}"] if copy.amax else []
     return f"quantized.Operand({', '.join(words)}, columnwise={columnwise}, layout=LAYOUT)"
@@ -567,18 +582,19 @@ def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
     math = step.pointwise
     assert math is not None
     loads = []
-    halves: dict[str, dict[Access, str]] = {}
+    halves: dict[str, dict[bool, str]] = {}  # by whether it is the first
     for operand in math.operands:
-        if operand.access in (Access.FIRST_HALF, Access.SECOND_HALF):
-            halves.setdefault(operand.buffer, {})[operand.access] = operand.symbol
+        if operand.access in HALVES:
+            first = operand.access in FIRSTS
+            halves.setdefault(operand.buffer, {})[first] = operand.symbol
         elif operand.access is Access.ROW:
             loads.append(LoadText(operand.symbol, f"steps.per_row({operand.buffer})"))
         else:
             loads.append(LoadText(operand.symbol, f"steps.wide({operand.buffer})"))
+    block = f", {INTERLEAVE}" if math.interleaved else ""
     for buffer, parts in halves.items():
-        first = parts.get(Access.FIRST_HALF, "_")
-        second = parts.get(Access.SECOND_HALF, "_")
-        loads.insert(0, LoadText(f"{first}, {second}", f"steps.halves({buffer})"))
+        target = f"{parts.get(True, '_')}, {parts.get(False, '_')}"
+        loads.insert(0, LoadText(target, f"steps.halves({buffer}{block})"))
     own_type = next(o.buffer for o in math.operands if o.dtype is DType.IO)
     loads.insert(0, LoadText("io", f"{own_type}.dtype"))  # before a symbol takes the buffer's name
     results = _result_sources(math)
@@ -601,10 +617,11 @@ def _result_sources(math: Pointwise) -> dict[str, str]:
     """Source per result buffer: rounded to its type, halves joined, rows summed."""
     sources: dict[str, str] = {}
     halves: dict[str, list[str]] = {}
+    block = f", {INTERLEAVE}" if math.interleaved else ""
     for result in math.results:
-        if result.access in (Access.FIRST_HALF, Access.SECOND_HALF):
+        if result.access in HALVES:
             halves.setdefault(result.buffer, []).append(result.symbol)
-            sources[result.buffer] = f"steps.join({', '.join(halves[result.buffer])}, io)"
+            sources[result.buffer] = f"steps.join({', '.join(halves[result.buffer])}, io{block})"
         elif result.access is Access.ROW:
             sources[result.buffer] = f"steps.row_sum({result.symbol})"
         else:

@@ -88,6 +88,8 @@ class TestContext:
     keeps_main_grads: bool
     immediate_main_grads: bool
     adds: bool
+    main_grad_dtype: str
+    gradient_dtype: str
     two_batches: float
     delays: bool
     delayed: str
@@ -102,10 +104,20 @@ class TestContext:
 
 
 def sizes_of(plan: ModulePlan) -> dict[str, int]:
-    """Small sizes, all different, multiples of 8 that are no multiples of a tile."""
+    """Small sizes, all different, multiples of 8 that are no multiples of a tile.
+
+    What a step needs more of is rounded up.
+    """
     widths = iter(_WIDTHS)
     known = {"T": _ROWS, "E": _GROUPS}
-    return {dim.symbol: known.get(dim.symbol) or next(widths) for dim in plan.dims}
+    multiples = (check for check in plan.forward.checks if check.kind is CheckKind.MULTIPLE)
+    units = {str(check.expr): check.number for check in multiples}
+
+    def size(symbol: str) -> int:
+        unit = units.get(symbol, 1)
+        return known.get(symbol) or -(-next(widths) // unit) * unit
+
+    return {dim.symbol: size(dim.symbol) for dim in plan.dims}
 
 
 def test_context(plan: ModulePlan) -> TestContext:
@@ -157,6 +169,8 @@ def test_context(plan: ModulePlan) -> TestContext:
         keeps_main_grads=bool(plan.main_grads),
         immediate_main_grads=bool(plan.main_grads) and plan.wgrad is None,
         two_batches=1e-6 if len(plan.states) == len(plan.records) else plan.tolerance.end_to_end,
+        main_grad_dtype=_main_grad_dtype(plan),
+        gradient_dtype=_gradient_dtype(plan),
         adds=any(step.input("accumulate") for step in plan.steps),
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
         forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
@@ -177,10 +191,32 @@ def test_context(plan: ModulePlan) -> TestContext:
         slots=f", max_in_flight=8, max_tokens={tokens}" if plan.wgrad else "",
         wgrad_op=op_name(plan, plan.wgrad) if plan.wgrad else "",
         wgrad_flags=", ".join(["True"] * len(plan.wgrad.flags)) if plan.wgrad else "",
-        wgrad_buffers=_tuple(list(plan.wgrad.mutated)) if plan.wgrad else "",
+        wgrad_buffers=_tuple(_of_the_caller(plan, plan.wgrad)) if plan.wgrad else "",
         keeps_records=bool(plan.records),
         same_records=_tuple(_same_records(plan)),
     )
+
+
+def _main_grad_dtype(plan: ModulePlan) -> str:
+    """Of the buffers, for a module in bfloat16."""
+    return (
+        "bfloat16"
+        if any(plan.buffer(n).dtype is DType.IO for _, n in plan.main_grads)
+        else "float32"
+    )
+
+
+def _gradient_dtype(plan: ModulePlan) -> str:
+    """Source of the type of the gradient called `name`."""
+    own = "tensors[name].dtype"
+    wide = _main_grad_dtype(plan) == "float32"
+    return f"torch.float32 if name in MAIN_GRADS else {own}" if wide else own
+
+
+def _of_the_caller(plan: ModulePlan, wgrad: Program) -> list[str]:
+    """What the op takes that did not wait: weights, and the buffers it changes."""
+    own = {*plan.delayed, *wgrad.mutated}
+    return [argument.buffer for argument in wgrad.arguments if argument.buffer in own]
 
 
 def _delayed_arguments(plan: ModulePlan) -> str:
@@ -247,7 +283,8 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         yield f'"{state.buffer}": {fills[state.fill].format(shape=dims, dtype=dtype)},'
     for _, name in plan.main_grads:
         dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
-        yield f'"{name}": torch.zeros({dims}, device=device),'
+        dtype = ", dtype=dtype" if plan.buffer(name).dtype is DType.IO else ""
+        yield f'"{name}": torch.zeros({dims}, device=device{dtype}),'
     for seed, name in enumerate(plan.arguments, 1):
         buffer = plan.buffer(name)
         if buffer.dtype is DType.INT64:

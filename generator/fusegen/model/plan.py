@@ -34,13 +34,30 @@ class Status(str, Enum):
 
 
 class Access(str, Enum):
-    """How a pointwise kernel indexes an operand: per element, by half, per row or per column."""
+    """How a pointwise kernel indexes an operand: per element, by half, per row or per column.
+
+    Halves of a row are whole, or alternate in blocks of 32 columns.
+    """
 
     FULL = "full"
     FIRST_HALF = "first_half"
     SECOND_HALF = "second_half"
+    FIRST_OF_32 = "first_of_32"
+    SECOND_OF_32 = "second_of_32"
     ROW = "row"
     COLUMN = "column"
+
+
+INTERLEAVED = {
+    Access.FIRST_HALF: Access.FIRST_OF_32,
+    Access.SECOND_HALF: Access.SECOND_OF_32,
+}
+"""Whole halves to those that alternate."""
+
+FIRSTS = (Access.FIRST_HALF, Access.FIRST_OF_32)
+HALVES = (*INTERLEAVED, *INTERLEAVED.values())
+INTERLEAVE = 32
+"""Columns of a block of halves that alternate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +190,12 @@ class Pointwise:
     rows: Expr
     columns: Expr
     cost: int
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether halves of an operand or a result alternate in blocks."""
+        alternating = (*INTERLEAVED.values(),)
+        return any(each.access in alternating for each in (*self.operands, *self.results))
 
 
 @dataclass(frozen=True, slots=True)
@@ -696,6 +719,11 @@ class ModulePlan:
     def per_group(self, scale: str) -> bool:
         """Whether the scale of a history is one of several, so that a group without rows waits."""
         return self.buffer(scale).shape.dims != (Const(1),)
+
+    def token_major(self, copy: Copy) -> bool:
+        """Whether scales of neighbouring tokens are neighbours, as ``LayoutSpec`` says it."""
+        spec = dict(self.quantizations)[copy.role]
+        return self.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
 
     def reductions_of(self, program: Program) -> tuple[Reduction, ...]:
         """Those whose amaxes the program returns, in the order of its results."""

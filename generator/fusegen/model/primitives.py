@@ -77,7 +77,7 @@ SIGNATURES: dict[Primitive, Signature] = {
     ),
     Primitive.COLUMN_SUM: Signature(("a",), ("scales",)),
     Primitive.GROUP_SUM: Signature(("a", "groups"), ("scales",)),
-    Primitive.GROUP_ROW_DOT: Signature(("a", "b", "groups")),
+    Primitive.GROUP_ROW_DOT: Signature(("a", "b", "groups"), ("add",)),
     Primitive.GATHER_GEMM: Signature(kinds=_GEMM_KINDS, variadic=True),
     Primitive.GEMM_SCATTER: Signature(kinds=_GEMM_KINDS, variadic=True),
     Primitive.POINTWISE: Signature(variadic=True),
@@ -112,17 +112,21 @@ SIGNATURES: dict[Primitive, Signature] = {
     Primitive.COLLECTIVE: Signature(("a",), kinds=_COLLECTIVES, attributes=("group",)),
 }
 
+LIKE = "like"
+"""Slot of a tensor of which nothing but its sizes is read."""
+
 _COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
 
 REFERENCE_SLOTS: dict[Primitive, frozenset[str]] = {
     Primitive.GEMM: frozenset(("a", "b", "add")) | _COPIES,
-    Primitive.GROUPED_GEMM: frozenset(("a", "b", "groups", "add")) | _COPIES,
+    Primitive.GROUPED_GEMM: frozenset(("a", "b", "groups", "add", "add_scales")) | _COPIES,
     Primitive.QUANTIZE: frozenset(("a", "groups", "amax_history", "scale", "rng_state")),
-    Primitive.DEQUANTIZE: frozenset(("a", "groups")) | _COPIES,
+    Primitive.DEQUANTIZE: frozenset(("a", "groups", LIKE)) | _COPIES,
     Primitive.DEQUANTIZE_GROUPS: frozenset(("a", "groups")) | _COPIES,
     Primitive.STATISTICS: frozenset(("a", "groups", "copy", "copy_scale", "copy_amax")),
     Primitive.COLUMN_SUM: frozenset(("a",)),
-    Primitive.GROUP_SUM: frozenset(("a", "groups")),
+    Primitive.GROUP_SUM: frozenset(("a", "groups", "scales")),
+    Primitive.GROUP_ROW_DOT: frozenset(("a", "b", "groups", "add")),
 }
 """Operands that the functions of ``reference/_steps.py`` take, by step.  The reference is normative
 for every architecture."""

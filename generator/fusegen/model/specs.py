@@ -327,6 +327,34 @@ class OptionName(str, Enum):
     RANGES = "ranges"
 
 
+class MainGrad(str, Enum):
+    """Where a product leaves the gradient of a weight: in fp32 where the type is not named."""
+
+    RETURNED = "returned_grad"
+    ADD = "add_to_main_grad"
+    WRITE = "write_main_grad"
+    ADD_16 = "add_to_16_bit_main_grad"
+    WRITE_16 = "write_16_bit_main_grad"
+
+    @property
+    def adds(self) -> bool:
+        """Whether to what is there."""
+        return self in (MainGrad.ADD, MainGrad.ADD_16)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether in the type of the weight."""
+        return self in (MainGrad.ADD_16, MainGrad.WRITE_16)
+
+
+class BackwardPrecision(str, Enum):
+    """What the products of a backward read."""
+
+    QUANTIZED = "quantized_backward"
+    HIGH = "high_precision_backward"
+    DEQUANTIZED = "dequantized_backward"
+
+
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class ChainItem:
     """One op of a module.
@@ -536,11 +564,16 @@ class RecipeSpec:
 
 
 class Store(str, Enum):
-    """What becomes of a product: written in the module's own type or in fp32, or added in fp32."""
+    """What becomes of a product: written in the module's own type or in fp32, or added in one.
+
+    SCALED_BIAS is the module's own type after a bias times a scale of each row was added.
+    """
 
     IO = "io"
+    SCALED_BIAS = "scaled_bias"
     FP32 = "fp32"
     ADD = "add"
+    ADD_IO = "add_io"
 
 
 class Schedule(str, Enum):

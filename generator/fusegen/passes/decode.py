@@ -51,13 +51,15 @@ def _sizes(matrices: Expr, lines: Expr, length: Expr) -> tuple[tuple[str, Expr],
     return (("matrices", matrices), ("lines", lines), ("length", length))
 
 
-def why_emulated(step: Step, arch: ArchSpec, recipe: RecipeSpec) -> str:
+def why_emulated(
+    step: Step, arch: ArchSpec, recipe: RecipeSpec, buffers: Mapping[str, Buffer]
+) -> str:
     """Why a product reads decoded operands; empty where it does not."""
     exact = all(recipe.roles[copy.role].scale.rule in _EXACT for copy in step.copies)
     product = step.primitive in PRODUCTS and step.copies
     if not (arch.has_kernels and arch.layout.transposed and product and exact):
         return ""
-    missing = _missing(step, arch, variant_of(step, recipe))
+    missing = _missing(step, arch, variant_of(step, recipe, buffers))
     if not missing or _missing(step, arch, DECODED):
         return ""
     return f"{missing}; operands are decoded to bfloat16"
@@ -82,7 +84,9 @@ def decode_operands(
     made = tuple(buffer for _, each in decoded for buffer in each)
     tokens = made[0].shape.dims[0]
     inputs = [Operand(slot, each.out) for slot, each in zip("ab", steps, strict=True)]
-    inputs += [o for o in step.inputs if o.slot in ("a_amax", "b_amax", "add", "accumulate")]
+    inputs += [
+        o for o in step.inputs if o.slot in ("a_amax", "b_amax", "add", "add_scales", "accumulate")
+    ]
     sizes = step.sizes
     groups = step.input("groups")
     if step.copies[0].orientation is Orientation.COLUMNWISE:

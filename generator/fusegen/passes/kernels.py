@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..model.dtypes import IO_DTYPES, DType
-from ..model.plan import Kernel, KernelSet, SelectionRule, Step, Variant
+from ..model.plan import Buffer, Kernel, KernelSet, SelectionRule, Step, Variant
 from ..model.predicate import Predicate
 from ..model.primitives import (
     COPYING,
@@ -20,6 +21,7 @@ from ..model.primitives import (
 from ..model.shapes import Const, Expr, Shape, mul, product
 from ..model.specs import (
     ArchSpec,
+    Extent,
     FamilySpec,
     KindSpec,
     Orientation,
@@ -51,7 +53,7 @@ def choose_kernels(
         step = step if step.sizes else with_sizes(draft, step)
         if not arch.has_kernels:
             return step
-        chosen = kernel_set(step, arch, recipe)
+        chosen = kernel_set(step, draft.buffers, arch, recipe)
         sets.setdefault(chosen.name, chosen)
         return replace(step, kernels=chosen.name, alignment=chosen.row_alignment)
 
@@ -113,12 +115,16 @@ def with_sizes(draft: Draft, step: Step) -> Step:
         a = shape("a")
         step = sized(product(a.flat[:-1]), a.flat[-1], Const(1))
         return replace(step, flops=a.elements)
+    if step.primitive is Primitive.GROUP_ROW_DOT:
+        a = shape("a")
+        step = sized(a.flat[0], a.flat[-1], Const(1))
+        return replace(step, flops=mul(Const(2), a.elements))
     return step
 
 
-def variant_of(step: Step, recipe: RecipeSpec) -> Variant | None:
+def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) -> Variant | None:
     """What a step's kernels are for besides the module's own type; None where that is all."""
-    store = _store_of(step)
+    store = _store_of(step, buffers)
     if not step.copies:
         return Variant((DType.IO,), (), (), store) if store is not Store.IO else None
     if step.decoded:
@@ -144,11 +150,18 @@ def variant_of(step: Step, recipe: RecipeSpec) -> Variant | None:
     return Variant(formats, tuple(spec.scaling for spec in specs), (accumulation.value,), store)
 
 
-def _store_of(step: Step) -> Store:
-    """A product that changes a buffer of the caller's leaves its result there, in fp32."""
-    if step.primitive not in PRODUCTS or not step.mutates:
+def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
+    """A product that changes a buffer of the caller's leaves its result there, in that type."""
+    if step.primitive not in PRODUCTS:
         return Store.IO
-    return Store.ADD if step.input("accumulate") else Store.FP32
+    if step.input("add_scales"):
+        return Store.SCALED_BIAS
+    if not step.mutates:
+        return Store.IO
+    narrow = buffers[step.out].dtype is DType.IO
+    if step.input("accumulate"):
+        return Store.ADD_IO if narrow else Store.ADD
+    return Store.IO if narrow else Store.FP32
 
 
 def family_of(
@@ -179,13 +192,15 @@ def _accumulates(family: FamilySpec, variant: Variant | None) -> bool:
     return variant is None or not offered or not offered.isdisjoint(variant.traits)
 
 
-def kernel_set(step: Step, arch: ArchSpec, recipe: RecipeSpec) -> KernelSet:
-    """The kernels that can run a step.
+def kernel_set(
+    step: Step, buffers: Mapping[str, Buffer], arch: ArchSpec, recipe: RecipeSpec
+) -> KernelSet:
+    """The kernels that can run a step on these buffers.
 
     Raises:
         NotPossible: the arch has none.
     """
-    variant = variant_of(step, recipe)
+    variant = variant_of(step, recipe, buffers)
     name, family = family_of(step.primitive, arch, variant)
     if step.primitive in PRODUCTS:
         kind = GemmKind(step.kind)
@@ -196,7 +211,11 @@ def kernel_set(step: Step, arch: ArchSpec, recipe: RecipeSpec) -> KernelSet:
         chosen = _gemm_set(name, template, kind, family.kinds[kind], words)
         return replace(chosen, row_alignment=family.row_alignment)
     if step.primitive is Primitive.DEQUANTIZE and step.input("groups"):
-        raise NotPossible(f"{arch.name} has no kernels that decode a copy of rows in groups")
+        block = recipe.roles[step.copies[0].role].block[0]
+        if block not in (1, Extent.ALL):
+            raise NotPossible(
+                f"{arch.name} has no kernels that decode blocks of {block} rows in groups"
+            )
     template = family.template or name
     base = step.pointwise.kernel if step.pointwise else name
     base = f"{base}_quantize" if step.parts else base

@@ -1,4 +1,6 @@
-"""Gradients of weights go to fp32 buffers of the caller's, as Megatron's ``main_grad``."""
+"""Gradients of weights go to buffers of the caller's, as Megatron's ``main_grad``.
+
+They are fp32, or of the weights' own type."""
 
 from __future__ import annotations
 
@@ -7,11 +9,12 @@ from dataclasses import replace
 from ..model.dtypes import DType
 from ..model.plan import Buffer, Operand, Step
 from ..model.primitives import PRODUCTS, GemmKind
+from ..model.specs import MainGrad
 from ..naming import main_grad
 from .draft import Draft, NotPossible
 
 
-def keep_in_main_grad(draft: Draft, *, add: bool) -> Draft:
+def keep_in_main_grad(draft: Draft, choice: MainGrad) -> Draft:
     """Let every product that gives a weight's gradient write into, or add to, the caller's buffer.
 
     Raises:
@@ -25,15 +28,14 @@ def keep_in_main_grad(draft: Draft, *, add: bool) -> Draft:
     kept = {name: leaf for leaf, name in draft.gradients if name in written}
     if not kept:
         raise NotPossible("no product gives the gradient of a weight")
-    buffers = [
-        Buffer(main_grad(leaf), DType.FLOAT32, draft.buffers[leaf].shape) for leaf in kept.values()
-    ]
+    dtype = DType.IO if choice.narrow else DType.FLOAT32
+    buffers = [Buffer(main_grad(leaf), dtype, draft.buffers[leaf].shape) for leaf in kept.values()]
 
     def redirected(step: Step) -> Step:
         if step.out not in kept:
             return step
         buffer = main_grad(kept[step.out])
-        operand = (Operand("accumulate", buffer),) if add else ()
+        operand = (Operand("accumulate", buffer),) if choice.adds else ()
         return replace(
             step,
             inputs=(*step.inputs, *operand),

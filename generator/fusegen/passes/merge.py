@@ -36,6 +36,7 @@ class Merged:
 def merge(
     forward: Program,
     backward: Program,
+    buffers: Mapping[str, Buffer],
     fusions: Mapping[str, FusionSpec],
     arch: ArchSpec,
     recipe: RecipeSpec,
@@ -48,13 +49,15 @@ def merge(
         for pattern in patterns if arch.has_kernels else ():
             for first, second in _pairs(program, pattern):
                 try:
-                    step, chosen, buffers = _merged(first, second, pattern, arch, recipe)
+                    step, scratch = _merged(first, second, pattern)
+                    chosen = kernel_set(step, buffers, arch, recipe)
                 except NotPossible:  # the arch has no such kernel
                     continue
+                step = replace(step, kernels=chosen.name, alignment=chosen.row_alignment)
                 kept = tuple(step if each is second else each for each in program.steps)
                 program = replace(program, steps=tuple(each for each in kept if each is not first))
                 sets[chosen.name] = chosen
-                found.update({buffer.name: buffer for buffer in buffers})
+                found.update({buffer.name: buffer for buffer in scratch})
         return program
 
     admitted = [f for f in fusions.values() if f.merges and admits(f, arch.name, recipe)]
@@ -103,14 +106,8 @@ def _fits(step: Step, tensor: str) -> bool:
     return own in _RESULTS and len(rows) <= 1 and len(step.writes) == 1 + len(rows)
 
 
-def _merged(
-    first: Step, second: Step, pattern: _Pattern, arch: ArchSpec, recipe: RecipeSpec
-) -> tuple[Step, KernelSet, tuple[Buffer, ...]]:
-    """One step for two, its kernels, and its scratch.
-
-    Raises:
-        NotPossible: the arch has no kernels for it.
-    """
+def _merged(first: Step, second: Step, pattern: _Pattern) -> tuple[Step, tuple[Buffer, ...]]:
+    """One step for two, and its scratch."""
     math = first.pointwise
     assert math is not None
     tensor = second.input("a")
@@ -138,9 +135,7 @@ def _merged(
         flops=first.flops,
         parts=parts,
     )
-    chosen = kernel_set(step, arch, recipe)
-    step = replace(step, kernels=chosen.name, alignment=chosen.row_alignment)
-    return step, chosen, scratch
+    return step, scratch
 
 
 def _row_partials(math: Pointwise) -> Iterator[Buffer]:

@@ -6,9 +6,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ..model.dtypes import DType
-from ..model.plan import Argument, Binding, Buffer, Check, CheckKind, Program, Result, Step
-from ..model.primitives import DECODING, Primitive
+from ..model.plan import (
+    INTERLEAVE,
+    Argument,
+    Binding,
+    Buffer,
+    Check,
+    CheckKind,
+    Copy,
+    Operand,
+    Program,
+    Result,
+    Step,
+)
+from ..model.primitives import DECODING, LIKE, PRODUCTS, Primitive
 from ..model.shapes import Binary, Const, Expr, Operator, Sym, symbols
+from ..model.specs import Role
 from ..naming import UPDATE_STATE, gradient, need
 from .draft import Draft, NotPossible
 from .liveness import flags_of, forward_conditions, ordered
@@ -17,6 +30,48 @@ _CONVERSIONS = (Primitive.QUANTIZE, *DECODING)
 
 Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
+
+
+def tell_lengths(draft: Draft, saved: tuple[Result, ...]) -> Draft:
+    """Let steps that decode a copy for the backward take the weight of the same length along.
+
+    A copy's rows are padded, so that it does not tell how long they are; the columns of another
+    argument may, if it is there whenever the step runs.  A weight costs nothing to keep.
+
+    Raises:
+        NotPossible: the weight that would tell is kept in the recipe's format alone.
+    """
+    flags = flags_of(draft)
+
+    def told(step: Step) -> set[str]:
+        asking = {*(step.when or flags)}
+        known = {gradient(name) for name in draft.outputs} | {each.buffer for each in draft.states}
+        known |= {kept.buffer for kept in saved if not kept.when or asking <= {*kept.when}}
+        arguments = tuple(Argument(name, False) for name in sorted(known))
+        return {binding.symbol for binding in bind_dimensions(draft.buffers, arguments)}
+
+    def with_length(step: Step) -> Step:
+        if step.primitive is not Primitive.DEQUANTIZE:
+            return step
+        untold = draft.buffers[step.out].shape.symbols() - told(step)
+        if not untold:
+            return step
+        weight = _weight_beside(draft, step.copies[0])
+        if any(p.quantized for p in draft.parameters if p.buffer == weight):
+            raise NotPossible(
+                f"nothing that is kept tells the backward {', '.join(sorted(untold))} where"
+                f" {weight} is in the recipe's format alone; take cached_weights"
+            )
+        return replace(step, inputs=(*step.inputs, Operand(LIKE, weight)))
+
+    return replace(draft, backward=tuple(with_length(step) for step in draft.backward))
+
+
+def _weight_beside(draft: Draft, copy: Copy) -> str:
+    """The weight that a copy is of, or is multiplied by in the forward."""
+    read = (step.copies for step in draft.forward if step.primitive in PRODUCTS)
+    copies = next((each for each in read if copy in each), (copy,))
+    return next(each.source for each in copies if each.role is Role.WEIGHT)
 
 
 def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
@@ -77,7 +132,7 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
     """The op that gives delayed gradients of weights, of what forward and backward left for it.
 
     Its first argument is the gradient of the output, which tells type, device and sizes, even where
-    no step reads its elements.
+    no step reads its elements.  Weights come last: whoever calls the op has them.
     """
     written = {name for step in draft.wgrad for name in step.writes}
     leaves = {name: need(leaf) for leaf, name in draft.gradients if name in written}
@@ -85,7 +140,8 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
     flags = tuple(leaves.values()) if len(leaves) > 1 else ()
     asked = _asked_by(draft.wgrad, flags)
     first = gradient(draft.outputs[0])
-    names = (*(result.buffer for result in saved), *asked)
+    weights = {parameter.buffer for parameter in draft.parameters}
+    names = sorted((*(r.buffer for r in saved), *asked), key=weights.__contains__)
     operands = tuple(
         Argument(name, bool(asked[name]), asked[name])
         for name in dict.fromkeys(names)
@@ -316,8 +372,11 @@ def _label(expr: Expr, dims: Dims) -> str:
 
 
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
-    """Innermost dimensions that the kernels of a program need to be multiples, each once."""
+    """Innermost dimensions that the steps of a program need to be multiples, each once."""
     needed: dict[Expr, int] = {}
+    for step in steps:
+        if step.pointwise and step.pointwise.interleaved:
+            needed[step.pointwise.columns] = INTERLEAVE
     for step in steps:
         if step.alignment == 1:
             continue

@@ -6,6 +6,9 @@ copies of a tensor are made in one step, from high precision, where its first pr
 those that the backward reads of a tensor which it makes again, in the backward, by the scales that
 the forward used.
 
+A backward of another precision reads operands of the module's own type: the tensors themselves, or
+what the forward's copies of them stand for, which then are all that is saved.
+
 An explicit ``quantize`` step gives back what the rowwise copy stands for, in the module's own
 type.  A role that the recipe does not name stays in that type: an explicit step of such a role, as
 of every gradient, is the identity, and disappears by renaming its result to its operand.
@@ -24,6 +27,7 @@ from ..model.shapes import Const, Shape
 from ..model.specs import (
     AmaxSource,
     ArchSpec,
+    BackwardPrecision,
     Orientation,
     RecipeSpec,
     Role,
@@ -52,7 +56,7 @@ def quantize(
     arch: ArchSpec,
     *,
     reduced: bool = False,
-    forward_only: bool = False,
+    backward: BackwardPrecision = BackwardPrecision.QUANTIZED,
 ) -> Draft:
     """Insert quantisation where the recipe asks for it.
 
@@ -61,19 +65,19 @@ def quantize(
         recipe: formats of its operands.
         arch: how copies are laid out, and whether kernels make them.
         reduced: amaxes leave the ops to be reduced over ranks, and state moves on between ops.
-        forward_only: products of the backward read operands of the module's own type.
+        backward: what products of the backward read.
 
     Raises:
         NotPossible: a product would have one quantised operand only, or an option has nothing to
             choose.
     """
-    if forward_only and not recipe.roles:
+    if backward is not BackwardPrecision.QUANTIZED and not recipe.roles:
         raise NotPossible(f"recipe {recipe.name!r} quantises nothing, forward or backward")
     kept = any(spec.scale.source is AmaxSource.HISTORY for spec in recipe.roles.values())
     if reduced and not kept:
         raise NotPossible(f"recipe {recipe.name!r} keeps no amaxes that ranks could share")
     draft = _drop_identities(_round_trips(draft, recipe))
-    return _Copies(recipe, arch, reduced, forward_only).insert(draft) if recipe.roles else draft
+    return _Copies(recipe, arch, reduced, backward).insert(draft) if recipe.roles else draft
 
 
 def unquantized(draft: Draft) -> tuple[tuple[Step, ...], str]:
@@ -113,7 +117,7 @@ class _Copies:
     recipe: RecipeSpec
     arch: ArchSpec
     reduced: bool
-    forward_only: bool
+    backward: BackwardPrecision
     made: dict[_Tensor, dict[Orientation, Copy]] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
@@ -125,8 +129,8 @@ class _Copies:
         """Give every product its copies and put a step that makes them before the first of them."""
         none = frozenset[str]()
         again = _written(draft.forward) & _written(draft.backward)
-        first = [self._with_copies(draft, step, none) for step in draft.forward]
-        second = [self._with_copies(draft, step, again) for step in draft.backward]
+        first = [each for step in draft.forward for each in self._with_copies(draft, step, none)]
+        second = [each for step in draft.backward for each in self._with_copies(draft, step, again)]
         done: set[_Tensor] = set()
         forward = tuple(self._with_steps(draft, first, none, done))
         backward = tuple(self._with_steps(draft, second, again, done))
@@ -139,20 +143,47 @@ class _Copies:
             emulated=self.emulated,
         )
 
-    def _with_copies(self, draft: Draft, step: Step, again: frozenset[str]) -> Step:
+    def _with_copies(self, draft: Draft, step: Step, again: frozenset[str]) -> tuple[Step, ...]:
+        """The step, where it is a product of copies, or after those that its operands are."""
         if step.primitive is Primitive.DEQUANTIZE:
             source = draft.buffers[step.reads[0]]
             if source.role not in self.recipe.roles or source.role is None:
                 raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {source.name}")
-            groups = step.input("groups")
             key = _Tensor(source.name, source.role, source.name in again)
-            copy = self._copy(draft, key, Orientation.ROWWISE, groups)
-            return replace(whole_copy(source, copy, step.out), item=step.item)
+            return (self._whole(draft, key, step, step.out),)
         if step.primitive not in PRODUCTS:
-            return step
+            return (step,)
         step = with_sizes(draft, step)
-        if self.forward_only and GemmKind(step.kind) is not GemmKind.FPROP:
-            return step
+        precision = self.backward
+        if GemmKind(step.kind) is GemmKind.FPROP or precision is BackwardPrecision.QUANTIZED:
+            return (self._of_copies(draft, step, again),)
+        if precision is BackwardPrecision.DEQUANTIZED:
+            return self._of_values(draft, step, again)
+        return (step,)
+
+    def _whole(self, draft: Draft, key: _Tensor, step: Step, out: str) -> Step:
+        """What a tensor's rowwise copy stands for, for a step."""
+        copy = self._copy(draft, key, Orientation.ROWWISE, step.input("groups"))
+        return replace(whole_copy(draft.buffers[key.name], copy, out), item=step.item)
+
+    def _of_values(self, draft: Draft, step: Step, again: frozenset[str]) -> tuple[Step, ...]:
+        """A product of the backward that reads what the forward's copies stand for, after them."""
+        before = []
+        inputs = []
+        for operand in step.inputs:
+            role, _ = OPERANDS.get((GemmKind(step.kind), operand.slot), (None, None))
+            if role not in (Role.INPUT, Role.WEIGHT) or role not in self.recipe.roles:
+                inputs.append(operand)
+                continue
+            source = draft.buffers[operand.buffer]
+            key = _Tensor(source.name, role, source.name in again)
+            value = replace(source, name=_value(source.name), role=None, optional=False)
+            self.buffers[value.name] = value
+            before.append(self._whole(draft, key, step, value.name))
+            inputs.append(Operand(operand.slot, value.name))
+        return (*before, replace(step, inputs=tuple(inputs)))
+
+    def _of_copies(self, draft: Draft, step: Step, again: frozenset[str]) -> Step:
         copies = []
         inputs = []
         for operand in step.inputs:
@@ -202,12 +233,12 @@ class _Copies:
 
     def _emulated(self, draft: Draft, step: Step) -> Iterable[Step]:
         """The step; where only decoded operands can be multiplied, after the steps that decode."""
-        reason = why_emulated(step, self.arch, self.recipe)
+        known = {**draft.buffers, **self.buffers}
+        reason = why_emulated(step, self.arch, self.recipe, known)
         if not reason:
             yield step
             return
         self.emulated = self.emulated or reason
-        known = {**draft.buffers, **self.buffers}
         steps, buffers = decode_operands(step, known, self.arch.layout)
         self.buffers |= {buffer.name: buffer for buffer in buffers}
         yield from steps
@@ -287,6 +318,11 @@ class _Copies:
             self.buffers[buffer.name] = buffer
             self.states[buffer.name] = State(buffer.name, path, fill)
         return tuple(Operand(slot, buffer.name) for slot, _, buffer, _ in kept)
+
+
+def _value(name: str) -> str:
+    """The buffer of what a tensor's copy stands for."""
+    return f"{name}_dequantized"
 
 
 def _as_used(scale: str) -> str:

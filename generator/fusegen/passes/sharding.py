@@ -22,13 +22,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import lcm
 
-from ..model.plan import Access, Buffer, ModulePlan, Program, Sharding, Step
+from ..model.plan import HALVES, Access, Buffer, ModulePlan, Program, Sharding, Step
 from ..model.primitives import DECODING, PRINTED, PRODUCTS, SUMMED, SUMS, Primitive
 from ..model.shapes import split, symbols
 from ..model.specs import QuantizationSpec, Role
 from ..naming import gradient
-
-_HALVES = (Access.FIRST_HALF, Access.SECOND_HALF)
 
 Axis = tuple[str, int]
 
@@ -180,7 +178,7 @@ class _Ops:
         assert math is not None
         columns = {name for name, axis in parts.items() if self._is_last((name, axis))}
         halved = any(
-            each.access in _HALVES and each.buffer in columns
+            each.access in HALVES and each.buffer in columns
             for each in (*math.operands, *math.results)
         )
         sums = {each.buffer for each in math.results if each.access is Access.ROW}

@@ -31,11 +31,11 @@ def form_group() -> None:
         atexit.register(torch.distributed.destroy_process_group)
 
 
-def give_main_grads(layer: torch.nn.Module, paths: Sequence[str]) -> None:
-    """Buffers of zeros for gradients that a module keeps in fp32."""
+def give_main_grads(layer: torch.nn.Module, paths: Sequence[str], dtype: torch.dtype) -> None:
+    """Buffers of zeros for gradients that go to the caller's."""
     for path in paths:
         weight = layer.get_parameter(path)
-        weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
+        weight.main_grad = torch.zeros_like(weight, dtype=dtype)
 
 
 def op(name: str) -> Callable[..., Any]:

@@ -212,10 +212,10 @@ def wants_slots(max_in_flight: int | None, max_tokens: int | None) -> bool:
     return True
 
 
-def main_grad(cell: str, name: str, weight: nn.Parameter) -> Tensor | None:
+def main_grad(cell: str, name: str, weight: nn.Parameter, dtype: torch.dtype) -> Tensor | None:
     """As that of `_library`, whether gradients are being recorded or not."""
     with torch.enable_grad():
-        return _library.main_grad(cell, name, weight)
+        return _library.main_grad(cell, name, weight, dtype)
 
 
 def accumulate(*gradients: tuple[Tensor, Tensor | None]) -> None:

@@ -261,9 +261,9 @@ inline unsigned atomicMax(unsigned* at, unsigned value) {
   return before;
 }
 
-template <class... Parameters>
+template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
-                               const Parameters&... in) {
+                               const Arguments&... in) {
   on_cpu::block.body = [&] { kernel(in...); };
   blockDim = config->blockDim;
   gridDim = config->gridDim;

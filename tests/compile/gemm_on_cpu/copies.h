@@ -228,19 +228,27 @@ inline void load_box(const void* handle, const uint64_t* barrier, uint16_t ctas,
   }
 }
 
-// `add`: fp32 is added to what lies there.
+// Rounds to nearest, as the copy engine does.
+template <class Element>
+void add_element(uint64_t address, const uint8_t* place) {
+  auto* const to = reinterpret_cast<Element*>(address);
+  *to = Element(float(*to) + float(*reinterpret_cast<const Element*>(place)));
+}
+
+// `add`: to what lies there, fp32 or bfloat16.
 inline void store_box(const void* handle, uint32_t from, const Coordinates& at, bool add = false) {
   const TensorMap& map = map_of(handle);
   const uint32_t begin = offset_of(shared_pointer(from, 16));
   check_box(map, begin);
-  if (add && map.element_bytes != 4) fail("an addition of something that is not fp32");
   stores[cluster.current].add([&map, begin, at, add, rank = cta()] {
     for_each_element(map, at, [&](uint32_t offset, uint64_t address) {
       if (address == 0) return;
       check_global(address, map.element_bytes);
       const uint8_t* const place = place_in_box(map, rank, begin, offset);
-      if (add) {
-        *reinterpret_cast<float*>(address) += *reinterpret_cast<const float*>(place);
+      if (add && map.element_bytes == 4) {
+        add_element<float>(address, place);
+      } else if (add) {
+        add_element<__nv_bfloat16>(address, place);
       } else {
         std::memcpy(reinterpret_cast<void*>(address), place, map.element_bytes);
       }

@@ -230,9 +230,12 @@ struct Sum {
 // One rounding to 16 bits where results are stored so, and those of fp32 sums: far less than any
 // single wrong product.
 template <class Stored>
-bool is_close(double found, const Sum& wanted) {
+bool is_close(double found, const Sum& wanted, double before) {
   constexpr double kResult = sizeof(Stored) == 2 ? 1.0 / 256 : 0, kSums = 2e-6;
-  const double bound = kResult * std::fabs(wanted.value) + kSums * wanted.magnitude;
+  // What is added in 16 bits was rounded to them by itself.
+  const double product = before != 0 ? std::fabs(wanted.value - before) : 0;
+  const double bound =
+      kResult * (std::fabs(wanted.value) + product) + kSums * wanted.magnitude;
   return std::fabs(found - wanted.value) <= bound;  // NaN is not
 }
 
@@ -242,18 +245,23 @@ inline double widened(float value) { return value; }
 // `before`: what results are added to.
 template <class Stored>
 void check_results(const Problem& problem, const Operands& operands, Buffer<Stored>& results,
-                   Buffer<Result>& bias, bool has_bias, const std::vector<float>& before) {
+                   Buffer<Result>& bias, bool has_bias, Buffer<float>& row_scales,
+                   const std::vector<float>& before) {
   for (int64_t g = 0; g < problem.in.groups(); ++g) {
     const Matrix &a = operands.a[size_t(g)], &b = operands.b[size_t(g)];
     for (int64_t row = 0; row < problem.rows(g); ++row) {
       for (int64_t column = 0; column < problem.columns(); ++column) {
         Sum sum;
         for (int64_t k = 0; k < a.depth; ++k) sum.add(a.row(row)[k] * b.row(column)[k]);
-        if (has_bias) sum.add(__bfloat162float(bias[g * problem.in.n + column]));
+        if (has_bias) {
+          const double scale = row_scales.count() > 0 ? row_scales[problem.begin(g) + row] : 1.0f;
+          sum.add(scale * __bfloat162float(bias[g * problem.in.n + column]));
+        }
         const int64_t at = problem.result_at(g, row, column);
-        if (!before.empty()) sum.add(before[size_t(at)]);
+        const double added = before.empty() ? 0 : before[size_t(at)];
+        sum.add(added);
         const double found = widened(results[at]);
-        if (is_close<Stored>(found, sum)) continue;
+        if (is_close<Stored>(found, sum, added)) continue;
         fail("group %ld, row %ld, column %ld is %g, not %g", long(g), long(row), long(column),
              found, sum.value);
       }
@@ -274,6 +282,7 @@ template <Store store = Store::io>
 struct Common {
   Buffer<fusegen::Stored<Result, store>> results;
   Buffer<Result> bias;
+  Buffer<float> row_scales;  // none: a bias without
   Buffer<int64_t> splits;
   std::vector<float> before;
   bool has_bias;
@@ -282,24 +291,28 @@ struct Common {
   Common(const Problem& problem, const void* a, const void* b)
       : results(problem.results(), fusegen::Stored<Result, store>(kNan)),
         bias(problem.in.groups() * problem.in.n, Result(kNan)),
+        row_scales(store == Store::scaled_bias ? problem.in.tokens : 0, kNan),
         splits(problem.in.groups(), 0),
         has_bias(problem.fprop() && problem.in.bias) {
     const Case& in = problem.in;
     for (int64_t i = 0; i < bias.count(); ++i) bias[i] = __float2bfloat16(10 * random_value());
+    for (int64_t i = 0; i < std::min(problem.ends.back(), row_scales.count()); ++i) {
+      row_scales[i] = random_scale();  // those of rows that no group has stay NaN
+    }
     std::copy(in.splits.begin(), in.splits.end(), splits.data());
-    if constexpr (store == Store::add) {
+    if constexpr (fusegen::adds(store)) {
       for (int64_t i = 0; i < results.count(); ++i) {
-        results[i] = 10 * random_value();
-        before.push_back(results[i]);
+        results[i] = fusegen::Stored<Result, store>(float(10 * random_value()));
+        before.push_back(float(widened(results[i])));
       }
     }
     arguments = {a, b, has_bias ? bias.data() : nullptr, results.data(),
                  in.dense() ? nullptr : splits.data(), in.tokens, in.groups(), in.n, in.k,
-                 in.sm_count};
+                 in.sm_count, row_scales.data()};
   }
 
   void check(const Problem& problem, const Operands& operands) {
-    check_results(problem, operands, results, bias, has_bias, before);
+    check_results(problem, operands, results, bias, has_bias, row_scales, before);
   }
 };
 
@@ -336,7 +349,7 @@ void run_plain(const Case& in) {
 }
 
 // Amaxes of groups without tokens are NaN.
-template <Gemm kind, bool amaxes, class Config>
+template <Gemm kind, Store store, bool amaxes, class Config>
 void run_decoded(const Case& in) {
   const Problem problem(kind, in);
   Buffer<float> a(in.groups(), std::numeric_limits<float>::quiet_NaN());
@@ -349,10 +362,10 @@ void run_decoded(const Case& in) {
   const auto factor = [&](int64_t g) {
     return amaxes && problem.tokens(g) > 0 ? double(a[g]) / 2688 * double(b[g]) / 2688 : 1.0;
   };
-  run_16_bits<kind, Store::io>(in, factor, [&](const GemmArguments& arguments) {
+  run_16_bits<kind, store>(in, factor, [&](const GemmArguments& arguments) {
     const fusegen::DecodedGemmArguments decoded{arguments, amaxes ? a.data() : nullptr,
                                                 amaxes ? b.data() : nullptr};
-    return fusegen::launch_decoded_gemm<kind, Result, Config>(decoded, nullptr);
+    return fusegen::launch_decoded_gemm<kind, Result, Config, store>(decoded, nullptr);
   });
 }
 

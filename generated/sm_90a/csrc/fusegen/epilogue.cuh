@@ -27,7 +27,7 @@ inline constexpr int kChunkBytes = kChunkRows * kChunkColumns * 2;
 
 // What is stored, and how much of a row fills the swizzle's 128 bytes.
 template <class Element, Store store>
-using Stored = std::conditional_t<store == Store::io, Element, float>;
+using Stored = std::conditional_t<is_wide(store), float, Element>;
 template <class Result>
 inline constexpr int kStoreColumns = 128 / sizeof(Result);
 
@@ -69,20 +69,48 @@ struct StoreRing {
   __device__ void advance() { slot = slot == Buffers - 1 ? 0 : slot + 1; }
 };
 
-// Adds bias[0..64) of this chunk to the 32 accumulators of a thread; columns beyond are not read.
+// What fprop adds.
 template <class Element>
-__device__ void add_bias(float (&out)[kChunkColumns / 2], const Element* bias, int32_t columns,
-                         uint32_t lane) {
+struct Bias {
+  const Element* values;    // [groups, n] or nullptr
+  const float* row_scales;  // [tokens]; read for Store::scaled_bias alone
+};
+
+// Factors of the bias in the two rows that a thread holds.
+struct RowScales {
+  float first, second;
+
+  // Of rows lane / 4 and that + 8 of a chunk whose first row of the tile is `row`. Rows past the
+  // group's end are never stored, so they may have its last token's.
+  __device__ static RowScales of(const float* row_scales, const Tile& tile, int32_t row,
+                                 uint32_t lane) {
+    const int32_t last = tile.begin + tile.tokens - 1;
+    const int32_t token = tile.begin + tile.row + row + int32_t(lane / 4);
+    return {__ldg(row_scales + min(token, last)), __ldg(row_scales + min(token + 8, last))};
+  }
+};
+
+// Adds bias[0..64) of this chunk to the 32 accumulators of a thread; columns beyond are not read.
+template <bool scaled, class Element>
+__device__ void add_bias(float (&out)[kChunkColumns / 2], const Element* bias, RowScales scales,
+                         int32_t columns, uint32_t lane) {
   using Pair = typename PairOf<Element>::type;
 #pragma unroll
   for (int i = 0; i < kChunkColumns / 8; ++i) {
     const int32_t column = i * 8 + (lane % 4) * 2;
     if (column >= columns) continue;
     const float2 value = widen_pair(*reinterpret_cast<const Pair*>(bias + column));
-    out[i * 4 + 0] += value.x;
-    out[i * 4 + 1] += value.y;
-    out[i * 4 + 2] += value.x;
-    out[i * 4 + 3] += value.y;
+    if constexpr (scaled) {
+      out[i * 4 + 0] += scales.first * value.x;
+      out[i * 4 + 1] += scales.first * value.y;
+      out[i * 4 + 2] += scales.second * value.x;
+      out[i * 4 + 3] += scales.second * value.y;
+    } else {
+      out[i * 4 + 0] += value.x;
+      out[i * 4 + 1] += value.y;
+      out[i * 4 + 2] += value.x;
+      out[i * 4 + 3] += value.y;
+    }
   }
 }
 
@@ -156,15 +184,21 @@ __device__ BoxCoordinates store_coordinates(const Tile& tile, int32_t row, int32
   return {column, row, tile.group, 0};
 }
 
-// Stores one wave of a warp: 16 rows from `row` (in the tile) by all N columns.
+// Stores one wave of a warp: 16 rows from `row` (in the tile) by all N columns. `bias` is that of
+// the tile's group, or has no values.
 template <class Element, Store store, bool Ragged, int N, int Buffers>
 __device__ void store_wave(const float (&values)[N / 2], StoreRing<Buffers>& ring,
                            const CUtensorMap* map, const Tile& tile, int32_t row,
-                           int32_t columns, const Element* bias, uint32_t lane) {
+                           int32_t columns, const Bias<Element> bias, uint32_t lane) {
   using Result = Stored<Element, store>;
   constexpr int kColumns = kStoreColumns<Result>;
+  constexpr bool kScaled = store == Store::scaled_bias;
   static_assert(N % kColumns == 0);
   if (row >= tile.rows) return;
+  RowScales scales{1.0f, 1.0f};
+  if constexpr (kScaled) {
+    if (bias.values != nullptr) scales = RowScales::of(bias.row_scales, tile, row, lane);
+  }
 #pragma unroll
   for (int chunk = 0; chunk < N / kColumns; ++chunk) {
     const int32_t column = tile.column + chunk * kColumns;
@@ -172,19 +206,21 @@ __device__ void store_wave(const float (&values)[N / 2], StoreRing<Buffers>& rin
     float out[kColumns / 2];
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) out[i] = values[chunk * (kColumns / 2) + i];
-    if constexpr (store == Store::io) {
-      if (bias != nullptr) add_bias(out, bias + column, columns - column, lane);
+    if constexpr (store == Store::io || kScaled) {
+      if (bias.values != nullptr) {
+        add_bias<kScaled>(out, bias.values + column, scales, columns - column, lane);
+      }
     }
     ring.wait_free(lane);
-    if constexpr (store == Store::io) {
-      stage_chunk<Element>(out, ring.buffer(), lane);
-    } else {
+    if constexpr (is_wide(store)) {
       stage_chunk(out, ring.buffer(), lane);
+    } else {
+      stage_chunk<Element>(out, ring.buffer(), lane);
     }
     cute::tma_store_fence();
     __syncwarp();
     if (lane == 0) {
-      store_box<Ragged, store == Store::add>(
+      store_box<Ragged, adds(store)>(
           map, ring.buffer(), store_coordinates<Ragged>(tile, tile.row + row, column));
       cute::tma_store_arrive();
     }

@@ -17,7 +17,7 @@ static __global__ void __launch_bounds__(
     ragged_fp8_gemm(const __grid_constant__ CUtensorMap map_a,
                     const __grid_constant__ CUtensorMap map_b,
                     const __grid_constant__ CUtensorMap map_d,
-                    const __grid_constant__ Scales<kind, scaling> scales, const Element* bias,
+                    const __grid_constant__ Scales<kind, scaling> scales, const Bias<Element> bias,
                     const __grid_constant__ Shape shape) {
   using T = Fp8Traits<kind, A, B, scaling, accumulation, Config>;
   run_cta<kind, Element, store, T, Config>(

@@ -44,8 +44,8 @@ __device__ void write_tiles(Walk walk, TileRing& ring, uint32_t lane) {
 
 // Multiplies and stores. One warpgroup; `half` is 0 or 1.
 template <Gemm kind, class Element, Store store, class T, class Config, class Operands>
-__device__ void multiply(const Operands operands, const CUtensorMap* map_d, const Element* bias,
-                         uint8_t* stages, uint32_t buffers, Control<T, Config>& control,
+__device__ void multiply(const Operands operands, const CUtensorMap* map_d,
+                         const Bias<Element> bias, uint8_t* stages, uint32_t buffers, Control<T, Config>& control,
                          const Shape& shape, uint32_t half, uint32_t warp, uint32_t lane) {
   constexpr int kRows = T::kWaves * kMmaRows;
   const int32_t columns = kind == Gemm::fprop ? shape.n : shape.k;
@@ -86,16 +86,17 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d, cons
       contraction.template run_width<T::kWaves>(d, tile, columns - tile.column, pass_turn);
     }
     scales.apply(d);
-    if (store == Store::add && tile.depth == 0) continue;
+    if (adds(store) && tile.depth == 0) continue;
     const Element* group_bias =
-        kind == Gemm::fprop && bias != nullptr && tile.group < shape.groups
-            ? bias + int64_t(tile.group) * shape.n
+        kind == Gemm::fprop && bias.values != nullptr && tile.group < shape.groups
+            ? bias.values + int64_t(tile.group) * shape.n
             : nullptr;
 #pragma unroll
     for (int wave = 0; wave < T::kWaves; ++wave) {
       store_wave<Element, store, T::kRaggedRows, Config::tile_n>(
           d.values[wave], ring, map_d, tile,
-          int32_t(first_row + wave * kMmaRows + warp * kChunkRows), columns, group_bias, lane);
+          int32_t(first_row + wave * kMmaRows + warp * kChunkRows), columns,
+          Bias<Element>{group_bias, bias.row_scales}, lane);
     }
   }
   if (lane == 0) cute::tma_store_wait<0>();
@@ -103,8 +104,8 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d, cons
 
 // One CTA of a kernel. `Operands` fills the stages, multiplies them and scales the result.
 template <Gemm kind, class Element, Store store, class T, class Config, class Operands>
-__device__ void run_cta(const Operands operands, const CUtensorMap* map_d, const Element* bias,
-                        const Shape& shape) {
+__device__ void run_cta(const Operands operands, const CUtensorMap* map_d,
+                        const Bias<Element> bias, const Shape& shape) {
   extern __shared__ __align__(1024) uint8_t shared[];
   uint8_t* const stages = shared;
   uint8_t* const buffers = shared + T::kBuffersAt;
@@ -172,7 +173,7 @@ template <Gemm kind, class Element, class Config, Store store>
 static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads, 1)
     ragged_gemm(const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b,
-                const __grid_constant__ CUtensorMap map_d, const Element* bias,
+                const __grid_constant__ CUtensorMap map_d, const Bias<Element> bias,
                 const __grid_constant__ Shape shape) {
   using T = Traits<kind, Element, Config>;
   run_cta<kind, Element, store, T, Config>(PlainOperands<kind, T, Config>{&map_a, &map_b}, &map_d,

@@ -119,9 +119,9 @@ static Status launch_fp8_gemm(const Fp8GemmArguments& in, cudaStream_t stream) {
   if (Status status = make_scales<kind, scaling, Config>(in, &scales); !status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales<kind, scaling>,
-                    const Element*>(
+                    Bias<Element>>(
       &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config, store>, shared_memory_allowed,
-      in.gemm, stream, a, b, d, scales, static_cast<const Element*>(in.gemm.bias));
+      in.gemm, stream, a, b, d, scales, bias_of<Element>(in.gemm));
 }
 
 }  // namespace fusegen

@@ -31,7 +31,8 @@ FUSEGEN_INLINE float reciprocal_from_1_to_2(float y) {
 // overflow, as it is for PyTorch: the true value there is subnormal.
 FUSEGEN_INLINE float sigmoid(float x) {
   constexpr float kOverflow = -88.7228394f;
-  const float exponential = x < kOverflow ? 0.0f : ::expf(-::fabsf(x));
+  const float above_overflow = ::expf(-::fabsf(x));  // by itself, or compilers would branch around it
+  const float exponential = x < kOverflow ? 0.0f : above_overflow;
   const float positive = reciprocal_from_1_to_2(1.0f + exponential);
   return x >= 0.0f ? positive : exponential * positive;
 }

@@ -3,9 +3,9 @@
 // Work is cut into pieces of a row, one warp each: the whole row where a result is summed over it,
 // otherwise a fixed number of columns. There are as many blocks as that takes: the hardware starts
 // the next one sooner than a loop would come to its next piece. A warp reads 16 bytes a lane and
-// operand at a time where sizes and addresses allow, one element otherwise. Row sums go through
-// fp32 registers and a butterfly, so they repeat bit for bit. Operands without rows of their own
-// form one long row.
+// operand at a time where sizes and addresses allow, one element otherwise, and asks for several
+// of them before it computes with the first. Row sums go through fp32 registers and a butterfly, so
+// they repeat bit for bit. Operands without rows of their own form one long row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,7 +19,8 @@
 
 namespace fusegen {
 
-enum class Access { full, first_half, second_half, row, column };
+// Halves of a row are whole, or alternate in blocks of 32 columns.
+enum class Access { full, first_half, second_half, first_of_32, second_of_32, row, column };
 
 // How an operand or result is indexed, and whether its elements are fp32.
 struct Slot {
@@ -31,9 +32,9 @@ namespace pointwise {
 
 inline constexpr int kThreads = 256;
 inline constexpr int kWarp = 32;
-inline constexpr int kVectorsPerLane = 4;   // of a piece that is not a whole row
-inline constexpr int kBlocksPerSm = 8;      // fills an SM's 2048 threads
-inline constexpr int kUnroll = 2;           // vectors of a lane in flight
+inline constexpr int kVectorsPerLane = 4;  // of a piece that is not a whole row
+inline constexpr int kBlocksPerSm = 4;     // at least: 64 registers a thread
+inline constexpr int kLoads = 4;           // vectors of all operands that a lane waits for at once
 
 template <class Math>
 inline constexpr int kOperands = Math::operand_count;
@@ -48,12 +49,56 @@ constexpr bool sums_rows() {
   return false;
 }
 
+constexpr bool per_element(Access access) {
+  return access != Access::row && access != Access::column;
+}
+
+// Whether rows are twice as long as the columns that are computed.
+constexpr bool is_half(Access access) {
+  return per_element(access) && access != Access::full;
+}
+
+// Whether it matters where a row ends: not if every operand and result is just elements.
+template <class Math>
+constexpr bool has_rows() {
+  for (int o = 0; o < kOperands<Math>; ++o) {
+    if (Math::operand(o).access != Access::full) return true;
+  }
+  for (int r = 0; r < kResults<Math>; ++r) {
+    if (Math::result(r).access != Access::full) return true;
+  }
+  return false;
+}
+
+// Vectors per operand that a lane loads before it computes.
+template <class Math>
+constexpr int vectors_together() {
+  int loads = 0;
+  for (int o = 0; o < kOperands<Math>; ++o) loads += per_element(Math::operand(o).access);
+  return loads < kLoads ? kLoads / loads : 1;
+}
+
 __device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
 __device__ inline float widen(__half value) { return __half2float(value); }
 __device__ inline float widen(float value) { return value; }
 __device__ inline void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
 __device__ inline void narrow(float value, __half* to) { *to = __float2half_rn(value); }
 __device__ inline void narrow(float value, float* to) { *to = value; }
+
+// The elements of a word: by name, as compilers take the upper half of one apart in two steps.
+__device__ __forceinline__ void widen_word(uint32_t word, float* to, __nv_bfloat16) {
+  to[0] = __uint_as_float(word << 16);
+  to[1] = __uint_as_float(word & 0xffff0000u);
+}
+__device__ __forceinline__ void widen_word(uint32_t word, float* to, __half) {
+  __half pair[2];
+  memcpy(pair, &word, sizeof word);
+  to[0] = widen(pair[0]);
+  to[1] = widen(pair[1]);
+}
+__device__ __forceinline__ void widen_word(uint32_t word, float* to, float) {
+  *to = __uint_as_float(word);
+}
 
 template <class Element, int N>
 struct alignas(sizeof(Element) * N <= 16 ? sizeof(Element) * N : 16) Pack {
@@ -66,14 +111,16 @@ template <class Element, int N>
 __device__ __forceinline__ void load(float (&to)[N], const void* base, int64_t index) {
   const Element* const from = static_cast<const Element*>(base) + index;
   if constexpr (sizeof(Element) * N % sizeof(uint4) == 0) {
-    Pack<Element, N> pack;
+    constexpr int kPerWord = sizeof(uint32_t) / sizeof(Element);
 #pragma unroll
-    for (int word = 0; word < int(sizeof(pack) / sizeof(uint4)); ++word) {
-      const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from) + word);
-      memcpy(reinterpret_cast<char*>(&pack) + word * sizeof bits, &bits, sizeof bits);
+    for (int i = 0; i < N / (4 * kPerWord); ++i) {
+      const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from) + i);
+      float* const own = to + i * 4 * kPerWord;
+      widen_word(bits.x, own, Element());
+      widen_word(bits.y, own + kPerWord, Element());
+      widen_word(bits.z, own + 2 * kPerWord, Element());
+      widen_word(bits.w, own + 3 * kPerWord, Element());
     }
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = widen(pack.values[i]);
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) to[i] = widen(from[i]);
@@ -106,6 +153,8 @@ __device__ __forceinline__ int64_t place(Access access, int64_t row, int64_t col
     case Access::full: return row * columns + column;
     case Access::first_half: return row * 2 * columns + column;
     case Access::second_half: return (row * 2 + 1) * columns + column;
+    case Access::first_of_32: return row * 2 * columns + column + (column & ~int64_t(31));
+    case Access::second_of_32: return row * 2 * columns + column + (column & ~int64_t(31)) + 32;
     case Access::row: return row;
     case Access::column: return column;
   }
@@ -161,35 +210,59 @@ __device__ __forceinline__ void store_results(const float (&values)[kResults<Mat
   }
 }
 
-// N elements per access; `piece` columns per warp.
-template <class Math, class Element, int N>
-__global__ void __launch_bounds__(kThreads)
-    kernel(const __grid_constant__ PointwiseArguments in, int64_t piece, int64_t pieces_per_row,
-           int64_t pieces) {
-  const int lane = threadIdx.x % kWarp;
-  const int64_t index = int64_t(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
-  if (index >= pieces) return;
-  const int64_t row = index / pieces_per_row;
-  const int64_t begin = (index - row * pieces_per_row) * piece;
-  const int64_t end = min(begin + piece, in.columns);
-  float sums[kResults<Math>] = {};
-#pragma unroll 1  // many warps in flight hide more than many loads of each
-  for (int64_t column = begin + lane * N; column < end; column += kWarp * N) {
-    float values[kOperands<Math>][N];
+// Vectors of N elements, a warp's width apart: all loads stand before the first result.
+template <class Math, class Element, int N, int Vectors>
+__device__ __forceinline__ void compute(float (&sums)[kResults<Math>],
+                                        const PointwiseArguments& in, int64_t row,
+                                        int64_t column) {
+  float values[Vectors][kOperands<Math>][N];
+#pragma unroll
+  for (int v = 0; v < Vectors; ++v) {
+    load_operands<Math, Element, N>(values[v], in, row, column + v * kWarp * N);
+  }
+#pragma unroll
+  for (int v = 0; v < Vectors; ++v) {
     float outcomes[kResults<Math>][N];
-    load_operands<Math, Element, N>(values, in, row, column);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       float element[kOperands<Math>];
       float outcome[kResults<Math>];
 #pragma unroll
-      for (int o = 0; o < kOperands<Math>; ++o) element[o] = values[o][i];
+      for (int o = 0; o < kOperands<Math>; ++o) element[o] = values[v][o][i];
       Math::apply(element, outcome, in.scalars.data());
 #pragma unroll
       for (int r = 0; r < kResults<Math>; ++r) outcomes[r][i] = outcome[r];
     }
-    store_results<Math, Element, N>(outcomes, sums, in, row, column);
+    store_results<Math, Element, N>(outcomes, sums, in, row, column + v * kWarp * N);
   }
+}
+
+// Columns of a warp that has no row of its own.
+template <int N>
+inline constexpr int64_t kPiece = kWarp * N * kVectorsPerLane;
+
+// N elements per access.
+template <class Math, class Element, int N>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    kernel(const __grid_constant__ PointwiseArguments in, uint32_t pieces_per_row,
+           uint32_t pieces) {
+  constexpr int kTogether = vectors_together<Math>();
+  constexpr bool kWholeRow = sums_rows<Math>();
+  const int lane = threadIdx.x % kWarp;
+  const uint32_t index = blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
+  if (index >= pieces) return;
+  // In 32 bits: a division of 64 is a call that every load would wait for.
+  const uint32_t row = kWholeRow ? index : has_rows<Math>() ? index / pieces_per_row : 0;
+  const int64_t begin = kWholeRow ? 0 : (index - row * pieces_per_row) * kPiece<N>;
+  const int64_t end = kWholeRow ? in.columns : min(begin + kPiece<N>, in.columns);
+  float sums[kResults<Math>] = {};
+  int64_t column = begin + lane * N;
+#pragma unroll 1
+  for (; column + (kTogether - 1) * kWarp * N < end; column += kTogether * kWarp * N) {
+    compute<Math, Element, N, kTogether>(sums, in, row, column);
+  }
+#pragma unroll 1
+  for (; column < end; column += kWarp * N) compute<Math, Element, N, 1>(sums, in, row, column);
   if constexpr (sums_rows<Math>()) {
 #pragma unroll
     for (int r = 0; r < kResults<Math>; ++r) {
@@ -209,16 +282,16 @@ __global__ void __launch_bounds__(kThreads)
 template <class Math, class Element, int N>
 Status launch(const PointwiseArguments& in, cudaStream_t stream) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t piece = sums_rows<Math>() ? in.columns : kWarp * N * kVectorsPerLane;
-  const int64_t pieces_per_row = sums_rows<Math>() ? 1 : ceil_div(in.columns, piece);
+  const int64_t pieces_per_row = sums_rows<Math>() ? 1 : ceil_div(in.columns, kPiece<N>);
   const int64_t pieces = in.rows * pieces_per_row;
   if (pieces == 0) return {};
+  if (pieces > INT32_MAX) return {cudaErrorInvalidValue, "pieces of rows: fewer than 2^31"};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(ceil_div(pieces, kThreads / kWarp)));
   config.blockDim = dim3(kThreads);
   config.stream = stream;
-  const cudaError_t error = cudaLaunchKernelEx(&config, &kernel<Math, Element, N>, in, piece,
-                                               pieces_per_row, pieces);
+  const cudaError_t error = cudaLaunchKernelEx(&config, &kernel<Math, Element, N>, in,
+                                               uint32_t(pieces_per_row), uint32_t(pieces));
   return {static_cast<int>(error), "cudaLaunchKernelEx(pointwise)"};
 }
 
@@ -226,8 +299,12 @@ Status launch(const PointwiseArguments& in, cudaStream_t stream) {
 
 // Addresses are multiples of 16 bytes; rows are too where the columns are a multiple of 8.
 template <class Math, class Element>
-Status launch_pointwise(const PointwiseArguments& in, cudaStream_t stream) {
+Status launch_pointwise(PointwiseArguments in, cudaStream_t stream) {
   constexpr int kVector = 16 / sizeof(Element);
+  if constexpr (!pointwise::has_rows<Math>()) {
+    in.columns *= in.rows;
+    in.rows = 1;
+  }
   return in.columns % kVector == 0 ? pointwise::launch<Math, Element, kVector>(in, stream)
                                    : pointwise::launch<Math, Element, 1>(in, stream);
 }

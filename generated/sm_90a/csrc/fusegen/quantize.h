@@ -137,7 +137,13 @@ struct DequantizeArguments {
   int64_t pitch;
   int64_t scale_matrix, scale_line, scale_block;  // strides of scales
   int64_t lines_per_scale;                        // 1, or the block where blocks are square
-  const float* amax = nullptr;  // [matrices]: a scale of the tensor is undone, too
+  const float* amax = nullptr;  // [matrices] or [groups]: a scale of the tensor is undone, too
+  // Lines of one matrix in groups that have a scale or an amax of their own, or whose scales begin
+  // at multiples; lines past all groups are left alone. nullptr: no groups, or none that matter.
+  const int64_t* split_sizes = nullptr;  // [groups] on the device
+  int64_t groups = 0;
+  int64_t scale_group = 0;               // stride of scales
+  int64_t row_align = 0;                 // of the scales' groups, or 0: scales follow the lines
   bool programmatic_launch = false;
 };
 

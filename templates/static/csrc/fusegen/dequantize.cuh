@@ -88,6 +88,32 @@ __device__ __forceinline__ void store_turned(const TurnShared& shared, Output* t
   }
 }
 
+// Where a line stands: its group, negative past all groups, and how far from the line its scales.
+struct LineGroup {
+  int32_t group, shift;
+};
+
+// Those of a tile's lines that have a group, by one warp.
+__device__ inline void find_line_groups(const RowGroups& groups, Space space, int64_t first_line,
+                                        int lane, LineGroup (&found)[kTurnTile]) {
+  walk_groups(groups, lane, [&](const LaneGroups& own, Extent first, Extent end) {
+    int64_t begin = first.rows;
+#pragma unroll
+    for (int i = 0; i < LaneGroups::kMost; ++i) {
+      const int32_t group = own.first + i;
+      const int64_t past = begin + own.rows[i] - first_line;
+      const LineGroup own_lines{
+          group, space.align == 0 ? 0 : start_of(int32_t(begin), group, space) - int32_t(begin)};
+      for (int64_t line = max(begin - first_line, int64_t(0)); line < min(past, int64_t(kTurnTile));
+           ++line) {
+        found[line] = own_lines;
+      }
+      begin += own.rows[i];
+    }
+    return end.rows < first_line + kTurnTile;
+  });
+}
+
 // Grid: x tiles along a line, y tiles of lines, z matrices.
 template <class Config>
 __global__ void __launch_bounds__(kThreads)
@@ -99,18 +125,31 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first_line = int64_t(blockIdx.y) * kTurnTile;
   const int64_t first = int64_t(blockIdx.x) * kTurnTile;
   auto* output = static_cast<Output*>(in.output) + matrix * in.lines * in.length;
+  __shared__ LineGroup line_groups[kTurnTile];
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const float whole = in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix]);
+  const RowGroups groups{in.split_sizes, int32_t(in.lines), int32_t(in.groups)};
+  if (groups.ragged()) {
+    if (threadIdx.x < kTurnTile) line_groups[threadIdx.x] = {-1, 0};
+    __syncthreads();
+    const Space space{int32_t(in.row_align), 0};
+    if (threadIdx.x < 32) find_line_groups(groups, space, first_line, threadIdx.x, line_groups);
+    __syncthreads();
+  }
 #pragma unroll
   for (int i = threadIdx.x; i < kTurnTile * kTurnTile / kOctet; i += kThreads) {
     const int tile_line = i / (kTurnTile / kOctet), octet = i % (kTurnTile / kOctet) * kOctet;
     const int64_t line = first_line + tile_line, at = first + octet;
     if (line >= in.lines || at >= in.length) continue;
+    const LineGroup own = groups.ragged() ? line_groups[tile_line] : LineGroup{0, 0};
+    if (own.group < 0) continue;
     const auto* codes = static_cast<const uint8_t*>(in.data) + (matrix * in.lines + line) * in.pitch;
     const float scale = scale_at<Config::kRule>(
-        in.scale, matrix * in.scale_matrix + line / in.lines_per_scale * in.scale_line +
+        in.scale, matrix * in.scale_matrix + own.group * in.scale_group +
+                      (line / in.lines_per_scale + own.shift) * in.scale_line +
                       at / Config::kBlock * in.scale_block);
+    const float whole =
+        in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix + own.group]);
     float values[kOctet];
     decode_octet<Format>(values, codes, at, scale);
 #pragma unroll

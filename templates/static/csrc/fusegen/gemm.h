@@ -17,10 +17,14 @@ enum class Gemm {
 
 // What becomes of a result.
 enum class Store {
-  io,    // written in the module's own type
-  fp32,  // written in fp32; wgrad alone
-  add,   // added in fp32 to what is there; wgrad alone
+  io,           // written in the module's own type
+  scaled_bias,  // the same, each row's bias times a scale of that row; fprop alone
+  fp32,         // written in fp32; wgrad alone
+  add,          // added in fp32 to what is there; wgrad alone
+  add_io,       // rounded to the module's own type and added in it to what is there; wgrad alone
 };
+constexpr bool adds(Store store) { return store == Store::add || store == Store::add_io; }
+constexpr bool is_wide(Store store) { return store == Store::fp32 || store == Store::add; }
 
 // Row-major operands. n = out_features and k = in_features in all three kinds.
 //   fprop: a = x [T, K], b = weight [E, N, K], d = y [T, N], bias [E, N] or nullptr
@@ -39,7 +43,8 @@ struct GemmArguments {
   int64_t n;
   int64_t k;
   int sm_count;
-  bool programmatic_launch = false;  // may start before the stream's previous kernel has ended
+  const float* row_scales = nullptr;  // [tokens], which Store::scaled_bias multiplies bias by
+  bool programmatic_launch = false;   // may start before the stream's previous kernel has ended
 };
 
 // A product of operands decoded to bf16. Its result is multiplied by amax_a amax_b / (448 6)^2 of

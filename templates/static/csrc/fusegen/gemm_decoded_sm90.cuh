@@ -39,7 +39,7 @@ static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config>::kT
     ragged_decoded_gemm(const __grid_constant__ CUtensorMap map_a,
                         const __grid_constant__ CUtensorMap map_b,
                         const __grid_constant__ CUtensorMap map_d, const GroupAmaxes amaxes,
-                        const Element* bias, const __grid_constant__ Shape shape) {
+                        const Bias<Element> bias, const __grid_constant__ Shape shape) {
   using T = Traits<kind, __nv_bfloat16, Config>;
   run_cta<kind, Element, store, T, Config>(
       DecodedOperands<kind, T, Config>{{&map_a, &map_b}, amaxes}, &map_d, bias, shape);
@@ -61,10 +61,10 @@ static Status launch_decoded_gemm(const DecodedGemmArguments& in, cudaStream_t s
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, GroupAmaxes,
-                    const Element*>(&ragged_decoded_gemm<kind, Element, Config, store>,
+                    Bias<Element>>(&ragged_decoded_gemm<kind, Element, Config, store>,
                                     shared_memory_allowed, gemm, stream, a, b, d,
                                     GroupAmaxes{in.amax_a, in.amax_b},
-                                    static_cast<const Element*>(gemm.bias));
+                                    bias_of<Element>(gemm));
 }
 
 }  // namespace fusegen

@@ -1,10 +1,11 @@
 // Column sums of the rows of each group: the bias gradient, dbias[g, c] = sum of dy[t, c].
 //
-// dy is [T, N], groups of rows as in schedule.cuh, sums in fp32, result [E, N] in the element type
-// or in fp32. A cluster of `splits` CTAs owns 64 columns of one group: each thread adds every
-// (32 * splits)-th row of 8 columns, a CTA adds its 32 partial sums in shared memory, and the
-// cluster's first CTA adds those of its neighbours through distributed shared memory. Every order
-// is fixed, so results repeat bit for bit; no workspace, no atomics.
+// dy is [T, N], each row times a scale where there are some, groups of rows as in schedule.cuh, sums
+// in fp32, result [E, N] in the element type or in fp32. A cluster of `splits` CTAs owns 64 columns
+// of one group: each thread adds every (32 * splits)-th row of 8 columns, a CTA adds its 32 partial
+// sums in shared memory, and the cluster's first CTA adds those of its neighbours through
+// distributed shared memory. Every order is fixed, so results repeat bit for bit; no workspace, no
+// atomics.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -56,17 +57,19 @@ __device__ inline void narrow(float value, float* to) { *to = value; }
 __device__ inline void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
 __device__ inline void narrow(float value, __half* to) { *to = __float2half_rn(value); }
 
-template <class Element>
-__device__ void add_vector(float (&sums)[kVector], const uint4& packed) {
+template <class Element, bool scaled>
+__device__ void add_vector(float (&sums)[kVector], const uint4& packed, const float* scale) {
   const auto* values = reinterpret_cast<const Element*>(&packed);
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) sums[i] += widen(values[i]);
+  for (int i = 0; i < kVector; ++i) {
+    sums[i] += scaled ? __ldg(scale) * widen(values[i]) : widen(values[i]);
+  }
 }
 
 // Rows begin, begin + step, ... of 8 columns, with kUnroll loads in flight.
-template <class Element>
-__device__ void add_rows(float (&sums)[kVector], const Element* column, int64_t n, int64_t begin,
-                         int64_t end, int64_t step) {
+template <class Element, bool scaled>
+__device__ void add_rows(float (&sums)[kVector], const Element* column, const float* scales,
+                         int64_t n, int64_t begin, int64_t end, int64_t step) {
   int64_t row = begin;
   for (; row + (kUnroll - 1) * step < end; row += kUnroll * step) {
     uint4 packed[kUnroll];
@@ -75,10 +78,13 @@ __device__ void add_rows(float (&sums)[kVector], const Element* column, int64_t 
       packed[i] = __ldg(reinterpret_cast<const uint4*>(column + (row + i * step) * n));
     }
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) add_vector<Element>(sums, packed[i]);
+    for (int i = 0; i < kUnroll; ++i) {
+      add_vector<Element, scaled>(sums, packed[i], scales + row + i * step);
+    }
   }
   for (; row < end; row += step) {
-    add_vector<Element>(sums, __ldg(reinterpret_cast<const uint4*>(column + row * n)));
+    const uint4 packed = __ldg(reinterpret_cast<const uint4*>(column + row * n));
+    add_vector<Element, scaled>(sums, packed, scales + row);
   }
 }
 
@@ -113,10 +119,10 @@ __device__ inline float load_from_rank(const float* address, uint32_t rank) {
 }
 
 // Grid (splits, columns / 64, groups), cluster (splits, 1, 1).
-template <class Element, class Output>
+template <class Element, class Output, bool scaled>
 static __global__ void __launch_bounds__(kThreads)
-    kernel(const Element* input, Output* output, const int64_t* split_sizes, int64_t tokens,
-           int64_t n) {
+    kernel(const Element* input, Output* output, const int64_t* split_sizes, const float* scales,
+           int64_t tokens, int64_t n) {
   __shared__ float partial[kRows][kColumns];
   __shared__ float total[kColumns];
   const int vector = threadIdx.x % kVectors;
@@ -129,8 +135,8 @@ static __global__ void __launch_bounds__(kThreads)
   float sums[kVector] = {};
   if (column < n) {
     const int64_t step = int64_t(kRows) * cluster_size();
-    add_rows<Element>(sums, input + column, n, rows.begin + cluster_rank() * kRows + lane_row,
-                      rows.end, step);
+    add_rows<Element, scaled>(sums, input + column, scales, n,
+                              rows.begin + cluster_rank() * kRows + lane_row, rows.end, step);
   }
 #pragma unroll
   for (int i = 0; i < kVector; ++i) partial[lane_row][vector * kVector + i] = sums[i];
@@ -186,10 +192,12 @@ static Status launch_group_sum(const GroupSumArguments& in, cudaStream_t stream)
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = in.programmatic_launch ? 2 : 1;
+  const auto kernel = in.scales != nullptr ? &group_sum::kernel<Element, Output, true>
+                                           : &group_sum::kernel<Element, Output, false>;
   const cudaError_t error =
-      cudaLaunchKernelEx(&config, &group_sum::kernel<Element, Output>,
-                         static_cast<const Element*>(in.input), static_cast<Output*>(in.output),
-                         in.split_sizes, in.tokens, in.n);
+      cudaLaunchKernelEx(&config, kernel, static_cast<const Element*>(in.input),
+                         static_cast<Output*>(in.output), in.split_sizes, in.scales, in.tokens,
+                         in.n);
   return {static_cast<int>(error), "cudaLaunchKernelEx(group_sum)"};
 }
 

@@ -66,6 +66,11 @@ inline Status check_arguments(const GemmArguments& in) {
   return {};
 }
 
+template <class Element>
+Bias<Element> bias_of(const GemmArguments& in) {
+  return {static_cast<const Element*>(in.bias), in.row_scales};
+}
+
 // Grid, attributes and launch of a kernel of `run_cta`'s kind. `parameters` come before its shape.
 template <Gemm kind, class T, class Config, class... Parameters>
 Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& allowed,
@@ -105,8 +110,10 @@ Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
 // wgrad has results.
 template <Gemm kind, class Result, Store store>
 Status multiply_nothing(const GemmArguments& in, cudaStream_t stream) {
-  static_assert(store == Store::io || kind == Gemm::wgrad, "weights alone have gradients in fp32");
-  if (kind != Gemm::wgrad || store == Store::add) return {};
+  static_assert(store == Store::io ||
+                    kind == (store == Store::scaled_bias ? Gemm::fprop : Gemm::wgrad),
+                "gradients of weights alone go elsewhere, and fprop alone has a bias");
+  if (kind != Gemm::wgrad || adds(store)) return {};
   const size_t bytes = size_t(in.groups) * size_t(in.n) * size_t(in.k) * sizeof(Result);
   return {static_cast<int>(cudaMemsetAsync(in.d, 0, bytes, stream)), "cudaMemsetAsync"};
 }
@@ -124,9 +131,9 @@ static Status launch_gemm(const GemmArguments& in, cudaStream_t stream) {
   Status status = encode_operands<kind, Element, Result, T, Config>(in, &a, &b, &d);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
-  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, const Element*>(
+  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>>(
       &ragged_gemm<kind, Element, Config, store>, shared_memory_allowed, in, stream, a, b, d,
-      static_cast<const Element*>(in.bias));
+      bias_of<Element>(in));
 }
 
 }  // namespace fusegen

@@ -66,7 +66,7 @@ struct ExpressionSource {
   static constexpr int kRowsWaiting = Config::kStochastic ? 4 : 8;
   // That registers leave room for: codes of 4 bits take most.
   static constexpr int kBlocksPerSm =
-      (Math::operand_count > 3 || Math::cost > 32 ? 3 : 4) - (Config::Format::kBits == 4);
+      (Math::operand_count > 2 || Math::cost > 32 ? 3 : 4) - (Config::Format::kBits == 4);
   static_assert(sizeof(Shared<Config>) + kRowsWaiting * kThreads * sizeof(uint2) <= 48 << 10,
                 "more shared memory than a kernel may have without asking");
 
@@ -176,12 +176,12 @@ struct ExpressionSource {
 #pragma unroll
     for (int o = 0; o < kOperands; ++o) {
       const Slot slot = Math::operand(o);
-      const bool halves = slot.access == Access::first_half || slot.access == Access::second_half;
       const uint32_t elements = slot.access == Access::column ? 0
                                 : slot.access == Access::row  ? 1
                                                               : uint32_t(expression.columns);
       const uint32_t size = slot.wide ? sizeof(float) : sizeof(Element);
-      const char* const at = from[o] + uint64_t((halves ? 2 : 1) * elements * size) * uint32_t(row);
+      const uint32_t pitch = (pointwise::is_half(slot.access) ? 2 : 1) * elements * size;
+      const char* const at = from[o] + uint64_t(pitch) * uint32_t(row);
       uint32_t(&words)[kLaneColumns] = operands.words[o];
       if (slot.access == Access::row) {
         words[0] = slot.wide ? __ldg(reinterpret_cast<const uint32_t*>(at))

@@ -1,0 +1,92 @@
+"""The bias of the last grouped product is multiplied by a scale of each token.
+
+A token's experts are weighted by the router's probabilities.  Where the activation before the
+product applies them, ``y = probs * (act(h) @ weight.T + bias)`` holds only if the bias is weighted,
+too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model.dtypes import DType
+from ..model.plan import Buffer, Operand, Step
+from ..model.primitives import Primitive
+from ..model.shapes import Shape
+from ..model.specs import Broadcast
+from ..naming import gradient
+from .draft import Draft, NotPossible
+
+_SCALES = "scales"
+"""Input of a module whose activation has none."""
+
+
+def scale_bias(draft: Draft) -> Draft:
+    """Scale the bias of the last grouped product by rows, in both directions.
+
+    The scales are those that a pointwise op multiplies its rows by, or one more input ``scales``.
+    Their gradient is the pointwise op's plus the dot product of a row of dy with its group's bias.
+
+    Raises:
+        NotPossible: no grouped product adds a bias.
+    """
+    grouped = (step for step in draft.forward if step.primitive is Primitive.GROUPED_GEMM)
+    products = [step for step in grouped if step.input("add")]
+    if not products:
+        raise NotPossible("no grouped product adds a bias that could be scaled")
+    scaled = products[-1]
+    draft, scales = _with_scales(draft, scaled)
+    forward = tuple(
+        replace(step, inputs=(*step.inputs, Operand("add_scales", scales)))
+        if step is scaled
+        else step
+        for step in draft.forward
+    )
+    incoming = gradient(scaled.out)
+    backward = tuple(
+        replace(step, inputs=(*step.inputs, Operand("scales", scales)))
+        if step.primitive is Primitive.GROUP_SUM and step.input("a") == incoming
+        else step
+        for step in draft.backward
+    )
+    draft = replace(draft, forward=forward, backward=backward)
+    return _with_gradient(draft, scaled, scales)
+
+
+def _with_scales(draft: Draft, scaled: Step) -> tuple[Draft, str]:
+    """The module's scales of rows; a new input where it has none."""
+    for instance in draft.instances:
+        for name, spec in instance.op.inputs.items():
+            if spec.broadcast is Broadcast.ROW:
+                return draft, instance.tensors[name]
+    rows = draft.buffers[scaled.input("a") or ""].shape.flat[0]
+    buffer = Buffer(_SCALES, DType.FLOAT32, Shape(None, (rows,)))
+    given = replace(buffer, name=gradient(_SCALES))
+    draft = draft.with_buffers({_SCALES: buffer, given.name: given})
+    return replace(draft, inputs=(*draft.inputs, _SCALES)), _SCALES
+
+
+def _with_gradient(draft: Draft, scaled: Step, scales: str) -> Draft:
+    """The gradient of the scales, from one step or two."""
+    out = gradient(scales)
+    steps = list(draft.backward)
+    writer = next((step for step in steps if out in step.writes), None)
+    partial: tuple[Operand, ...] = ()
+    if writer is not None:
+        own = Buffer(f"{writer.item}_{out}", draft.buffers[out].dtype, draft.buffers[out].shape)
+        draft = draft.with_buffers({own.name: own})
+        renamed = (replace(o, buffer=own.name) if o.buffer == out else o for o in writer.outputs)
+        steps[steps.index(writer)] = replace(writer, outputs=tuple(renamed))
+        partial = (Operand("add", own.name),)
+    named = {operand.slot: operand for operand in scaled.inputs}
+    inputs = (
+        Operand("a", gradient(scaled.out)),
+        Operand("b", named["add"].buffer),
+        named["groups"],
+        *partial,
+    )
+    outputs = (Operand("out", out),)
+    steps.append(Step(Primitive.GROUP_ROW_DOT, None, scaled.item, inputs, outputs))
+    found = dict(draft.gradients) | {scales: out}
+    gradients = tuple((leaf, found[leaf]) for leaf in draft.arguments if leaf in found)
+    return replace(draft, backward=tuple(steps), gradients=gradients)

@@ -1,0 +1,193 @@
+"""Whole pointwise kernels, as generated, on the CPU: pieces of rows, tails, halves and row sums."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusegen import api
+
+from .quantize_harness import CSRC, HERE, ROOT, Buffer, Long, Pointer, address
+
+KERNELS = ROOT / "generated" / "sm_90a" / "csrc" / "kernels"
+NAMES = tuple(
+    f"pointwise_{op}_{direction}_{dtype}"
+    for op in ("silu", "swiglu", "scaled_swiglu")
+    for direction in ("forward", "backward")
+    for dtype in ("bfloat16", "float16")
+)
+ALTERNATING = tuple(
+    name.replace("_forward", "_interleaved_32_forward").replace(
+        "_backward", "_interleaved_32_backward"
+    )
+    for name in NAMES
+    if "swiglu" in name
+)
+# Of a row: one vector, one lane's worth, what a warp loads at once and its neighbours, many pieces.
+COLUMNS = (1, 7, 8, 256, 512, 520, 1016, 1024, 1032, 2056)
+EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+class _Arguments(ctypes.Structure):
+    _fields_ = [
+        ("operands", Pointer * 8),
+        ("results", Pointer * 8),
+        ("scalars", ctypes.c_float * 8),
+        ("rows", Long),
+        ("columns", Long),
+    ]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Every kernel unit, each compiled by itself, behind a C function of its name."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    assert compiler, "this test compiles C++: install g++"
+    folder = tmp_path_factory.mktemp("pointwise_kernels")
+    alternating = _alternating_kernels(folder)
+    flags = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+    flags += ["-Wno-unknown-pragmas", *(f"-I{each}" for each in (HERE / "cuda_on_cpu", CSRC))]
+    objects = []
+    for name in (*NAMES, *ALTERNATING):
+        source = folder / f"{name}.cpp"
+        source.write_text(
+            f'#include "{(alternating if name in ALTERNATING else KERNELS) / name}.cu"\n'
+            f'extern "C" int {name}(const fusegen::PointwiseArguments* in) {{\n'
+            f"  return fusegen_sm_90a::{name}(*in, nullptr).code;\n}}\n"
+        )
+        objects.append(str(source.with_suffix(".o")))
+        subprocess.run([compiler, *flags, "-c", str(source), "-o", objects[-1]], check=True)
+    output = folder / "kernels.so"
+    subprocess.run([compiler, "-shared", *objects, "-o", str(output)], check=True)
+    return ctypes.CDLL(str(output))
+
+
+def _alternating_kernels(folder: Path) -> Path:
+    """Where units are of modules whose gate and up alternate, which no committed bundle has."""
+    for module in ("swiglu", "scaled_swiglu"):
+        request = api.Request(
+            out=folder,
+            archs=("sm_90a",),
+            modules=(module,),
+            recipes=("bf16",),
+            options=("interleaved_32",),
+            namespace="fusegen",
+        )
+        api.generate(request, api.Policy.WRITE)
+    return folder / "sm_90a" / "csrc" / "kernels"
+
+
+def _run(
+    library: ctypes.CDLL,
+    name: str,
+    operands: list[Tensor],
+    results: list[Buffer | None],
+    columns: int,
+) -> None:
+    """One launch; an operand or result stands once for each half that the kernel names."""
+    arguments = _Arguments(rows=operands[0].shape[0], columns=columns)
+    for i, operand in enumerate(operands):
+        arguments.operands[i] = address(operand)
+    for i, result in enumerate(results):
+        arguments.results[i] = address(result)
+    assert getattr(library, name)(ctypes.byref(arguments)) == 0
+
+
+def _close(buffer: Buffer, wanted: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> None:
+    """Within two roundings of `dtype`, or of sums of magnitudes `bound`; nothing left unwritten."""
+    found = buffer.bytes().view(dtype).reshape(wanted.shape).double()
+    error = (found - wanted).abs()
+    slack = EPSILON.get(dtype, 2.0**-16) * (wanted.abs() if bound is None else bound)
+    assert (error <= slack + 1e-7).all(), float((error - slack).max())
+
+
+def _tensors(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(columns)
+    x = torch.randn(rows, columns, generator=rng) * 3
+    dy = torch.randn(rows, columns, generator=rng)
+    return x.to(dtype), dy.to(dtype), torch.rand(rows, generator=rng)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bfloat16", "float16"))
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_whole_tensors(library: ctypes.CDLL, columns: int, dtype: torch.dtype) -> None:
+    """One long row, whatever its shape: 3 rows of an odd number have a tail in their midst."""
+    x, dy, _ = _tensors(3, columns, dtype)
+    suffix = str(dtype).removeprefix("torch.")
+    wide = x.double().requires_grad_()
+    y = torch.nn.functional.silu(wide)
+    y.backward(dy.double())
+    assert wide.grad is not None
+    for direction, operands, wanted in (
+        ("forward", [x], y.detach()),
+        ("backward", [dy, x], wide.grad),
+    ):
+        result = Buffer(2 * x.numel(), "cpu")
+        _run(library, f"pointwise_silu_{direction}_{suffix}", operands, [result], columns)
+        _close(result, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bfloat16", "float16"))
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("op", ("swiglu", "scaled_swiglu"))
+def test_halves(library: ctypes.CDLL, op: str, columns: int, dtype: torch.dtype) -> None:
+    x, _, scales = _tensors(11, 2 * columns, dtype)
+    _, dy, _ = _tensors(11, columns, dtype)
+    suffix = str(dtype).removeprefix("torch.")
+    scaled = op == "scaled_swiglu"
+    wide = x.double().requires_grad_()
+    gate, up = wide.chunk(2, dim=1)
+    act = torch.nn.functional.silu(gate) * up
+    y = act * scales.double()[:, None] if scaled else act
+    y.backward(dy.double())
+    assert wide.grad is not None
+    result, dx, dscales = (Buffer(n, "cpu") for n in (2 * dy.numel(), 2 * x.numel(), 4 * 11))
+    extra = [scales] if scaled else []
+    _run(library, f"pointwise_{op}_forward_{suffix}", [x, x, *extra], [result], columns)
+    _close(result, y.detach(), dtype)
+    sums = [dscales] if scaled else []
+    name = f"pointwise_{op}_backward_{suffix}"
+    _run(library, name, [dy, x, x, *extra], [dx, dx, *sums], columns)
+    _close(dx, wide.grad, dtype)
+    if scaled:
+        terms = dy.double() * act.detach()
+        _close(dscales, terms.sum(1), torch.float32, terms.abs().sum(1))
+        _run(library, name, [dy, x, x, *extra], [None, None, dscales], columns)
+        _close(dscales, terms.sum(1), torch.float32, terms.abs().sum(1))
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bfloat16", "float16"))
+@pytest.mark.parametrize("columns", (32, 512, 1056))
+@pytest.mark.parametrize("op", ("swiglu", "scaled_swiglu"))
+def test_halves_that_alternate(
+    library: ctypes.CDLL, op: str, columns: int, dtype: torch.dtype
+) -> None:
+    """The bits of whole halves, in other places."""
+    x, _, scales = _tensors(11, 2 * columns, dtype)
+    _, dy, _ = _tensors(11, columns, dtype)
+    suffix = str(dtype).removeprefix("torch.")
+    scaled = op == "scaled_swiglu"
+    extra = [scales] if scaled else []
+
+    def alternate(t: Tensor) -> Tensor:
+        return t.unflatten(1, (2, -1, 32)).transpose(1, 2).flatten(1).contiguous()
+
+    found = []
+    for word, given in (("", x), ("interleaved_32_", alternate(x))):
+        y, dx, dscales = (Buffer(n, "cpu") for n in (2 * dy.numel(), 2 * x.numel(), 4 * 11))
+        sums = [dscales] if scaled else []
+        _run(
+            library, f"pointwise_{op}_{word}forward_{suffix}", [given, given, *extra], [y], columns
+        )
+        name = f"pointwise_{op}_{word}backward_{suffix}"
+        _run(library, name, [dy, given, given, *extra], [dx, dx, *sums], columns)
+        found.append((y.bytes(), dx.bytes().view(dtype).reshape(x.shape), dscales.bytes()))
+    (y, dx, dscales), (other, dother, dothers) = found
+    assert torch.equal(y, other) and torch.equal(dscales, dothers)
+    assert torch.equal(alternate(dx).view(torch.int16), dother.view(torch.int16))

@@ -1,0 +1,118 @@
+"""Gate and up that alternate: the bits of whole halves, for every gated activation and recipe."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusegen.load import load
+from fusegen.naming import Cell
+from fusegen.paths import builtin_specs
+
+from .loading import load_cells
+
+INTERLEAVED, BLOCK = "interleaved_32", 32
+SPECS = load([builtin_specs()])
+OFFERING = [name for name, m in SPECS.modules.items() if INTERLEAVED in str(m.options)]
+ALONE = [name for name in OFFERING if not SPECS.modules[name].chain]
+EXPERTS = [name for name in OFFERING if SPECS.modules[name].chain]
+SPLITS = torch.tensor([9, 0, 40])
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Name of a package with whole and alternating halves next to each other."""
+    cells = [
+        Cell(module, recipe, options)
+        for module in OFFERING
+        for recipe in (SPECS.recipes if module in EXPERTS else ("bf16",))
+        for options in ((), (INTERLEAVED,))
+    ]
+    return load_cells("interleave", tmp_path_factory.mktemp("interleave"), cells)
+
+
+def _named(bundle: str, name: str, module: str, recipe: str, *options: str) -> Any:
+    """A function or class of a cell."""
+    cell = str(Cell(module, recipe, options))
+    return getattr(importlib.import_module(f"{bundle}.{cell}"), name)
+
+
+def _function(bundle: str, module: str, *options: str) -> Any:
+    return _named(bundle, module, module, "bf16", *options)
+
+
+def _experts(bundle: str, module: str, recipe: str, *options: str) -> Any:
+    torch.manual_seed(0)
+    made = _named(bundle, SPECS.modules[module].class_, module, recipe, *options)
+    return made(num_groups=3, hidden=64, intermediate=96, bias=True)
+
+
+def interleave(x: Tensor, dim: int) -> Tensor:
+    """The same columns or rows, of gate and up by turns in blocks."""
+    blocks = x.unflatten(dim, (2, -1, BLOCK))
+    first = dim % x.dim()
+    return blocks.transpose(first, first + 1).flatten(first, first + 2)
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=rng).bfloat16().requires_grad_()
+
+
+def test_what_alternates() -> None:
+    order = interleave(torch.arange(128), 0).tolist()
+    assert order == [*range(32), *range(64, 96), *range(32, 64), *range(96, 128)]
+
+
+@pytest.mark.parametrize("module", ALONE)
+def test_activations(bundle: str, module: str) -> None:
+    x, dy = _normal(49, 192, seed=1), _normal(49, 96, seed=2).detach()
+    scales = torch.rand(49, requires_grad=True) if module.startswith("scaled") else None
+    given = [] if scales is None else [scales]
+    found = []
+    for options, place in (((), lambda t: t), ((INTERLEAVED,), lambda t: interleave(t, -1))):
+        leaf = place(x.detach()).clone().requires_grad_()
+        y = _function(bundle, module, *options)(leaf, *given)
+        grads = torch.autograd.grad(y, [leaf, *given], dy)
+        found.append((y, grads))
+    (y, (dx, *rest)), (other, (dother, *others)) = found
+    assert torch.equal(y, other)
+    assert torch.equal(interleave(dx, -1), dother)
+    assert all(torch.equal(a, b) for a, b in zip(rest, others, strict=True))
+
+
+@pytest.mark.parametrize("recipe", SPECS.recipes)
+@pytest.mark.parametrize("module", EXPERTS)
+def test_experts(bundle: str, module: str, recipe: str) -> None:
+    """Rows of fc1's weight and bias in the other order: the same outputs, up to sums' order."""
+    x, probs = _normal(64, 64, seed=1), torch.rand(64)
+    weight, bias, dy = (
+        _normal(*shape, seed=2).detach() for shape in ((3, 192, 64), (3, 192), (64, 64))
+    )
+    found = []
+    for options, place in (((), lambda t: t), ((INTERLEAVED,), lambda t: interleave(t, 1))):
+        layer = _experts(bundle, module, recipe, *options)
+        with torch.no_grad():
+            layer.fc1.weight.copy_(place(weight))
+            layer.fc1.bias.copy_(place(bias))
+        y = layer(x, SPLITS, probs)
+        grads = torch.autograd.grad(y, [layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, x], dy)
+        found.append((y.detach(), *grads))
+    (y, dweight, dbias, *rest), others = found
+    wanted = (y, interleave(dweight, 1), interleave(dbias, 1), *rest)
+    for one, other in zip(wanted, others, strict=True):
+        if recipe == "bf16":
+            torch.testing.assert_close(other, one)
+        error = (one.double() - other.double()).norm() / one.double().norm()
+        assert error <= SPECS.recipes[recipe].tolerance.end_to_end
+
+
+def test_other_widths_are_refused(bundle: str) -> None:
+    swiglu = _function(bundle, "swiglu", INTERLEAVED)
+    message = r"D \(width\): expected a multiple of 32 on cpu, got 48"
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        swiglu(torch.zeros(4, 96, dtype=torch.bfloat16))

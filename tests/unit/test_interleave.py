@@ -1,0 +1,87 @@
+"""Plans whose gate and up alternate in blocks of 32 columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusegen.load import load
+from fusegen.model.plan import HALVES, Access, CheckKind, ModulePlan, Step
+from fusegen.naming import Cell
+from fusegen.passes.backward import write_backward
+from fusegen.passes.draft import NotPossible
+from fusegen.passes.expand import expand
+from fusegen.passes.interleave import interleave_halves
+from fusegen.passes.math import derive_math
+from fusegen.paths import builtin_specs
+from fusegen.pointwise import Derivations
+from fusegen.resolve import resolve_module
+
+INTERLEAVED = "interleaved_32"
+ALTERNATING = (Access.FIRST_OF_32, Access.SECOND_OF_32)
+SPECS = load([builtin_specs()])
+GATED = {name for name, op in SPECS.ops.items() if any(t.halves for t in op.tensors.values())}
+MODULES = tuple(
+    name
+    for name, module in SPECS.modules.items()
+    if GATED & {module.op, *(item.op for item in module.chain)}
+)
+every_arch = pytest.mark.parametrize("arch", ("cpu", "sm_90a"))
+every_module = pytest.mark.parametrize("module", MODULES)
+
+
+def plan_of(module: str, recipe: str, arch: str, *options: str) -> ModulePlan:
+    return resolve_module(SPECS, Cell(module, recipe, options), arch)
+
+
+def pointwise(plan: ModulePlan) -> list[Step]:
+    return [step for step in plan.steps if step.pointwise]
+
+
+def accesses(step: Step) -> list[Access]:
+    math = step.pointwise
+    assert math is not None
+    return [each.access for each in (*math.operands, *math.results)]
+
+
+def test_every_module_with_a_gated_activation_offers_it() -> None:
+    offering = {
+        name for name, module in SPECS.modules.items() if INTERLEAVED in str(module.options)
+    }
+    assert offering == {*MODULES}
+    assert len(GATED) == 11
+
+
+@every_arch
+@every_module
+@pytest.mark.parametrize("recipe", SPECS.recipes)
+def test_halves_alternate_and_nothing_else_changes(module: str, recipe: str, arch: str) -> None:
+    plain, alternating = plan_of(module, recipe, arch), plan_of(module, recipe, arch, INTERLEAVED)
+    assert len(plain.steps) == len(alternating.steps)
+    for one, other in zip(pointwise(plain), pointwise(alternating), strict=True):
+        assert [a in HALVES for a in accesses(one)] == [a in ALTERNATING for a in accesses(other)]
+        assert one.pointwise and other.pointwise
+        assert one.pointwise.cuda == other.pointwise.cuda
+        assert one.pointwise.kernel != other.pointwise.kernel
+    assert plain.parameters == alternating.parameters
+
+
+@every_arch
+@every_module
+def test_widths_are_multiples_of_32(module: str, arch: str) -> None:
+    plan = plan_of(module, "bf16", arch, INTERLEAVED)
+    for program in (plan.forward, plan.backward):
+        checks = [check for check in program.checks if check.kind is CheckKind.MULTIPLE]
+        symbol = "F" if module.startswith("grouped_mlp") else "D"
+        assert {str(c.expr): c.number for c in checks}[symbol] == 32
+
+
+@pytest.mark.parametrize("module", ("silu", "grouped_mlp_srelu"))
+def test_refused_without_a_gate(module: str) -> None:
+    """By the module that does not offer it, and by the pass where a module of one's own does."""
+    with pytest.raises(NotPossible, match=f"module '{module}' offers no option '{INTERLEAVED}'"):
+        plan_of(module, "bf16", "cpu", INTERLEAVED)
+    draft = derive_math(write_backward(expand(SPECS.modules[module], SPECS.ops)), Derivations())
+    with pytest.raises(
+        NotPossible, match="no op is a gated activation, whose halves could alternate"
+    ):
+        interleave_halves(draft)
