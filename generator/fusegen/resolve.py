@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from .load import SpecSet
-from .model.plan import Dimension, ModulePlan, Status, Tolerance, Unsupported
+from .model.plan import Dimension, ModulePlan, Status, Step, Tolerance, Unsupported
 from .model.primitives import Primitive
 from .model.shapes import symbols
 from .model.specs import (
@@ -31,6 +31,7 @@ from .passes.kernels import choose_kernels
 from .passes.liveness import add_conditions, saved
 from .passes.main_grad import keep_in_main_grad
 from .passes.math import derive_math
+from .passes.merge import merge
 from .passes.programs import (
     backward_program,
     forward_program,
@@ -122,6 +123,12 @@ def resolve_module(
     draft = pass_as_bytes(draft)
     dims = module_dims(module, specs)
     offered, further = conversions(recipe, arch) if quantizes else ((), ())
+    forward = forward_program(draft, kept, dims)
+    backward = backward_program(draft, kept, dims)
+    merged = merge(forward, backward, draft.buffers, specs.fusions, arch, recipe)
+    steps = (*merged.forward.steps, *merged.backward.steps, *draft.refresh, *draft.wgrad)
+    used = {step.kernels for step in steps}
+    own = (each for each in (*kernel_sets, *merged.kernel_sets) if each.name in used)
     plan = ModulePlan(
         cell=str(cell),
         module=cell.module,
@@ -141,23 +148,23 @@ def resolve_module(
         main_grads=draft.main_grads,
         reductions=draft.reductions,
         attributes=draft.attributes,
-        buffers=tuple(draft.buffers.values()),
-        forward=forward_program(draft, kept, dims),
-        backward=backward_program(draft, kept, dims),
+        buffers=(*draft.buffers.values(), *merged.buffers),
+        forward=merged.forward,
+        backward=merged.backward,
         refresh=refresh_program(draft, dims) if draft.refresh else None,
         wgrad=wgrad_program(draft, kept, dims) if draft.wgrad else None,
         saved=kept,
-        kernel_sets=tuple({each.name: each for each in (*kernel_sets, *further)}.values()),
+        kernel_sets=tuple({each.name: each for each in (*own, *further)}.values()),
         conversions=offered,
         exact=exact,
         exact_output=exact_output,
         quantizations=tuple(recipe.roles.items()),
         layout=arch.layout,
         tolerance=_tolerance(recipe),
-        sources=_sources(specs, module, recipe, arch, draft),
+        sources=_sources(specs, module, recipe, arch, steps),
         ranges=OptionName.RANGES in options,
     )
-    return replace(plan, shardings=module_shardings(plan))
+    return replace(plan, shardings=module_shardings(plan.unmerged))
 
 
 _IMPLEMENTED = {
@@ -221,10 +228,14 @@ def _tolerance(recipe: RecipeSpec) -> Tolerance:
 
 
 def _sources(
-    specs: SpecSet, module: ModuleSpec, recipe: RecipeSpec, arch: ArchSpec, draft: Draft
+    specs: SpecSet,
+    module: ModuleSpec,
+    recipe: RecipeSpec,
+    arch: ArchSpec,
+    steps: tuple[Step, ...],
 ) -> tuple[str, ...]:
     ops = dict.fromkeys(item.op for item in chain_of(module))
-    rules = dict.fromkeys(step.rule for step in (*draft.forward, *draft.backward) if step.rule)
+    rules = dict.fromkeys(step.rule for step in steps if step.rule)
     keys = [(SpecKind.MODULES, module.name), *((SpecKind.OPS, op) for op in ops)]
     keys += [(SpecKind.FUSIONS, rule) for rule in rules]
     keys += [(SpecKind.RECIPES, recipe.name), (SpecKind.ARCHS, arch.name)]

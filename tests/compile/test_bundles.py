@@ -27,7 +27,14 @@ PRODUCTS = (
 )
 # Registers a thread may have, by part of the unit's name: as the launch bounds ask for one block of
 # 384 threads to an SM, three of 256 or four.
-REGISTERS = {"/gemm_": 168, "_stochastic": 80, "/statistics_": 128, "": 64}
+REGISTERS = {
+    "/gemm_": 168,
+    "ward_quantize_e2m1_nv_1x16_stochastic": 128,
+    "ward_quantize_": 80,
+    "_stochastic": 80,
+    "/statistics_": 128,
+    "": 64,
+}
 PEAK_BYTES_PER_UNIT = 4 << 30
 
 

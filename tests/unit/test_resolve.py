@@ -308,7 +308,7 @@ def test_a_bias_gradient_rides_along_with_quantisation(arch: str) -> None:
     plan = resolve_module(builtin(), Cell("grouped_mlp", "fp8_block"), arch)
     host = {
         operand.buffer: step
-        for step in plan.backward.steps
+        for step in plan.backward.unmerged.steps
         for operand in step.outputs
         if operand.slot == SUMMED
     }

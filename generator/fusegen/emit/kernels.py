@@ -101,6 +101,7 @@ class KernelContext:
     schedule: str
     store: str
     formula: str
+    cost: int
     operands: tuple[KernelOperand, ...]
     results: tuple[KernelOperand, ...]
     scalars: tuple[str, ...]
@@ -161,6 +162,7 @@ def kernel_context(kernel: Kernel, namespace: str) -> KernelContext:
         schedule=point.schedule.value if point else "",
         store=kernel.variant.store.value if kernel.variant else Store.IO.value,
         formula=math.formula if math else "",
+        cost=math.cost if math else 0,
         operands=_operands(math.operands) if math else (),
         results=_operands(math.results) if math else (),
         scalars=math.attributes if math else (),

@@ -20,7 +20,7 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.primitives import PADDED_SIZES, PARTIALS, SUMMED, Primitive
+from ..model.primitives import PADDED_SIZES, PARTIALS, ROW_PARTIALS, SUMMED, Primitive
 from ..model.shapes import product, to_cpp
 from ..model.specs import (
     ArchSpec,
@@ -313,8 +313,12 @@ def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> 
             return "nullptr"
         return f"pointer({name}_dense)" if name in given else f"pointer({name})"
 
-    if step.pointwise:
-        lines = _pointwise_launch(plan, step, reading)
+    if step.parts:
+        lines = _merged_launch(plan, program, step, reading)
+    elif step.pointwise:
+        fields = _pointwise_fields(step, reading)
+        words = [f"/*{name}=*/{value}" for name, value in fields.items()]
+        lines = _call(step, "PointwiseArguments", words)
     elif step.primitive is Primitive.QUANTIZE:
         lines = _quantize_launch(plan, program, step, reading)
     elif step.primitive is Primitive.STATISTICS:
@@ -417,11 +421,35 @@ def _pitch(plan: ModulePlan, copy: Copy) -> str:
 
 def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Reading) -> list[str]:
     """A quantise step: its struct is filled field by field, since most fields do not apply."""
+    fields = {"quantize.input": reading(step.input("a"))}
+    fields |= _quantize_fields(plan, program, step, reading)
+    return _filled(step, "QuantizeStepArguments", fields)
+
+
+def _merged_launch(plan: ModulePlan, program: Program, step: Step, reading: Reading) -> list[str]:
+    """What the parts say, without the tensor between them."""
+    first, second = step.parts
+    tensor = second.input("a")
+    expression = _pointwise_fields(first, reading, without=tensor)
+    fields = {f"expression.{name}": value for name, value in expression.items()}
+    for operand in step.outputs:
+        if operand.slot == ROW_PARTIALS:
+            fields["row_partials"] = f"floats({_written(operand.buffer, '')})"
+    if second.when != first.when:
+        fields["quantizes"] = any_of(second.when)
+    quantized = _quantize_fields(plan, program, second, reading)
+    fields |= {f"step.{name}": value for name, value in quantized.items()}
+    return _filled(step, "PointwiseQuantizeArguments", fields)
+
+
+def _quantize_fields(
+    plan: ModulePlan, program: Program, step: Step, reading: Reading
+) -> dict[str, str]:
+    """Fields of a quantise step, all but its input; empty ones keep their defaults."""
     spec = dict(plan.quantizations)[step.copies[0].role]
     rounds_down = spec.scale.round is ScaleRounding.POW2_DOWN
     groups = step.input("groups")
     fields = {
-        "quantize.input": reading(step.reads[0]),
         "quantize.split_sizes": f"integers({reading(groups)})" if groups else "nullptr",
         **{f"quantize.{name}": to_cpp(size) for name, size in step.sizes},
         "quantize.row_align": str(plan.layout.token_alignment),
@@ -449,8 +477,7 @@ def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Re
             fields["partial_amax"] = f"floats({operand.buffer})"
         if operand.slot == "row_sums":
             fields["quantize.row_sums"] = f"floats({operand.buffer})"
-    fields |= _state_fields(plan, program, step, reading)
-    return _filled(step, "QuantizeStepArguments", fields)
+    return fields | _state_fields(plan, program, step, reading)
 
 
 def _token_pitch(plan: ModulePlan, copy: Copy) -> str:
@@ -598,19 +625,20 @@ def _state_fields(
     }
 
 
-def _pointwise_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
+def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) -> dict[str, str]:
+    """Operands, results but for one that is not written, scalars and sizes of an expression."""
     assert step.pointwise is not None
     math = step.pointwise
     prefix = f"{step.item}_" if step.item else ""
     scalars = [f"static_cast<float>({prefix}{name})" for name in math.attributes]
-    words = [
-        f"/*operands=*/{{{', '.join(reading(o.buffer) for o in math.operands)}}}",
-        f"/*results=*/{{{', '.join(f'writable({r.buffer})' for r in math.results)}}}",
-        f"/*scalars=*/{{{', '.join(scalars)}}}",
-        f"/*rows=*/{to_cpp(math.rows)}",
-        f"/*columns=*/{to_cpp(math.columns)}",
-    ]
-    return _call(step, "PointwiseArguments", words)
+    results = ["nullptr" if r.buffer == without else f"writable({r.buffer})" for r in math.results]
+    return {
+        "operands": f"{{{', '.join(reading(o.buffer) for o in math.operands)}}}",
+        "results": f"{{{', '.join(results)}}}",
+        "scalars": f"{{{', '.join(scalars)}}}",
+        "rows": to_cpp(math.rows),
+        "columns": to_cpp(math.columns),
+    }
 
 
 def _call(step: Step, kind: str, words: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 from ..model import dtypes
 from ..model.dtypes import DType
@@ -176,10 +177,12 @@ class ReferenceContext:
 
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
-    """What ``reference/<cell>.py`` states."""
+    """What ``reference/<cell>.py`` states: steps one by one, whatever kernels merge."""
+    merged = {program.name: program for _, program in plan.ops}
+    plan = plan.unmerged
     texts = (_pointwise_text(plan, step) for step in plan.steps if step.pointwise)
     pointwise = tuple(dict.fromkeys(texts))  # a step that both directions run is one function
-    programs = tuple(_checked(view, program) for view, program in plan.ops)
+    programs = tuple(_checked(view, each, merged[each.name]) for view, each in plan.ops)
     lines = [line for text in pointwise for line in text.body]
     lines += [line for program in programs for line in program.type_checks]
     exact = _exact_text(plan) if plan.quantizations else None
@@ -248,10 +251,10 @@ def _literal(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
+def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProgram:
     sized = [check for check in program.checks if check.expr is not None]
     used = {name for check in sized if check.expr for name in symbols(check.expr)}
-    ranges = tuple(_ranges(plan, program))
+    ranges = tuple(_ranges(plan, program, merged))
     steps = tuple(text for each in ranges for text in each.steps)
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
     return CheckedProgram(
@@ -274,18 +277,25 @@ def _checked(plan: ModulePlan, program: Program) -> CheckedProgram:
     )
 
 
-def _ranges(plan: ModulePlan, program: Program) -> Iterator[RangeText]:
-    """Each step of the plan that the reference does something for."""
-    for i, step in enumerate(program.steps, 1):
-        texts = (
-            _step_text(plan, program, step, i),
-            _amax_text(plan, program, step, i),
-            _sum_text(step, i),
-            _update_text(plan, program, step, i),
-        )
-        done = tuple(filter(None, texts))
+def _ranges(plan: ModulePlan, program: Program, merged: Program) -> Iterator[RangeText]:
+    """Each step of the plan that the reference does something for, part by part."""
+    indices = count(1)
+    for i, step in enumerate(merged.steps, 1):
+        parts = step.parts or (step,)
+        done = tuple(t for p in parts for t in _texts(plan, program, p, next(indices)))
         if done:
-            yield RangeText(range_name(plan, program, step, i), condition(step.when), done)
+            yield RangeText(range_name(plan, merged, step, i), condition(step.when), done)
+
+
+def _texts(plan: ModulePlan, program: Program, step: Step, index: int) -> tuple[StepText, ...]:
+    """Everything that the reference does for a step."""
+    texts = (
+        _step_text(plan, program, step, index),
+        _amax_text(plan, program, step, index),
+        _sum_text(step, index),
+        _update_text(plan, program, step, index),
+    )
+    return tuple(filter(None, texts))
 
 
 def _returned_values(plan: ModulePlan, program: Program) -> str:

@@ -263,6 +263,7 @@ class Step:
         lane: 0 is the caller's stream; others fork and join inside the call.
         mutates: buffers changed in place.
         flops: floating-point operations.
+        parts: the steps that it does in one kernel, in order; none where it is a step of its own.
     """
 
     primitive: Primitive
@@ -281,6 +282,7 @@ class Step:
     lane: int = 0
     mutates: tuple[str, ...] = ()
     flops: Expr | None = None
+    parts: tuple[Step, ...] = ()
 
     def input(self, slot: str) -> str | None:
         """The buffer in an input slot, or None."""
@@ -394,7 +396,6 @@ class Program:
         flags: gradient flags in schema order; of ``refresh``, whether state moves on.
         results: tensors returned.
         steps: in order.
-        workspace: buffers that live inside the call.
         bindings: dimensions the steps need.
         checks: of the arguments.
     """
@@ -404,9 +405,21 @@ class Program:
     flags: tuple[str, ...]
     results: tuple[Result, ...]
     steps: tuple[Step, ...]
-    workspace: tuple[str, ...]
     bindings: tuple[Binding, ...]
     checks: tuple[Check, ...]
+
+    @property
+    def workspace(self) -> tuple[str, ...]:
+        """Buffers that live inside the call, in the order in which steps write them."""
+        outside = {argument.buffer for argument in self.arguments}
+        outside |= {result.buffer for result in self.results}
+        written = (name for step in self.steps for name in step.writes)
+        return tuple(dict.fromkeys(name for name in written if name not in outside))
+
+    @property
+    def unmerged(self) -> Program:
+        """The same with the parts of every step in its place: what plain PyTorch runs."""
+        return replace(self, steps=tuple(p for step in self.steps for p in step.parts or (step,)))
 
     @property
     def mutated(self) -> tuple[str, ...]:
@@ -658,6 +671,11 @@ class ModulePlan:
     def steps(self) -> tuple[Step, ...]:
         """Every step of every program."""
         return tuple(step for program in self.programs for step in program.steps)
+
+    @property
+    def unmerged(self) -> ModulePlan:
+        """The plan with the parts of every step in its place, the same for every architecture."""
+        return replace(self, forward=self.forward.unmerged, backward=self.backward.unmerged)
 
     @property
     def caches(self) -> tuple[str, ...]:

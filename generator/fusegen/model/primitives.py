@@ -134,6 +134,13 @@ for every architecture."""
 PADDED_SIZES = "padded_sizes"
 """Slot of the sizes that groups have in the padded space which one of those steps writes."""
 
+MERGED = frozenset((Primitive.POINTWISE_QUANTIZE, Primitive.POINTWISE_GRAD_QUANTIZE))
+"""Steps of one kernel that does what two steps of the plan say, its parts: an expression, and the
+quantisation of what it gives."""
+
+ROW_PARTIALS = "row_partials"
+"""Slot of what a merged step leaves of a sum over a row, one number per tile of columns."""
+
 DECODING = (Primitive.DEQUANTIZE, Primitive.DEQUANTIZE_GROUPS)
 """Steps from a quantised copy to 16 bits."""
 

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from .dtypes import DType
 from .predicate import Comparison, Predicate, SizeVariable, parse_predicate
-from .primitives import SIGNATURES, GemmKind, Primitive
+from .primitives import MERGED, SIGNATURES, GemmKind, Primitive
 from .shapes import Binary, Const, Expr, Shape, Sym, parse_expr
 from .source import did_you_mean
 
@@ -788,6 +788,12 @@ class FusionSpec:
     @property
     def name(self) -> str:
         return self.fusion
+
+    @property
+    def merges(self) -> bool:
+        """Whether it puts one kernel in the place of several steps, which the plan still names."""
+        rewrite = (*self.rewrite.forward, *self.rewrite.backward)
+        return any(step.step in MERGED for step in rewrite)
 
 
 AnySpec = OpSpec | ModuleSpec | RecipeSpec | ArchSpec | TargetSpec | FusionSpec

@@ -21,15 +21,19 @@ Indices = tuple[int, ...]
 
 
 def fuse(draft: Draft, fusions: Mapping[str, FusionSpec], arch: str, recipe: RecipeSpec) -> Draft:
-    """Apply every fusion that the arch and recipe admit, wherever its pattern stands."""
+    """Apply every fusion that the arch and recipe admit, wherever its pattern stands.
+
+    Those with a merged step wait until kernels are chosen: see ``merge``.
+    """
     for stage in FusionPass:
         for fusion in fusions.values():
-            if fusion.pass_ is stage and _admits(fusion, arch, recipe):
+            if fusion.pass_ is stage and not fusion.merges and admits(fusion, arch, recipe):
                 draft = _apply_everywhere(draft, fusion)
     return draft
 
 
-def _admits(fusion: FusionSpec, arch: str, recipe: RecipeSpec) -> bool:
+def admits(fusion: FusionSpec, arch: str, recipe: RecipeSpec) -> bool:
+    """Whether a fusion says that it applies there."""
     when = fusion.when
     return (
         (not when.archs or arch in when.archs)

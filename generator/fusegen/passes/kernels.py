@@ -53,7 +53,7 @@ def choose_kernels(
         step = step if step.sizes else with_sizes(draft, step)
         if not arch.has_kernels:
             return step
-        chosen = _kernel_set(draft, step, arch, recipe)
+        chosen = kernel_set(step, draft.buffers, arch, recipe)
         sets.setdefault(chosen.name, chosen)
         return replace(step, kernels=chosen.name, alignment=chosen.row_alignment)
 
@@ -139,7 +139,7 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
         transformed = transform is not None and transform.orientation is orientation
         traits = [orientation.value, *(["hadamard"] if transformed else [])]
         return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
-    if step.primitive is Primitive.QUANTIZE:
+    if step.primitive is Primitive.QUANTIZE or step.parts:
         spec = specs[0]
         columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)
         traits = [spec.rounding.value] if spec.rounding is Rounding.STOCHASTIC else []
@@ -192,8 +192,15 @@ def _accumulates(family: FamilySpec, variant: Variant | None) -> bool:
     return variant is None or not offered or not offered.isdisjoint(variant.traits)
 
 
-def _kernel_set(draft: Draft, step: Step, arch: ArchSpec, recipe: RecipeSpec) -> KernelSet:
-    variant = variant_of(step, recipe, draft.buffers)
+def kernel_set(
+    step: Step, buffers: Mapping[str, Buffer], arch: ArchSpec, recipe: RecipeSpec
+) -> KernelSet:
+    """The kernels that can run a step on these buffers.
+
+    Raises:
+        NotPossible: the arch has none.
+    """
+    variant = variant_of(step, recipe, buffers)
     name, family = family_of(step.primitive, arch, variant)
     if step.primitive in PRODUCTS:
         kind = GemmKind(step.kind)
@@ -211,6 +218,7 @@ def _kernel_set(draft: Draft, step: Step, arch: ArchSpec, recipe: RecipeSpec) ->
             )
     template = family.template or name
     base = step.pointwise.kernel if step.pointwise else name
+    base = f"{base}_quantize" if step.parts else base
     base = f"{base}_{variant}" if variant else base
     kernels = tuple(
         Kernel(

@@ -214,8 +214,6 @@ def program(
     dims: Dims,
 ) -> Program:
     """A program of an op: where its sizes are read, what is checked, what lives inside the call."""
-    outside = {a.buffer for a in arguments} | {result.buffer for result in results}
-    workspace = [buffer for step in steps for buffer in step.writes if buffer not in outside]
     used = _symbols_used(draft, steps, results)
     bindings = bind_dimensions(draft.buffers, arguments)
     missing = used - {binding.symbol for binding in bindings}
@@ -230,7 +228,6 @@ def program(
         flags=flags,
         results=results,
         steps=steps,
-        workspace=tuple(dict.fromkeys(workspace)),
         bindings=tuple(binding for binding in bindings if binding.symbol in used),
         checks=checks,
     )

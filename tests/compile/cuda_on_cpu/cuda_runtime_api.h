@@ -50,9 +50,19 @@ struct cudaLaunchAttribute {
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   cudaStream_t stream;
+  size_t dynamicSmemBytes;
   cudaLaunchAttribute* attrs;
   int numAttrs;
 };
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
 
 // Kernels run when they are launched, so copies may, too.
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice };

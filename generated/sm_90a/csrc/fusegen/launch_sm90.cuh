@@ -10,6 +10,7 @@
 #include "gemm.h"
 #include "gemm_sm90.cuh"
 #include "ragged.cuh"
+#include "shared_memory.cuh"
 #include "status.cuh"
 
 namespace fusegen {
@@ -68,21 +69,6 @@ inline Status check_arguments(const GemmArguments& in) {
 template <class Element>
 Bias<Element> bias_of(const GemmArguments& in) {
   return {static_cast<const Element*>(in.bias), in.row_scales};
-}
-
-// Raises the shared memory limit once per process and device.
-template <class Kernel>
-Status allow_shared_memory(Kernel* kernel, int bytes, std::atomic<uint64_t>& done) {
-  int device = 0;
-  if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) {
-    return {static_cast<int>(error), "cudaGetDevice"};
-  }
-  const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
-  if (done.load(std::memory_order_acquire) & bit) return {};
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error == cudaSuccess) done.fetch_or(bit, std::memory_order_release);
-  return {static_cast<int>(error), "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)"};
 }
 
 // Grid, attributes and launch of a kernel of `run_cta`'s kind. `parameters` come before its shape.

@@ -15,6 +15,7 @@ namespace quantizing {
 template <class Element_>
 struct TensorSource {
   using Element = Element_;
+  static constexpr int kBlocksPerSm = 4;  // that its registers leave room for
 
   // The calling lane's part of a tile: 4 columns from `column` on of 16 rows from `row` on, rows
   // of the whole input. Rows from `rows` on, which may be 0 or less, and columns from in.columns on

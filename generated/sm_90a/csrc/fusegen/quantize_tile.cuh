@@ -271,7 +271,7 @@ struct RowAmaxes {
 };
 
 // Any launch of one kernel whose parameters are its arguments and the source of its input.
-template <class Arguments, class... Sources>
+template <int kSharedBytes = 0, class Arguments, class... Sources>
 Status launch_grid(const char* call, void (*kernel)(Arguments, Sources...), dim3 blocks,
                    int threads, const Arguments& in, cudaStream_t stream,
                    const Sources&... source) {
@@ -281,6 +281,7 @@ Status launch_grid(const char* call, void (*kernel)(Arguments, Sources...), dim3
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = kSharedBytes;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = in.programmatic_launch ? 1 : 0;
@@ -311,7 +312,7 @@ __device__ __forceinline__ int32_t row_tile_from_last() {
 }
 
 // One block of threads per tile of 128 rows and `width` columns.
-template <int width = kTileColumns, class Arguments, class... Sources>
+template <int width = kTileColumns, int kSharedBytes = 0, class Arguments, class... Sources>
 Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), const Arguments& in,
                     Space space, cudaStream_t stream, const Sources&... source) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
@@ -320,7 +321,7 @@ Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), con
   const int64_t column_tiles = (in.columns + width - 1) / width;
   if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};
   if (column_tiles > 65535) return {kInvalid, "columns: at most 65535 tiles"};
-  return launch_grid(call, kernel, dim3(kSuperRow, unsigned(column_tiles), unsigned(super_rows)),
+  return launch_grid<kSharedBytes>(call, kernel, dim3(kSuperRow, unsigned(column_tiles), unsigned(super_rows)),
                      kThreads, in, stream, source...);
 }
 

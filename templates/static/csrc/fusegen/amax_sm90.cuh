@@ -97,7 +97,7 @@ struct GroupRun {
 };
 
 template <class Source, bool kHadamard>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     group_amax_kernel(const __grid_constant__ AmaxArguments in,
                       const __grid_constant__ Source source) {
   __shared__ GroupAmaxShared shared;
@@ -172,7 +172,7 @@ __device__ void raise_columns(float* of_columns, int32_t columns, int32_t first_
 }
 
 template <class Source>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     row_amax_kernel(const __grid_constant__ AmaxArguments in,
                     const __grid_constant__ Source source) {
   using Element = typename Source::Element;

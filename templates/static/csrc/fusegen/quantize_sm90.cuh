@@ -438,7 +438,11 @@ class TileQuantizer : TileWriter<Config> {
 };
 
 template <class Config, class Source>
-__global__ void __launch_bounds__(kThreads, Config::kBlocksPerSm)
+inline constexpr int kBlocks =
+    Config::kBlocksPerSm < Source::kBlocksPerSm ? Config::kBlocksPerSm : Source::kBlocksPerSm;
+
+template <class Config, class Source>
+__global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
     quantize_kernel(const __grid_constant__ QuantizeArguments in,
                     const __grid_constant__ Source source) {
   __shared__ Shared<Config> shared;

@@ -1,0 +1,124 @@
+"""Plans in which one kernel computes an expression and quantises what it gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusegen.emit.launcher import launcher_context
+from fusegen.emit.reference import reference_context
+from fusegen.load import SpecSet, load
+from fusegen.model.plan import ModulePlan, Step
+from fusegen.model.primitives import MERGED, ROW_PARTIALS, Primitive
+from fusegen.naming import Cell, need
+from fusegen.paths import builtin_specs
+from fusegen.resolve import resolve_module
+
+SPECS = load([builtin_specs()])
+APART = replace(SPECS, fusions={})
+MODULES = tuple(name for name in SPECS.modules if name.startswith("grouped_mlp"))
+QUANTIZED = tuple(name for name, recipe in SPECS.recipes.items() if recipe.roles)
+AGAIN = "recompute_activations"
+
+
+def plan_of(
+    recipe: str,
+    *options: str,
+    module: str = "grouped_mlp",
+    arch: str = "sm_90a",
+    of: SpecSet = SPECS,
+) -> ModulePlan:
+    return resolve_module(of, Cell(module, recipe, options), arch)
+
+
+def merged(plan: ModulePlan) -> list[Step]:
+    return [step for step in plan.steps if step.parts]
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("recipe", QUANTIZED)
+def test_both_directions_merge(module: str, recipe: str) -> None:
+    plan = plan_of(recipe, module=module)
+    assert [(step.primitive, step.rule) for step in merged(plan)] == [
+        (Primitive.POINTWISE_QUANTIZE, "activation_quantize"),
+        (Primitive.POINTWISE_GRAD_QUANTIZE, "activation_gradient_quantize"),
+    ]
+    assert {step.primitive for step in merged(plan)} <= MERGED
+    assert {"a", "dh"}.isdisjoint((*plan.forward.workspace, *plan.backward.workspace))
+    used = {step.kernels for step in plan.steps}
+    assert used == {kernels.name for kernels in plan.kernel_sets}
+    for rule in ("activation_quantize", "activation_gradient_quantize"):
+        assert any(source.endswith(f"{rule}.yaml") for source in plan.sources)
+
+
+@pytest.mark.parametrize("option", [(), ("reduced_amax",), ("cached_weights",), ("delayed_wgrad",)])
+@pytest.mark.parametrize("recipe", QUANTIZED)
+def test_the_parts_are_the_steps_that_they_were(recipe: str, option: tuple[str, ...]) -> None:
+    if option == ("reduced_amax",) and recipe != "fp8_delayed":
+        option = ()
+    plan, apart = plan_of(recipe, *option), plan_of(recipe, *option, of=APART)
+    assert merged(plan) and not merged(apart)
+    assert plan.unmerged.forward == apart.forward and plan.unmerged.backward == apart.backward
+    assert (plan.saved, plan.states, plan.shardings) == (apart.saved, apart.states, apart.shardings)
+    assert reference_context(plan) == reference_context(apart)
+
+
+@pytest.mark.parametrize("recipe", QUANTIZED)
+def test_an_activation_that_is_made_again_merges_again(recipe: str) -> None:
+    again = merged(plan_of(recipe, AGAIN))
+    assert [step.rule for step in again] == [
+        "activation_quantize",
+        "recomputed_activation_quantize",
+        "activation_gradient_quantize",
+    ]
+    forward, backward, _ = again
+    assert [copy.orientation.value for copy in forward.copies] == ["rowwise"]
+    assert [copy.orientation.value for copy in backward.copies] == ["columnwise"]
+    assert backward.when == (need("fc2_weight"),)
+
+
+def test_nothing_merges_without_kernels_or_copies() -> None:
+    assert not merged(plan_of("fp8_block", arch="cpu"))
+    assert not merged(plan_of("bf16"))
+    without = replace(SPECS.archs["sm_90a"], kernels={
+        name: family
+        for name, family in SPECS.archs["sm_90a"].kernels.items()
+        if not MERGED.intersection(family.implements)
+    })  # fmt: skip
+    specs = replace(SPECS, archs={**SPECS.archs, "sm_90a": without})
+    assert plan_of("fp8_block", of=specs) == plan_of("fp8_block", of=APART)
+
+
+def test_a_tensor_that_others_read_stays() -> None:
+    """Statistics compare with it, and a backward in high precision multiplies it."""
+    assert not merged(plan_of("fp8_block", "debug"))
+    assert not merged(plan_of("fp8_block", "high_precision_backward"))
+
+
+@pytest.mark.parametrize("recipe", QUANTIZED)
+def test_each_result_is_written_under_its_own_flags(recipe: str) -> None:
+    _, step = merged(plan_of(recipe))
+    first, second = step.parts
+    assert step.when == first.when != second.when
+    for part in step.parts:
+        for name in set(part.writes) & set(step.writes):
+            assert (step.wanted(name) or step.when) == (part.wanted(name) or part.when)
+    (scratch,) = [o.buffer for o in step.outputs if o.slot == ROW_PARTIALS]
+    assert step.wanted(scratch) == step.wanted("dprobs") == (need("probs"),)
+
+
+def test_the_launcher_says_when_only_the_sum_is_wanted() -> None:
+    plan = plan_of("fp8_current")
+    context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
+    forward, backward = (
+        next(step for step in program.steps if "_quantize:" in step.comment)
+        for program in context.programs
+    )
+    assert not any("quantizes" in line for line in forward.lines)
+    flags = " || ".join(map(need, ("x", "fc1_weight", "fc1_bias")))
+    assert f"  arguments.quantizes = {flags};" in backward.lines
+    assert (
+        "  arguments.expression.results = {nullptr, nullptr, writable(dprobs)};" in backward.lines
+    )
+    assert not any(".input" in line for line in (*forward.lines, *backward.lines))
