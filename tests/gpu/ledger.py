@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -36,6 +37,7 @@ LEDGER = HERE / "ledger.json"
 README = bundles.ROOT / "README.md"
 UPDATE = "python tests/gpu/ledger.py readme"
 VERSION = 1
+SIDE_BY_SIDE = 4
 STATEMENT = "units.json"  # beside the library: what it was built from
 
 
@@ -259,6 +261,8 @@ def run_pytest(path: Path, environment: Mapping[str, str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.xml"
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+        if importlib.util.find_spec("xdist"):  # a GPU has room for several processes
+            words += ["-n", str(SIDE_BY_SIDE)]
         done = subprocess.run(
             [*words, f"--junitxml={result}"], env={**os.environ, **environment}, check=False
         )
