@@ -96,8 +96,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, (module, direction) in enumerate(MATHS):
         context = kernel_context(_kernel(module, direction), "")
         math = renderer.render("csrc/expression.cu.j2", context)
-        text += f"namespace math_{i} {{\n{math}\n}}\n"
-        cases += f"    case {i}: return launch(math_{i}::Math());\n"
+        costed = f"struct Costed : Math {{ static constexpr int cost = {context.cost}; }};"
+        text += f"namespace math_{i} {{\n{math}\n{costed}\n}}\n"
+        cases += f"    case {i}: return launch(math_{i}::Costed());\n"
     text += f"""
 template <class Launch>
 Status with_math(int math, Launch launch) {{

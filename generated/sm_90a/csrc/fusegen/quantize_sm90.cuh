@@ -54,8 +54,8 @@ class TileQuantizer : TileWriter<Config> {
       if (in_.rowwise.data != nullptr) {
         if (has_rows()) {
           quantize_rows(rows);
-        } else if (token_major()) {
-          pad_token_scales();
+        } else if constexpr (Config::kScaling == Scaling::block_1x128) {
+          if (token_major()) pad_token_scales();
         }
       }
       if (in_.columnwise.data != nullptr) quantize_columns(columns);
