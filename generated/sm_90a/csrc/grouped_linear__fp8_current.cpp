@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:7fdd3b998963efb2
+// checksum sha256:862cfe2e10e59f9a
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -72,11 +72,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const int64_t x_rowwise_bytes = padded(T * align(K, 16));
   const int64_t x_rowwise_scale_bytes = padded(4 * E);
   const int64_t x_amax_bytes = padded(4 * E);
-  const int64_t x_partial_amax_bytes = padded(4 * (512 * E));
+  const int64_t x_partial_amax_bytes = padded(4 * (384 * E));
   const int64_t weight_rowwise_bytes = padded(E * N * align(K, 16));
   const int64_t weight_rowwise_scale_bytes = padded(4 * E);
   const int64_t weight_amax_bytes = padded(4 * E);
-  const int64_t weight_partial_amax_bytes = padded(4 * (512 * E));
+  const int64_t weight_partial_amax_bytes = padded(4 * (384 * E));
   const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_amax_bytes + weight_partial_amax_bytes}, ScalarType::Byte, x);
   void* const x_rowwise = place(workspace, 0);
   void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
@@ -201,7 +201,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int64_t dy_columnwise_bytes = need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dweight ? padded(4 * E) : 0;
   const int64_t dy_amax_bytes = padded(4 * E);
-  const int64_t dy_partial_amax_bytes = padded(4 * (512 * E));
+  const int64_t dy_partial_amax_bytes = padded(4 * (384 * E));
   const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
   const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes}, ScalarType::Byte, dy);
   void* const dy_rowwise = need_dx ? place(workspace, 0) : nullptr;

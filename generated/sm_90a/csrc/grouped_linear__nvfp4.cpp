@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:0bc1a988bad53d28
+// checksum sha256:820edf3739e41ade
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -81,11 +81,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const int64_t x_rowwise_bytes = padded(T * (align(K, 32) / 2));
   const int64_t x_rowwise_scale_bytes = padded(T * ceildiv(K, 16));
   const int64_t x_rowwise_amax_bytes = padded(4 * E);
-  const int64_t x_partial_amax_bytes = padded(4 * (512 * (2 * E)));
+  const int64_t x_partial_amax_bytes = padded(4 * (384 * (2 * E)));
   const int64_t weight_rowwise_bytes = padded(E * N * (align(K, 32) / 2));
   const int64_t weight_rowwise_scale_bytes = padded(E * ceildiv(N, 16) * ceildiv(K, 16));
   const int64_t weight_rowwise_amax_bytes = padded(4 * E);
-  const int64_t weight_partial_amax_bytes = padded(4 * (512 * (2 * E)));
+  const int64_t weight_partial_amax_bytes = padded(4 * (384 * (2 * E)));
   const int64_t x_rowwise_decoded_bytes = padded(2 * (T * K));
   const int64_t weight_rowwise_decoded_bytes = padded(2 * (E * N * K));
   const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes + weight_partial_amax_bytes + x_rowwise_decoded_bytes + weight_rowwise_decoded_bytes}, ScalarType::Byte, x);
@@ -263,7 +263,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const int64_t dy_columnwise_bytes = need_dweight ? padded(N * (align(32 * (T / 32 + E), 32) / 2)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dweight ? padded((T / 16 + E) * N) : 0;
   const int64_t dy_columnwise_amax_bytes = need_dweight ? padded(4 * E) : 0;
-  const int64_t dy_partial_amax_bytes = padded(4 * (512 * (2 * E)));
+  const int64_t dy_partial_amax_bytes = padded(4 * (384 * (2 * E)));
   const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
   const int64_t dy_rowwise_decoded_bytes = need_dx ? padded(2 * (T * N)) : 0;
   const int64_t weight_columnwise_decoded_bytes = need_dx ? padded(2 * (E * N * K)) : 0;

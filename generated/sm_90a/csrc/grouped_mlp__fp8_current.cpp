@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_current.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:ae66c57e54bccd03
+// checksum sha256:d958e7d37f5e79f3
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -108,19 +108,19 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const int64_t x_rowwise_bytes = padded(T * align(H, 16));
   const int64_t x_rowwise_scale_bytes = padded(4 * E);
   const int64_t x_amax_bytes = padded(4 * E);
-  const int64_t x_partial_amax_bytes = padded(4 * (512 * E));
+  const int64_t x_partial_amax_bytes = padded(4 * (384 * E));
   const int64_t fc1_weight_rowwise_bytes = padded(E * (2 * F) * align(H, 16));
   const int64_t fc1_weight_rowwise_scale_bytes = padded(4 * E);
   const int64_t fc1_weight_amax_bytes = padded(4 * E);
-  const int64_t fc1_weight_partial_amax_bytes = padded(4 * (512 * E));
+  const int64_t fc1_weight_partial_amax_bytes = padded(4 * (384 * E));
   const int64_t a_rowwise_bytes = padded(T * align(F, 16));
   const int64_t a_rowwise_scale_bytes = padded(4 * E);
   const int64_t a_amax_bytes = padded(4 * E);
-  const int64_t a_partial_amax_bytes = padded(4 * (512 * E));
+  const int64_t a_partial_amax_bytes = padded(4 * (384 * E));
   const int64_t fc2_weight_rowwise_bytes = padded(E * H * align(F, 16));
   const int64_t fc2_weight_rowwise_scale_bytes = padded(4 * E);
   const int64_t fc2_weight_amax_bytes = padded(4 * E);
-  const int64_t fc2_weight_partial_amax_bytes = padded(4 * (512 * E));
+  const int64_t fc2_weight_partial_amax_bytes = padded(4 * (384 * E));
   const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_amax_bytes + fc2_weight_partial_amax_bytes}, ScalarType::Byte, x);
   void* const x_rowwise = place(workspace, 0);
   void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
@@ -355,7 +355,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded(4 * E) : 0;
   const int64_t dy_amax_bytes = padded(4 * E);
-  const int64_t dy_partial_amax_bytes = padded(4 * (512 * E));
+  const int64_t dy_partial_amax_bytes = padded(4 * (384 * E));
   const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
   const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
   const int64_t dh_rowwise_bytes = need_dx ? padded(T * align(2 * F, 16)) : 0;
@@ -363,7 +363,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : 0;
   const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded(4 * E) : 0;
   const int64_t dh_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * E) : 0;
-  const int64_t dh_partial_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (512 * E)) : 0;
+  const int64_t dh_partial_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (384 * E)) : 0;
   const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
   const int64_t dprobs_row_partials_bytes = need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : 0;
   const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dprobs_row_partials_bytes}, ScalarType::Byte, dy);

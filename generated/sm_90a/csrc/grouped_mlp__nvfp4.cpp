@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:dcf217cc3102079d
+// checksum sha256:6f57efe1271ecc73
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -121,21 +121,21 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const int64_t x_rowwise_bytes = padded(T * (align(H, 32) / 2));
   const int64_t x_rowwise_scale_bytes = padded(T * ceildiv(H, 16));
   const int64_t x_rowwise_amax_bytes = padded(4 * E);
-  const int64_t x_partial_amax_bytes = padded(4 * (512 * (2 * E)));
+  const int64_t x_partial_amax_bytes = padded(4 * (384 * (2 * E)));
   const int64_t fc1_weight_rowwise_bytes = padded(E * (2 * F) * (align(H, 32) / 2));
   const int64_t fc1_weight_rowwise_scale_bytes = padded(E * ceildiv(2 * F, 16) * ceildiv(H, 16));
   const int64_t fc1_weight_rowwise_amax_bytes = padded(4 * E);
-  const int64_t fc1_weight_partial_amax_bytes = padded(4 * (512 * (2 * E)));
+  const int64_t fc1_weight_partial_amax_bytes = padded(4 * (384 * (2 * E)));
   const int64_t x_rowwise_decoded_bytes = padded(2 * (T * H));
   const int64_t fc1_weight_rowwise_decoded_bytes = padded(2 * (E * (2 * F) * H));
   const int64_t a_rowwise_bytes = padded(T * (align(F, 32) / 2));
   const int64_t a_rowwise_scale_bytes = padded(T * ceildiv(F, 16));
   const int64_t a_rowwise_amax_bytes = padded(4 * E);
-  const int64_t a_partial_amax_bytes = padded(4 * (512 * (2 * E)));
+  const int64_t a_partial_amax_bytes = padded(4 * (384 * (2 * E)));
   const int64_t fc2_weight_rowwise_bytes = padded(E * H * (align(F, 32) / 2));
   const int64_t fc2_weight_rowwise_scale_bytes = padded(E * ceildiv(H, 16) * ceildiv(F, 16));
   const int64_t fc2_weight_rowwise_amax_bytes = padded(4 * E);
-  const int64_t fc2_weight_partial_amax_bytes = padded(4 * (512 * (2 * E)));
+  const int64_t fc2_weight_partial_amax_bytes = padded(4 * (384 * (2 * E)));
   const int64_t a_rowwise_decoded_bytes = padded(2 * (T * F));
   const int64_t fc2_weight_rowwise_decoded_bytes = padded(2 * (E * H * F));
   const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes + fc2_weight_partial_amax_bytes + a_rowwise_decoded_bytes + fc2_weight_rowwise_decoded_bytes}, ScalarType::Byte, x);
@@ -468,7 +468,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * (align(32 * (T / 32 + E), 32) / 2)) : 0;
   const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded((T / 16 + E) * H) : 0;
   const int64_t dy_columnwise_amax_bytes = need_dfc2_weight ? padded(4 * E) : 0;
-  const int64_t dy_partial_amax_bytes = padded(4 * (512 * (2 * E)));
+  const int64_t dy_partial_amax_bytes = padded(4 * (384 * (2 * E)));
   const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
   const int64_t dy_rowwise_decoded_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * H)) : 0;
   const int64_t fc2_weight_columnwise_decoded_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (E * H * F)) : 0;
@@ -482,7 +482,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * (align(32 * (T / 32 + E), 32) / 2)) : 0;
   const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded((T / 16 + E) * (2 * F)) : 0;
   const int64_t dh_columnwise_amax_bytes = need_dfc1_weight ? padded(4 * E) : 0;
-  const int64_t dh_partial_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (512 * (2 * E))) : 0;
+  const int64_t dh_partial_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (384 * (2 * E))) : 0;
   const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
   const int64_t dprobs_row_partials_bytes = need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : 0;
   const int64_t dh_rowwise_decoded_bytes = need_dx ? padded(2 * (T * (2 * F))) : 0;

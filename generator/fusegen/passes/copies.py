@@ -26,7 +26,7 @@ from ..model.shapes import (
 )
 from ..model.specs import AmaxSource, Extent, LayoutSpec, Orientation, QuantizationSpec, Role
 
-AMAX_PARTIALS = Const(512)
+AMAX_PARTIALS = Const(384)
 """Partial amaxes of a group, at most: ``kAmaxPartials`` of quantize.h."""
 
 

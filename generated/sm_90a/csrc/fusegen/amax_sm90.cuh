@@ -26,9 +26,17 @@ namespace quantizing {
 struct PartialRange {
   int32_t first, count;
 
-  __device__ __forceinline__ int32_t block(int32_t i) const { return (first + i) % kAmaxPartials; }
+  __device__ __forceinline__ int32_t block(int32_t i) const {
+    const int32_t at = first + i;
+    return at < kAmaxPartials ? at : at - kAmaxPartials;
+  }
 };
-static_assert((kAmaxPartials & (kAmaxPartials - 1)) == 0, "no thread divides");
+
+// Blocks of the amax kernel that share an SM: as many as its registers leave room for. All are
+// there at once on 132 of them.
+template <class Source>
+inline constexpr int kAmaxBlocks = Source::kBlocksPerSm < 3 ? Source::kBlocksPerSm : 3;
+static_assert(kAmaxPartials <= 3 * 132);
 
 __host__ __device__ inline int32_t tiles_across(int64_t columns) {
   return int32_t((columns + kTileColumns - 1) / kTileColumns);
@@ -97,7 +105,7 @@ struct GroupRun {
 };
 
 template <class Source, bool kHadamard>
-__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, kAmaxBlocks<Source>)
     group_amax_kernel(const __grid_constant__ AmaxArguments in,
                       const __grid_constant__ Source source) {
   __shared__ GroupAmaxShared shared;

@@ -72,7 +72,8 @@ struct QuantizeConfig {
   static constexpr int kBlocksPerSm = stochastic ? 3 : 4;
   // Tiles beside each other that a block makes, one after the other. What comes before the first is
   // long where blocks have a scale of the group above them; otherwise a longer tail would cost more.
-  static constexpr int kColumnTiles = kRule == quantizing::Rule::nvfp4 ? 2 : 1;
+  // Random numbers leave no register for a second one.
+  static constexpr int kColumnTiles = kRule == quantizing::Rule::nvfp4 && !stochastic ? 2 : 1;
 
   static_assert(!stochastic || Format::kBits == 4, "stochastic rounding is defined for E2M1");
   static_assert(!transformed || scaling_ == Scaling::nv_1x16, "transforms span 16 rows, a block");

@@ -452,13 +452,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
   const Space space = work_space<Config>(in);
   if (tile >= row_tiles(groups, space)) return;
   tile_slices(groups, space, tile, shared.slices);
-  const int32_t first = (gridDim.y - 1 - blockIdx.y) * Config::kColumnTiles;
-  const int32_t end = min(first + Config::kColumnTiles, tiles_across(in.columns));
+  int32_t column = (gridDim.y - 1 - blockIdx.y) * (Config::kColumnTiles * kTileColumns);
 #pragma unroll 1
-  for (int32_t column = first; column < end; ++column) {
-    if (column > first) __syncthreads();  // the last tile's codes have been copied
-    TileQuantizer<Config>(in, groups, tile, column * kTileColumns, shared)
-        .run(source, column == first);
+  for (int i = 0; i < Config::kColumnTiles && column < in.columns; ++i, column += kTileColumns) {
+    if (i > 0) __syncthreads();  // the last tile's codes have been copied
+    TileQuantizer<Config>(in, groups, tile, column, shared).run(source, i == 0);
   }
 }
 

@@ -15,8 +15,8 @@
 namespace fusegen {
 
 // Blocks of threads of an amax launch, at most; each leaves one partial amax of every group it
-// meets. About four to an SM.
-inline constexpr int kAmaxPartials = 512;
+// meets. Three to an SM.
+inline constexpr int kAmaxPartials = 384;
 
 // Which elements share a scale in the rowwise copy, rows x columns; the columnwise copy swaps the
 // two. Stored scales, row-major, with R all rows, B row blocks as above, K columns:
