@@ -123,6 +123,21 @@ def with_weights_of(
     return other
 
 
+def recorded(path: Path, facts: Mapping[str, object]) -> dict[str, Run]:
+    """Runs of an earlier time, of the same model on the same device.
+
+    Raises:
+        SystemExit: there is no such record, or it is of something else.
+    """
+    if not path.is_file():
+        raise SystemExit(f"{path}: nothing is recorded; train all runs first, without --run")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("device", "torch", "config"):
+        if found[name] != facts[name]:
+            raise SystemExit(f"{path}: recorded with {name} {found[name]}, now {facts[name]}")
+    return {name: Run(**run) for name, run in found["runs"].items()}
+
+
 def means(losses: list[float]) -> Iterator[float]:
     """At most `POINTS` means over runs of equal length."""
     length = -(-len(losses) // POINTS)
@@ -174,25 +189,29 @@ def main() -> None:
     parser.add_argument("--arch", default="cpu")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--out", type=Path, default=ROOT / "examples")
+    parser.add_argument(
+        "--run", action="append", choices=RUNS, help="train these alone; others are as recorded"
+    )
     words = parser.parse_args()
     config = replace(SMALL if words.arch == "cpu" else LARGE, steps=words.steps)
     device = "cpu" if words.arch == "cpu" else "cuda"
     demo_model.check_device(device, words.arch)
     data = demo_model.Batches(demo.load_corpus(), config, device, SEED)
-    runs: dict[str, Run] = {}
-    for recipe in RUNS:
-        runs[recipe] = train(words.bundle, words.arch, recipe, config, data)
-        print(f"{recipe}: {runs[recipe].final_loss:.4f}", flush=True)
-    print(table(runs))
+    output = words.out / f"recipes_{words.arch}.json"
     name = demo_model.device_name(device)
-    facts = {
+    facts: dict[str, object] = {
         "date": datetime.date.today().isoformat(),
         "device": name,
         "torch": torch.__version__,
         "config": asdict(config),
-        "runs": {recipe: asdict(run) for recipe, run in runs.items()},
     }
-    output = words.out / f"recipes_{words.arch}.json"
+    known = recorded(output, facts) if words.run else {}
+    for recipe in words.run or RUNS:
+        known[recipe] = train(words.bundle, words.arch, recipe, config, data)
+        print(f"{recipe}: {known[recipe].final_loss:.4f}", flush=True)
+    runs = {recipe: known[recipe] for recipe in RUNS if recipe in known}
+    print(table(runs))
+    facts["runs"] = {recipe: asdict(run) for recipe, run in runs.items()}
     output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     title = f"{config.steps} steps of the same model under every recipe ({name})"
     draw(runs, config.steps, title, output.with_suffix(".png"))
