@@ -249,12 +249,14 @@ def _is_current(library: Path) -> bool:
     return library.is_file() and library.stat().st_mtime > newest
 
 
-def _compile(library: Path, command: Sequence[str]) -> Report:
+def _compile(library: Path, words: Callable[[], Sequence[str]]) -> Report:
+    """Run what `words` gives; a current library wants neither a compiler nor headers."""
     if _is_current(library):
         return Report(library.stem, 0.0)
     library.parent.mkdir(parents=True, exist_ok=True)
     partial = library.with_suffix(".partial")  # a stopped compiler leaves no library behind
     start = time.monotonic()
+    command = words()
     done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
     log = done.stdout + done.stderr
     if done.returncode != 0:
@@ -289,10 +291,13 @@ def _nvcc(source: Path, *flags: str) -> list[str]:
 
 def build_target(target: Target) -> Report:
     """Build one FP8 kernel for sm_90a; about half a minute."""
-    tools = find_toolchain()
     macros = [f"-D{name}={value}" for name, value in target.macros().items()]
-    includes = [f"-I{CSRC / 'fusegen'}", f"-I{tools.cutlass_include}"]
-    return _compile(target.library, _nvcc(HERE / "gemm_fp8.cu", *macros, *includes))
+
+    def words() -> list[str]:
+        includes = [f"-I{CSRC / 'fusegen'}", f"-I{find_toolchain().cutlass_include}"]
+        return _nvcc(HERE / "gemm_fp8.cu", *macros, *includes)
+
+    return _compile(target.library, words)
 
 
 def quantize_library(device: str) -> Path:
@@ -303,7 +308,7 @@ def quantize_library(device: str) -> Path:
 def build_quantize() -> Report:
     """Build every quantise kernel for sm_90a."""
     flags = [f"-I{CSRC}", f"-I{COMPILE_TESTS}"]
-    return _compile(quantize_library("cuda"), _nvcc(HERE / "quantize.cu", *flags))
+    return _compile(quantize_library("cuda"), lambda: _nvcc(HERE / "quantize.cu", *flags))
 
 
 def build_quantize_emulation() -> Report:
@@ -311,8 +316,8 @@ def build_quantize_emulation() -> Report:
     includes = [f"-I{path}" for path in (COMPILE_TESTS / "cuda_on_cpu", COMPILE_TESTS, CSRC)]
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC", "-shared"]
     source = ["-x", "c++", str(COMPILE_TESTS / "quantize_kernels.cuh")]
-    command = [str(find_toolchain().host_compiler), *flags, *includes, *source]
-    return _compile(quantize_library("cpu"), command)
+    rest = [*flags, *includes, *source]
+    return _compile(quantize_library("cpu"), lambda: [str(find_toolchain().host_compiler), *rest])
 
 
 def build(wanted: Iterable[Target], jobs: int, *, quantize: bool = True) -> None:

@@ -26,12 +26,12 @@ PRODUCTS = (
     ("ragged_decoded_gemm", "/gemm_decoded", "HGMMA", "QGMMA"),
 )
 # Registers a thread may have, by part of the unit's name: as the launch bounds ask for one block of
-# 384 threads to an SM, three of 256 or four.
+# 384 threads to an SM, or two, three or four of 256. Amaxes of groups are three.
 REGISTERS = {
     "/gemm_": 168,
-    "ward_quantize_e2m1_nv_1x16_stochastic": 128,
+    "ward_quantize_e2m1": 128,
     "ward_quantize_": 80,
-    "_stochastic": 80,
+    "/quantize_sm90_": 80,
     "/statistics_": 128,
     "": 64,
 }
