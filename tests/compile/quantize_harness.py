@@ -25,7 +25,7 @@ from subject import reference  # noqa: E402
 
 CSRC = ROOT / "templates" / "static" / "csrc"
 GUARD = 64
-AMAX_PARTIALS = 512  # of a group
+AMAX_PARTIALS = 384  # of a group
 UNWRITTEN = 0xA5
 Pointer, Long, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_bool
 
