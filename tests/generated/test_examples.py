@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,16 @@ def test_megatron_style_learns() -> None:
     assert losses and float(losses[2]) < 0.85 * float(losses[1]), result.stdout
 
 
+def test_a_run_alone_joins_a_record(tmp_path: Path) -> None:
+    words = [sys.executable, str(EXAMPLES / "train_recipes.py"), "--steps", "2"]
+    words += ["--run", "bf16", "--out", str(tmp_path)]
+    alone = subprocess.run(words, capture_output=True, text=True, cwd="/", check=False)
+    assert alone.returncode == 1 and "nothing is recorded" in alone.stderr
+    shutil.copy(EXAMPLES / "recipes_cpu.json", tmp_path)
+    other = subprocess.run(words, capture_output=True, text=True, cwd="/", check=False)
+    assert other.returncode == 1 and "recorded with" in other.stderr
+
+
 @pytest.mark.slow
 def test_every_recipe_learns(tmp_path: Path) -> None:
     words = [sys.executable, str(EXAMPLES / "train_recipes.py"), "--steps", "8"]
@@ -46,7 +57,7 @@ def test_every_recipe_learns(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     runs = json.loads((tmp_path / "recipes_cpu.json").read_text())["runs"]
-    assert len(runs) == 8 and (tmp_path / "recipes_cpu.png").stat().st_size > 10_000
+    assert len(runs) == 9 and (tmp_path / "recipes_cpu.png").stat().st_size > 10_000
     for recipe, run in runs.items():
         first, last = run["curve"][0], run["curve"][-1]
         assert first > 5 and last < 0.75 * first, recipe
