@@ -199,11 +199,8 @@ def test_context(plan: ModulePlan) -> TestContext:
 
 def _main_grad_dtype(plan: ModulePlan) -> str:
     """Of the buffers, for a module in bfloat16."""
-    return (
-        "bfloat16"
-        if any(plan.buffer(n).dtype is DType.IO for _, n in plan.main_grads)
-        else "float32"
-    )
+    narrow = any(plan.buffer(name).dtype is DType.IO for _, name in plan.main_grads)
+    return "bfloat16" if narrow else "float32"
 
 
 def _gradient_dtype(plan: ModulePlan) -> str:

@@ -1,6 +1,7 @@
 """Gradients of weights go to buffers of the caller's, as Megatron's ``main_grad``.
 
-They are fp32, or of the weights' own type."""
+They are fp32, or of the weights' own type.
+"""
 
 from __future__ import annotations
 
