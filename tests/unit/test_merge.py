@@ -18,7 +18,9 @@ from fusegen.resolve import resolve_module
 SPECS = load([builtin_specs()])
 APART = replace(SPECS, fusions={})
 MODULES = tuple(name for name in SPECS.modules if name.startswith("grouped_mlp"))
-QUANTIZED = tuple(name for name, recipe in SPECS.recipes.items() if recipe.roles)
+# Of these no tensor is read for its amaxes before it is quantised.
+MERGING = ("fp8_block", "fp8_delayed", "mxfp8")
+APART_ALWAYS = ("bf16", "fp8_current", "fp8_rowwise", "nvfp4")
 AGAIN = "recompute_activations"
 
 
@@ -37,7 +39,7 @@ def merged(plan: ModulePlan) -> list[Step]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("recipe", QUANTIZED)
+@pytest.mark.parametrize("recipe", MERGING)
 def test_both_directions_merge(module: str, recipe: str) -> None:
     plan = plan_of(recipe, module=module)
     assert [(step.primitive, step.rule) for step in merged(plan)] == [
@@ -53,7 +55,7 @@ def test_both_directions_merge(module: str, recipe: str) -> None:
 
 
 @pytest.mark.parametrize("option", [(), ("reduced_amax",), ("cached_weights",), ("delayed_wgrad",)])
-@pytest.mark.parametrize("recipe", QUANTIZED)
+@pytest.mark.parametrize("recipe", MERGING)
 def test_the_parts_are_the_steps_that_they_were(recipe: str, option: tuple[str, ...]) -> None:
     if option == ("reduced_amax",) and recipe != "fp8_delayed":
         option = ()
@@ -64,7 +66,7 @@ def test_the_parts_are_the_steps_that_they_were(recipe: str, option: tuple[str, 
     assert reference_context(plan) == reference_context(apart)
 
 
-@pytest.mark.parametrize("recipe", QUANTIZED)
+@pytest.mark.parametrize("recipe", MERGING)
 def test_an_activation_that_is_made_again_merges_again(recipe: str) -> None:
     again = merged(plan_of(recipe, AGAIN))
     assert [step.rule for step in again] == [
@@ -78,9 +80,18 @@ def test_an_activation_that_is_made_again_merges_again(recipe: str) -> None:
     assert backward.when == (need("fc2_weight"),)
 
 
-def test_nothing_merges_without_kernels_or_copies() -> None:
+@pytest.mark.parametrize("recipe", APART_ALWAYS)
+def test_nothing_merges_without_copies_or_where_an_amax_comes_first(recipe: str) -> None:
+    for options in ((), (AGAIN,)):
+        assert plan_of(recipe, *options) == plan_of(recipe, *options, of=APART)
+
+
+def test_every_recipe_merges_or_stays() -> None:
+    assert sorted(SPECS.recipes) == sorted((*MERGING, *APART_ALWAYS))
+
+
+def test_nothing_merges_without_kernels() -> None:
     assert not merged(plan_of("fp8_block", arch="cpu"))
-    assert not merged(plan_of("bf16"))
     without = replace(SPECS.archs["sm_90a"], kernels={
         name: family
         for name, family in SPECS.archs["sm_90a"].kernels.items()
@@ -96,7 +107,7 @@ def test_a_tensor_that_others_read_stays() -> None:
     assert not merged(plan_of("fp8_block", "high_precision_backward"))
 
 
-@pytest.mark.parametrize("recipe", QUANTIZED)
+@pytest.mark.parametrize("recipe", MERGING)
 def test_each_result_is_written_under_its_own_flags(recipe: str) -> None:
     _, step = merged(plan_of(recipe))
     first, second = step.parts
@@ -109,7 +120,7 @@ def test_each_result_is_written_under_its_own_flags(recipe: str) -> None:
 
 
 def test_the_launcher_says_when_only_the_sum_is_wanted() -> None:
-    plan = plan_of("fp8_current")
+    plan = plan_of("fp8_delayed")
     context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
     forward, backward = (
         next(step for step in program.steps if "_quantize:" in step.comment)

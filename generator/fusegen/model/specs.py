@@ -516,6 +516,16 @@ class QuantizationSpec:
         kind = {ScaleRule.MX: "mx", ScaleRule.NVFP4: "nv"}.get(self.scale.rule, "block")
         return f"{kind}_{rows}x{columns}"
 
+    @property
+    def amax_pass(self) -> bool:
+        """Whether a tensor is read for its amaxes before it can be quantised.
+
+        It is where a scale of this very tensor spans more than a kernel has at hand: all of a row,
+        a column or a group.
+        """
+        spans = self.block[1] is Extent.ALL and self.scale.source is AmaxSource.CURRENT
+        return spans or self.tensor_scale is not None
+
     def along_tokens(self, role: Role, orientation: Orientation) -> bool:
         """Whether a copy has several fp32 scales per token, in blocks of its row."""
         rows, columns = self.block
@@ -561,6 +571,11 @@ class RecipeSpec:
     @property
     def name(self) -> str:
         return self.recipe
+
+    @property
+    def amax_pass(self) -> bool:
+        """Whether a role of it is read for amaxes before it can be quantised."""
+        return any(role.amax_pass for role in self.roles.values())
 
 
 class Store(str, Enum):
@@ -754,11 +769,20 @@ class FusionPrograms:
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class FusionConditions:
-    """Where a fusion applies: on these archs, recipes and module options; empty is everywhere."""
+    """Where a fusion applies; what is left out is no condition.
+
+    Attributes:
+        archs: on these.
+        recipes: with these.
+        quantized: with recipes that quantise a role, or with those that quantise none.
+        amax_pass: with recipes some role of which needs one, or with those where none does.
+        options: of modules.
+    """
 
     archs: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
     quantized: bool | None = None
+    amax_pass: bool | None = None
     options: Mapping[OptionName, Name] = field(default_factory=dict)
 
 

@@ -38,7 +38,8 @@ def admits(fusion: FusionSpec, arch: str, recipe: RecipeSpec) -> bool:
     return (
         (not when.archs or arch in when.archs)
         and (not when.recipes or recipe.name in when.recipes)
-        and (when.quantized is None or when.quantized == bool(recipe.roles))
+        and when.quantized in (None, bool(recipe.roles))
+        and when.amax_pass in (None, recipe.amax_pass)
         and not when.options
     )
 
