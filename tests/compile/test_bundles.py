@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -109,16 +109,26 @@ def test_matrix_instructions(built: BuildReport, tmp_path: Path) -> None:
     check_matrix_instructions(built, tmp_path)
 
 
-def check_matrix_instructions(built: BuildReport, folder: Path) -> None:
+def check_matrix_instructions(
+    built: BuildReport, folder: Path, known: BuildReport | None = None
+) -> None:
     """Each product multiplies with its own instruction and moves its tiles by bulk copies.
 
     Products of float16 modules are the same kernels with another conversion at the end.
+
+    Args:
+        built: the bundle.
+        folder: for its parts.
+        known: a bundle that was looked at; what has its bytes is not disassembled again.
     """
-    functions = disassemble(built.library, folder, leave_out=b"6__half")
-    units = [unit for unit in built.units if "_bfloat16_" in unit.name]
+    seen = set() if known is None else {unit.name for unit in known.units}
+    old = set() if known is None else {part.read_bytes() for part in parts(known, folder / "known")}
+    new = [part for part in parts(built, folder / "new") if part.read_bytes() not in old]
+    units = [u.name for u in built.units if "_bfloat16_" in u.name and u.name not in seen]
+    functions = disassemble(part for part in new if is_product(part.read_bytes()))
     for kernel, unit, instruction, other in PRODUCTS:
         products = {name: text for name, text in functions.items() if kernel in name}
-        assert len(products) == len([each for each in units if unit in each.name]) > 0
+        assert len(products) == len([name for name in units if unit in name]) > 0
         for name, text in products.items():
             assert re.search(rf"\b{instruction}\.", text), name
             assert not re.search(rf"\b({other}|HMMA)\.", text), name
@@ -128,40 +138,41 @@ def check_matrix_instructions(built: BuildReport, folder: Path) -> None:
             assert added == ("UTMAREDG" in text), name
 
 
-def disassemble(library: Path, folder: Path, leave_out: bytes | None = None) -> dict[str, str]:
-    """Machine code by function, by the toolkit's disassembler or the one from the package index.
+def is_product(part: bytes) -> bool:
+    """Whether the machine code of a unit is a product's, of a module that is not float16."""
+    return b"6__half" not in part and any(kernel.encode() in part for kernel, *_ in PRODUCTS)
 
-    Args:
-        library: the compiled bundle.
-        folder: for its parts, one of every unit.
-        leave_out: parts that hold it are not read: disassembling is slow.
-    """
+
+def parts(built: BuildReport, folder: Path) -> list[Path]:
+    """Machine code of a library, one file per unit."""
+    folder.mkdir()
+    cuobjdump(folder, "--extract-elf", "all", str(built.library))
+    found = sorted(folder.glob("*.cubin"))
+    assert found, f"{built.library} holds no code"
+    return found
+
+
+def disassemble(parts: Iterable[Path]) -> dict[str, str]:
+    """Assembly by function."""
+    functions = {}
+    for part in parts:
+        for block in cuobjdump(part.parent, "--dump-sass", part.name).split("Function : ")[1:]:
+            name, _, body = block.partition("\n")
+            functions[name.strip()] = body
+    return functions
+
+
+def cuobjdump(folder: Path, *words: str) -> str:
+    """What the toolkit's disassembler prints, or the one from the package index."""
     environment, program = dict(os.environ), "cuobjdump"
     for binaries in Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin"):
         environment["PATH"] = f"{binaries}{os.pathsep}{environment['PATH']}"
         if (binaries / program).exists():
             program = str(binaries / program)
-
-    def run(*words: str) -> str:
-        done = subprocess.run(
-            [program, *words],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout
-
-    run("--extract-elf", "all", str(library))
-    functions = {}
-    for part in sorted(folder.glob("*.cubin")):
-        if leave_out is None or leave_out not in part.read_bytes():
-            for block in run("--dump-sass", str(part)).split("Function : ")[1:]:
-                name, _, body = block.partition("\n")
-                functions[name.strip()] = body
-    assert functions, f"{library} holds no code"
-    return functions
+    done = subprocess.run(
+        [program, *words], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout
 
 
 @pytest.mark.parametrize("bundle", COMPILED, ids=lambda path: path.name)

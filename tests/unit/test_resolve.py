@@ -419,12 +419,37 @@ def test_rows_that_are_padded_take_a_weight_of_their_length_along() -> None:
     plan = resolve_module(builtin(), Cell("linear", "nvfp4", DEQUANTIZED), "cpu")
     steps = [s for s in plan.backward.steps if s.primitive is Primitive.DEQUANTIZE]
     assert [s.input("like") for s in steps] == ["weight", "weight"]
-    alone = Cell("linear", "nvfp4", (*DEQUANTIZED, "quantized_weights"))
-    (found,) = resolve(builtin(), "cpu", [alone]).unsupported
-    assert found.reason == (
-        "nothing that is kept tells the backward K where weight is in the recipe's format alone;"
-        " take cached_weights"
-    )
+
+
+@pytest.mark.parametrize("kept", ["cached_weights", "quantized_weights"])
+def test_what_tells_lengths_is_there_under_every_flag(kept: str) -> None:
+    """The copies that a module keeps are arguments of every backward, and are checked."""
+    for recipe in ("nvfp4", "fp8_block"):
+        plan = resolve_module(builtin(), Cell("linear", recipe, (*DEQUANTIZED, kept)), "cpu")
+        (weight,) = (a for a in plan.backward.arguments if a.buffer == "weight")
+        assert not weight.optional and not weight.when
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
+def test_the_sizes_of_what_is_always_there_are_always_known(arch: str) -> None:
+    """Whatever two choices are made: no check compares with a dimension that nothing told."""
+    specs, cells = builtin(), []
+    for module in ("linear", "grouped_mlp"):
+        offered = specs.modules[module].options
+        chosen = [(name, word) for name, words in offered.items() for word in words[1:]]
+        for (first, one), (second, other) in itertools.combinations(chosen, 2):
+            if first != second:
+                cells += [Cell(module, recipe, (one, other)) for recipe in ("fp8_block", "nvfp4")]
+    plans = resolve(specs, arch, cells).modules
+    assert len(plans) > 100
+    for plan in plans:
+        for _, program in plan.ops:
+            certain = {a.buffer for a in program.arguments if not a.optional}
+            told = {b.symbol for b in program.bindings if certain & {s[0] for s in b.sources}}
+            for check in program.checks:
+                if check.kind is CheckKind.SIZE and check.tensor in certain:
+                    assert check.expr is not None
+                    assert symbols(check.expr) <= told, (plan.cell, program.name, check.tensor)
 
 
 def test_main_grads_of_16_bits_have_the_weights_type() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ..columns import aligned
 from ..model import dtypes
 from ..model.plan import Buffer, KernelSet, ModulePlan, Program, Result, Status, Step
-from ..model.primitives import DECODING, LIKE
+from ..model.primitives import DECODING
 from ..model.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
 from .python import condition, step_comment
 
@@ -121,8 +121,7 @@ def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
 
 def _step_row(plan: ModulePlan, step: Step, index: int) -> tuple[str, ...]:
     flops = f"{to_markdown(step.flops)} flop" if step.flops else ""
-    read = dict.fromkeys(o.buffer for o in step.inputs if o.slot != LIKE)
-    moved = f"{_formula(plan.buffer(name) for name in (*read, *step.writes))} bytes"
+    moved = f"{_formula(plan.buffer(name) for name in (*step.loads, *step.writes))} bytes"
     when = f"if {condition(step.when)}" if step.when else ""
     origin = f"rule {step.rule}" if step.rule else ""
     return (step_comment(step, index), step.kernels or "", flops, moved, when, origin)

@@ -142,7 +142,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
     steps = tuple(_launch_step(plan, program, s, i) for i, s in enumerate(program.steps, 1))
     text = "\n".join((*size_checks, *results, *workspace, *(x for s in steps for x in s.lines)))
     words = set(re.findall(r"\w+", text))
-    read = {name for step in program.steps for name in step.reads}
+    loaded = {name for step in program.steps for name in step.loads}
     given = {argument.buffer: argument for argument in program.arguments}
     return LaunchProgram(
         name=program.name,
@@ -157,7 +157,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         operands=tuple(
             f"const auto {name}_dense = dense({name});"
             for name, argument in given.items()
-            if name in read and not argument.mutated
+            if name in loaded and not argument.mutated
         ),
         results=results,
         workspace=workspace,

@@ -11,7 +11,7 @@ from enum import Enum
 
 from .dtypes import DType
 from .predicate import Predicate
-from .primitives import PRODUCTS, GemmKind, Primitive
+from .primitives import LIKE, PRODUCTS, GemmKind, Primitive
 from .shapes import Const, Expr, Shape
 from .specs import (
     AttributeType,
@@ -312,6 +312,11 @@ class Step:
     def reads(self) -> tuple[str, ...]:
         """Buffers read, each once."""
         return tuple(dict.fromkeys(operand.buffer for operand in self.inputs))
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """Buffers of which elements are read, each once; others tell lengths alone."""
+        return tuple(dict.fromkeys(o.buffer for o in self.inputs if o.slot != LIKE))
 
     @property
     def writes(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..model.plan import Result, Step
-from ..model.primitives import Primitive
+from ..model.primitives import LIKE, Primitive
 from ..naming import gradient, need
 from .draft import Draft
 
@@ -47,15 +47,21 @@ def ordered(asked: set[str], flags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def saved(draft: Draft) -> tuple[Result, ...]:
-    """Buffers of the forward that the backward reads, each once, with the flags that ask for it."""
+    """Buffers of the forward that the backward reads, each once, with the flags that ask for it.
+
+    What tells lengths alone is a weight, which costs nothing to keep, and there under every flag:
+    what a module keeps is an argument of every backward, and its sizes are checked by those.
+    """
     flags = flags_of(draft)
     produced = {name for step in draft.backward for name in step.writes}
     incoming = {gradient(name) for name in draft.outputs} | {each.buffer for each in draft.states}
     asked: dict[str, set[str]] = {}
     for step in draft.backward:
+        like = step.input(LIKE)
         for name in step.reads:
             if name not in produced | incoming:
-                asked.setdefault(name, set()).update(step.when or flags)
+                when = flags if name == like else step.when or flags
+                asked.setdefault(name, set()).update(when)
     position = {name: index for index, name in enumerate(draft.buffers)}
     return tuple(
         Result(name, ordered(asked[name], flags))

@@ -36,10 +36,8 @@ def tell_lengths(draft: Draft, saved: tuple[Result, ...]) -> Draft:
     """Let steps that decode a copy for the backward take the weight of the same length along.
 
     A copy's rows are padded, so that it does not tell how long they are; the columns of another
-    argument may, if it is there whenever the step runs.  A weight costs nothing to keep.
-
-    Raises:
-        NotPossible: the weight that would tell is kept in the recipe's format alone.
+    argument may, if it is there whenever the step runs.  A weight costs nothing to keep, and one
+    that is kept in the recipe's format alone has a shape all the same.
     """
     flags = flags_of(draft)
 
@@ -57,11 +55,6 @@ def tell_lengths(draft: Draft, saved: tuple[Result, ...]) -> Draft:
         if not untold:
             return step
         weight = _weight_beside(draft, step.copies[0])
-        if any(p.quantized for p in draft.parameters if p.buffer == weight):
-            raise NotPossible(
-                f"nothing that is kept tells the backward {', '.join(sorted(untold))} where"
-                f" {weight} is in the recipe's format alone; take cached_weights"
-            )
         return replace(step, inputs=(*step.inputs, Operand(LIKE, weight)))
 
     return replace(draft, backward=tuple(with_length(step) for step in draft.backward))
