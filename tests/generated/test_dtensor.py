@@ -65,10 +65,9 @@ PLACEMENTS = (
     COMMON
     + """
 from bundle.sharding import register_shardings
-recipe, size = words[0], int(words[1])
-register_shardings(*(f"{m}__{recipe}" for m in ("linear", "grouped_linear", "grouped_mlp")))
-found = []
-def check(kind, layer, x, others, width, weight_dims):
+found = {}
+
+def check(found, kind, layer, x, others, width, weight_dims):
     torch.manual_seed(1)
     for name, parameter in layer.named_parameters():
         if name.endswith("bias"):
@@ -83,18 +82,24 @@ def check(kind, layer, x, others, width, weight_dims):
             got, placements = step(split, distribute_tensor(x, mesh, [lies]), others, dy)
             found.append((kind, dim, lies, placements, got, single))
 
-torch.manual_seed(0)
-x = torch.randn(256, size).bfloat16()
-sizes = torch.tensor([100, 0, 60, 90])
-linear = cell(f"linear__{recipe}").Linear(size, 2 * size, bias=True)
-check("linear", linear, x, [], 2 * size, (0, 1))
-grouped = cell(f"grouped_linear__{recipe}").GroupedLinear(4, size, 2 * size, bias=True)
-check("grouped_linear", grouped, x, [sizes], 2 * size, (0, 1, 2))
-mlp = cell(f"grouped_mlp__{recipe}").GroupedMLP(4, size, size, bias=True)
-check("grouped_mlp", mlp, x, [sizes, torch.rand(256)], size, (0, 1, 2))
+for case in words:
+    recipe, size = case.split("-")
+    size, found[case] = int(size), []
+    register_shardings(*(f"{m}__{recipe}" for m in ("linear", "grouped_linear", "grouped_mlp")))
+    torch.manual_seed(0)
+    x = torch.randn(256, size).bfloat16()
+    sizes = torch.tensor([100, 0, 60, 90])
+    linear = cell(f"linear__{recipe}").Linear(size, 2 * size, bias=True)
+    check(found[case], "linear", linear, x, [], 2 * size, (0, 1))
+    grouped = cell(f"grouped_linear__{recipe}").GroupedLinear(4, size, 2 * size, bias=True)
+    check(found[case], "grouped_linear", grouped, x, [sizes], 2 * size, (0, 1, 2))
+    mlp = cell(f"grouped_mlp__{recipe}").GroupedMLP(4, size, size, bias=True)
+    check(found[case], "grouped_mlp", mlp, x, [sizes, torch.rand(256)], size, (0, 1, 2))
 finish(found)
 """
 )
+WHOLE_BLOCKS = [(recipe, 256) for recipe in ("bf16", *QUANTISED)]
+CUT_BLOCKS = [("fp8_block", 192), ("mxfp8", 48)]
 
 
 @cache
@@ -128,10 +133,18 @@ def check_equal(
             assert torch.equal(tensor, single[name]), name
 
 
-@pytest.mark.parametrize("recipe", ["bf16", *QUANTISED])
-def test_every_placement_equals_one_process(place: Place, recipe: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def steps(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of every recipe and size: one step for each way to place the tensors."""
+    cases = [f"{recipe}-{size}" for recipe, size in WHOLE_BLOCKS + CUT_BLOCKS]
+    found: dict[str, Any] = run(PLACEMENTS, tmp_path_factory.mktemp("steps"), place, *cases)
+    return found
+
+
+@pytest.mark.parametrize(("recipe", "size"), WHOLE_BLOCKS)
+def test_every_placement_equals_one_process(steps: dict[str, Any], recipe: str, size: int) -> None:
     """Placements that a recipe cannot be split along are redistributed."""
-    for kind, dim, lies, placements, got, single in run(PLACEMENTS, tmp_path, place, recipe, "256"):
+    for kind, dim, lies, placements, got, single in steps[f"{recipe}-{size}"]:
         check_equal(recipe, got, single, placements)
         split = {str(each) for lie in placements.values() for each in lie} - {"R"}
         if recipe not in SPLIT or kind == "grouped_mlp":
@@ -149,11 +162,10 @@ def test_every_placement_equals_one_process(place: Place, recipe: str, tmp_path:
             assert placements["dweight"][0].is_partial()
 
 
-@pytest.mark.parametrize(("recipe", "size"), [("fp8_block", 192), ("mxfp8", 48)])
-def test_no_shard_cuts_a_block(place: Place, recipe: str, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "size"), CUT_BLOCKS)
+def test_no_shard_cuts_a_block(steps: dict[str, Any], recipe: str, size: int) -> None:
     """Along K half a block would be on each rank, so K stays whole; N and T are split as before."""
-    found = run(PLACEMENTS, tmp_path, place, recipe, str(size))
-    for kind, dim, _, placements, got, single in found:
+    for kind, dim, _, placements, got, single in steps[f"{recipe}-{size}"]:
         check_equal(recipe, got, single, placements)
         if kind != "grouped_mlp" and dim == (1 if kind == "linear" else 2):
             assert not placements["y"][0].is_partial()

@@ -19,6 +19,7 @@ from ..generated.ranks import Place
 from ..generated.test_distributed import test_training_equals_one_process
 from ..generated.test_dtensor import (
     others,
+    steps,
     test_compiles_into_one_graph,
     test_errors_name_the_tensor_and_the_remedy,
     test_every_placement_equals_one_process,
@@ -34,6 +35,7 @@ from ..generated.test_reduced_amax import test_ranks_share_their_scales
 # Collected from here: fixtures of this module take the places of those beside them.
 __all__ = [
     "others",
+    "steps",
     "test_compiles_into_one_graph",
     "test_errors_name_the_tensor_and_the_remedy",
     "test_every_placement_equals_one_process",

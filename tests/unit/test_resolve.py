@@ -430,18 +430,17 @@ def test_what_tells_lengths_is_there_under_every_flag(kept: str) -> None:
         assert not weight.optional and not weight.when
 
 
-@pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
-def test_the_sizes_of_what_is_always_there_are_always_known(arch: str) -> None:
+@pytest.mark.parametrize(("arch", "module"), [("cpu", "linear"), ("sm_90a", "grouped_mlp")])
+def test_the_sizes_of_what_is_always_there_are_always_known(arch: str, module: str) -> None:
     """Whatever two choices are made: no check compares with a dimension that nothing told."""
     specs, cells = builtin(), []
-    for module in ("linear", "grouped_mlp"):
-        offered = specs.modules[module].options
-        chosen = [(name, word) for name, words in offered.items() for word in words[1:]]
-        for (first, one), (second, other) in itertools.combinations(chosen, 2):
-            if first != second:
-                cells += [Cell(module, recipe, (one, other)) for recipe in ("fp8_block", "nvfp4")]
+    offered = specs.modules[module].options
+    chosen = [(name, word) for name, words in offered.items() for word in words[1:]]
+    for (first, one), (second, other) in itertools.combinations(chosen, 2):
+        if first != second:
+            cells += [Cell(module, recipe, (one, other)) for recipe in ("fp8_block", "nvfp4")]
     plans = resolve(specs, arch, cells).modules
-    assert len(plans) > 100
+    assert len(plans) > 50
     for plan in plans:
         for _, program in plan.ops:
             certain = {a.buffer for a in program.arguments if not a.optional}
