@@ -9,8 +9,8 @@ from ..columns import aligned
 from ..model import dtypes
 from ..model.plan import Conversion, Form, ModulePlan
 from ..model.specs import AmaxSource, QuantizationSpec, Rounding
-from .cell import StateText, state_texts
 from .python import ProgramText, program_text
+from .states import StateText, state_texts
 
 _FORMS = {Form.DENSE: "", Form.STACK: "stack", Form.GROUPED: "in groups"}
 

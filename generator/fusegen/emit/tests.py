@@ -11,8 +11,8 @@ from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, Program, Stat
 from ..model.primitives import Primitive
 from ..model.shapes import evaluate, product, to_code, to_python
 from ..naming import gradient
-from .cell import called_states
 from .python import op_name
+from .states import called_states
 
 _ROWS, _GROUPS = 96, 4
 _LEADING = 3

@@ -1,0 +1,197 @@
+"""Texts of a cell's `torch.autograd.Function`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model.plan import ModulePlan, Reduction, Result
+from ..naming import gradient
+from .main_grads import dummy, main_grad_texts
+from .python import TensorText, attribute_text, condition, tensor_text
+
+
+@dataclass(frozen=True, slots=True)
+class SavedText:
+    """A tensor kept for the backward: name and source of what ``save_for_backward`` takes."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionText:
+    """State that moves on by an amax of all ranks: names, and sources for the backward.
+
+    Attributes:
+        amax: source of what the op found; None where it did not quantise.
+        history, scale: source of the state.
+        role: constant of the reference.
+        grouped: whether a group whose amax is 0 keeps its history; Python source.
+    """
+
+    amax: str
+    history: str
+    scale: str
+    role: str
+    grouped: str
+
+
+@dataclass(frozen=True, slots=True)
+class AutogradText:
+    """The function class of autograd.
+
+    Attributes:
+        name: of the class.
+        parameters: of ``forward``.
+        op_arguments: what the forward op is called with.
+        apply_arguments: of ``apply``: those, then what only the backward changes.
+        unpack_inputs: targets of ``setup_context``'s inputs; ``_`` for what it does not read.
+        kept_results: results of the forward op besides the output.
+        saving_needs: flags that decide what is kept, with the argument's position.
+        saved: everything kept for the backward.
+        held: copies of weights that the backward reads; they may not change before it.
+        carried: state of the backward; it is neither saved nor returned.
+        left: source of all that the forward left.
+        left_names: of what that is.
+        backward_saved: arguments of the backward op that the forward left.
+        backward_rest: its arguments after these.
+        reductions: state that moves on after the backward op.
+        gradients: what ``backward`` returns, one per argument of ``forward``.
+        no_gradients: what it returns where nothing flows back.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    op_arguments: tuple[str, ...]
+    apply_arguments: tuple[str, ...]
+    unpack_inputs: str
+    kept_results: tuple[str, ...]
+    saving_needs: tuple[tuple[str, int], ...]
+    saved: tuple[SavedText, ...]
+    held: tuple[str, ...]
+    carried: tuple[str, ...]
+    left: str
+    left_names: tuple[str, ...]
+    backward_saved: tuple[str, ...]
+    backward_rest: tuple[str, ...]
+    reductions: tuple[ReductionText, ...]
+    gradients: tuple[str, ...]
+    no_gradients: str
+
+
+def gradient_positions(plan: ModulePlan) -> dict[str, int]:
+    """Positions of arguments that can have a gradient, by the flags that ask for them."""
+    arguments = (tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments)
+    return {argument.flag: index for index, argument in enumerate(arguments) if argument.flag}
+
+
+def autograd_text(plan: ModulePlan) -> AutogradText:
+    """How autograd calls the ops of a module."""
+    arguments = tuple(tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments)
+    given = {argument.name for argument in arguments}
+    needs = gradient_positions(plan)
+    scalars = tuple(attribute.name for attribute in plan.attributes)
+    own = {state.buffer for state in plan.states}
+    read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in own)
+    reductions = plan.reductions_of(plan.backward)
+    held = tuple(name for name in read if name in plan.caches)
+    tensors = (*(reduction.history for reduction in reductions), *read)
+    passed = tuple(name for name in tensors if name not in given)
+    groups = ("amax_group",) if reductions else ()
+    queue = ("wgrad_queue",) if plan.wgrad else ()
+    main_grads = () if plan.wgrad else main_grad_texts(plan)
+    dummies = tuple(each.dummy for each in main_grads)
+    buffers = tuple(each.name for each in main_grads)
+    words = (*groups, *queue, *buffers, *dummies)
+    op_arguments = (*(a.name for a in arguments), *plan.forward.flags, *scalars)
+    apply_arguments = (*op_arguments, *passed, *words)
+    kept_by_flags = {flag for result in plan.saved for flag in result.when}
+    flags = {*plan.forward.flags} if not plan.forward.returns_none else set()
+    asked_of_inputs = {f for r in plan.saved if r.buffer in given for f in r.when} - flags
+    saved = tuple(result.buffer for result in plan.saved)
+    unpacked = {*(kept_by_flags & flags), *saved, *scalars, *tensors, *words}
+    backward = {argument.buffer for argument in plan.backward.arguments}
+    left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
+    return AutogradText(
+        name=f"_{plan.class_name}",
+        parameters=(
+            *(f"{a.name}: {a.annotation}" for a in arguments),
+            *(f"{flag}: bool" for flag in plan.forward.flags),
+            *(f"{a.name}: {attribute_text(a).annotation}" for a in plan.attributes),
+            *(f"{name}: Tensor" for name in passed),
+            *(f"{name}: ProcessGroup | None" for name in groups),
+            *(f"{name}: WgradQueue" for name in queue),
+            *(f"{name}: Tensor | None" for name in buffers),
+            *(f"{name}: bool" for name in dummies),
+        ),
+        op_arguments=op_arguments,
+        apply_arguments=apply_arguments,
+        unpack_inputs=", ".join(name if name in unpacked else "_" for name in apply_arguments)
+        + ("," if len(apply_arguments) == 1 else ""),
+        kept_results=tuple(r.buffer for r in plan.forward.results[len(plan.outputs) :]),
+        saving_needs=tuple(each for each in needs.items() if each[0] in asked_of_inputs),
+        saved=tuple(_saved_text(plan, result) for result in plan.saved),
+        held=held,
+        carried=(*(name for name in tensors if name not in held), *words),
+        left=left,
+        left_names=(*saved, *held),
+        backward_saved=tuple(name for name in (*saved, *held) if name in backward)
+        if plan.wgrad
+        else (f"*{left}",),
+        backward_rest=(
+            *(f"ctx.{name}" for name in (*read, *buffers) if name not in held),
+            *(f"needs[{needs[flag]}]" for flag in plan.backward.flags),
+            *(f"ctx.{name}" for name in scalars),
+        ),
+        reductions=tuple(
+            reduction_text(plan, each, _amax_source(plan, each.amax, needs), "ctx.")
+            for each in reductions
+        ),
+        gradients=(
+            *(_gradient_source(plan, argument, needs) for argument in arguments),
+            *("None" for _ in apply_arguments[len(arguments) :]),
+        ),
+        no_gradients=", ".join(["None"] * len(apply_arguments)),
+    )
+
+
+def _saved_text(plan: ModulePlan, result: Result) -> SavedText:
+    given = {argument.buffer for argument in plan.forward.arguments}
+    test = condition(result.when)
+    source = result.buffer
+    if test and (result.buffer in given or not plan.forward.returns_none):
+        source = f"{result.buffer} if {test} else None"
+    return SavedText(result.buffer, source)
+
+
+def reduction_text(
+    plan: ModulePlan, reduction: Reduction, amax: str, prefix: str = ""
+) -> ReductionText:
+    return ReductionText(
+        amax,
+        f"{prefix}{reduction.history}",
+        f"{prefix}{reduction.scale}",
+        reduction.role.value.upper(),
+        str(plan.per_group(reduction.scale)),
+    )
+
+
+def _amax_source(plan: ModulePlan, amax: str, needs: dict[str, int]) -> str:
+    """An amax as the backward op returned it; an empty stand-in becomes None again."""
+    when = next(r.when for r in plan.backward.results if r.buffer == amax)
+    if not when or plan.backward.returns_none:
+        return amax
+    return f"{amax} if {' or '.join(f'needs[{needs[flag]}]' for flag in when)} else None"
+
+
+def _gradient_source(plan: ModulePlan, argument: TensorText, needs: dict[str, int]) -> str:
+    """A gradient as ``backward`` returns it; an empty stand-in becomes None again."""
+    if not argument.flag or argument.name in plan.delayed:
+        return "None"
+    if argument.name in dict(plan.main_grads):
+        buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
+        wanted = f"ctx.{dummy(argument.name)} and needs[{needs[argument.flag]}]"
+        return f"_library.dummy_grad(dy, {buffer}) if {wanted} else None"
+    name = gradient(argument.name)
+    conditional = plan.backward.flags and not plan.backward.returns_none
+    return f"{name} if needs[{needs[argument.flag]}] else None" if conditional else name

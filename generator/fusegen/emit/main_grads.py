@@ -1,0 +1,53 @@
+"""Texts of gradients that go to buffers of the caller's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model.dtypes import DType
+from ..model.plan import ModulePlan
+from ..naming import main_grad, need
+
+
+@dataclass(frozen=True, slots=True)
+class MainGradText:
+    """A parameter whose gradient goes to a buffer of the caller's.
+
+    Attributes:
+        argument: of the function.
+        path: source of the parameter in the class.
+        name: of the buffer's argument.
+        dummy: of the argument that asks for zeros as the parameter's gradient.
+        flag: that asks for the gradient.
+        about: of the buffer, for a docstring.
+    """
+
+    argument: str
+    path: str
+    name: str
+    dummy: str
+    flag: str
+    about: str
+
+
+def main_grad_texts(plan: ModulePlan) -> tuple[MainGradText, ...]:
+    return tuple(_main_grad_text(plan, leaf, name) for leaf, name in plan.main_grads)
+
+
+def _main_grad_text(plan: ModulePlan, leaf: str, name: str) -> MainGradText:
+    paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
+    buffer = plan.buffer(name)
+    dtype = "bfloat16 or float16" if buffer.dtype is DType.IO else "float32"
+    about = f"{buffer.shape} {dtype}"
+    return MainGradText(leaf, paths[leaf], name, dummy(leaf), need(leaf), about)
+
+
+def main_grad_call(plan: ModulePlan, helper: str, leaf: str, path: str) -> str:
+    """The buffer of a module's parameter, of the type that it is to have."""
+    narrow = plan.buffer(main_grad(leaf)).dtype is DType.IO
+    dtype = f"self.{path}.dtype" if narrow else "torch.float32"
+    return f'{helper}.main_grad("{plan.cell}", "{path}", self.{path}, {dtype})'
+
+
+def dummy(parameter: str) -> str:
+    return f"{parameter}_dummy_grad"
