@@ -22,7 +22,7 @@ from .naming import Cell
 from .passes.as_bytes import pass_as_bytes
 from .passes.backward import write_backward
 from .passes.conversions import conversions
-from .passes.delay_wgrad import delay_wgrad
+from .passes.delay_wgrad import delay_wgrad, delayed_steps
 from .passes.draft import Draft, NotPossible
 from .passes.expand import chain_of, expand
 from .passes.fuse import fuse
@@ -113,7 +113,8 @@ def resolve_module(
         draft = keep_quantized(draft, recipe, alone=alone)
     draft = fold_sums(draft, arch)
     draft = add_conditions(draft)
-    draft = tell_lengths(draft, saved(draft))
+    waiting = delayed_steps(draft) if OptionName.DELAY_WGRAD in options else ()
+    draft = tell_lengths(draft, saved(draft), waiting)
     kept = saved(draft)
     if OptionName.DEBUG in options:
         draft = take_statistics(draft, recipe, arch)

@@ -31,6 +31,7 @@ CELLS = tuple(
             "linear nvfp4 quantized_weights dequantized_backward",
             "grouped_linear fp8_block cached_weights dequantized_backward",
             "grouped_mlp fp8_current dequantized_backward",
+            "grouped_mlp nvfp4 delayed_wgrad dequantized_backward",
             "grouped_mlp fp8_delayed add_to_main_grad delayed_wgrad cached_weights"
             " dequantized_backward",
             "grouped_mlp fp8_block recompute_activations dequantized_backward",

@@ -11,7 +11,7 @@ import pytest
 from fusegen.emit.explain import explain, size_in_bytes
 from fusegen.load import SpecSet, load
 from fusegen.model.dtypes import DType
-from fusegen.model.plan import CheckKind, ModulePlan, Program, Status
+from fusegen.model.plan import Argument, CheckKind, ModulePlan, Program, Status
 from fusegen.model.primitives import (
     COPYING,
     DECODING,
@@ -431,7 +431,7 @@ def test_what_tells_lengths_is_there_under_every_flag(kept: str) -> None:
 
 
 @pytest.mark.parametrize(("arch", "module"), [("cpu", "linear"), ("sm_90a", "grouped_mlp")])
-def test_the_sizes_of_what_is_always_there_are_always_known(arch: str, module: str) -> None:
+def test_sizes_of_what_is_there_are_known(arch: str, module: str) -> None:
     """Whatever two choices are made: no check compares with a dimension that nothing told."""
     specs, cells = builtin(), []
     offered = specs.modules[module].options
@@ -443,12 +443,23 @@ def test_the_sizes_of_what_is_always_there_are_always_known(arch: str, module: s
     assert len(plans) > 50
     for plan in plans:
         for _, program in plan.ops:
-            certain = {a.buffer for a in program.arguments if not a.optional}
-            told = {b.symbol for b in program.bindings if certain & {s[0] for s in b.sources}}
+            there = {a.buffer: present(a, program) for a in program.arguments}
+            told = {
+                b.symbol: set().union(*(there[name] for name, *_ in b.sources))
+                for b in program.bindings
+            }
             for check in program.checks:
-                if check.kind is CheckKind.SIZE and check.tensor in certain:
+                if check.kind is CheckKind.SIZE:
                     assert check.expr is not None
-                    assert symbols(check.expr) <= told, (plan.cell, program.name, check.tensor)
+                    for symbol in symbols(check.expr):
+                        assert there[check.tensor] <= told[symbol], (plan.cell, check)
+
+
+def present(argument: Argument, program: Program) -> set[str]:
+    """Flags under which an argument is there, or that its caller gave it."""
+    if argument.optional and not argument.when:
+        return {"given"}
+    return {*argument.when} or {"given", "always", *program.flags}
 
 
 def test_main_grads_of_16_bits_have_the_weights_type() -> None:

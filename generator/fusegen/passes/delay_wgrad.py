@@ -17,14 +17,20 @@ def delay_wgrad(draft: Draft) -> Draft:
     Raises:
         NotPossible: no product gives one.
     """
+    moved = delayed_steps(draft)
+    if not moved:
+        raise NotPossible("no product gives the gradient of a weight")
+    left = tuple(step for step in draft.backward if step not in moved)
+    return replace(draft, backward=left, wgrad=moved)
+
+
+def delayed_steps(draft: Draft) -> tuple[Step, ...]:
+    """The steps of the backward that can wait."""
     moved: list[Step] = []
     for step in reversed(draft.backward):
         if _gives_weight_gradient(step) or _decodes_for(step, draft.backward, moved):
             moved.insert(0, step)
-    if not moved:
-        raise NotPossible("no product gives the gradient of a weight")
-    left = tuple(step for step in draft.backward if step not in moved)
-    return replace(draft, backward=left, wgrad=tuple(moved))
+    return tuple(moved)
 
 
 def _gives_weight_gradient(step: Step) -> bool:

@@ -32,19 +32,29 @@ Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
 
 
-def tell_lengths(draft: Draft, saved: tuple[Result, ...]) -> Draft:
+def tell_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, ...] = ()) -> Draft:
     """Let steps that decode a copy for the backward take the weight of the same length along.
 
     A copy's rows are padded, so that it does not tell how long they are; the columns of another
     argument may, if it is there whenever the step runs.  A weight costs nothing to keep, and one
     that is kept in the recipe's format alone has a shape all the same.
+
+    Args:
+        draft: before kernels are chosen.
+        saved: what the forward leaves.
+        delayed: steps of the backward that will have a program of their own: it knows what they
+            read, and no state.
     """
     flags = flags_of(draft)
+    incoming = {gradient(name): () for name in draft.outputs}
+    left = {each.buffer: () for each in draft.states} | {each.buffer: each.when for each in saved}
+    made = {name for step in delayed for name in step.writes}
+    kept = {n: when for n, when in _asked_by(delayed, flags).items() if n not in made}
 
     def told(step: Step) -> set[str]:
         asking = {*(step.when or flags)}
-        known = {gradient(name) for name in draft.outputs} | {each.buffer for each in draft.states}
-        known |= {kept.buffer for kept in saved if not kept.when or asking <= {*kept.when}}
+        beside = kept if step in delayed else left
+        known = [n for n, when in (incoming | beside).items() if not when or asking <= {*when}]
         arguments = tuple(Argument(name, False) for name in sorted(known))
         return {binding.symbol for binding in bind_dimensions(draft.buffers, arguments)}
 
