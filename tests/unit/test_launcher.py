@@ -86,3 +86,15 @@ def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str,
             assert launch.lines[0] == f'const Range range("{range_}{words}");'
             assert f"  {words}: " in text
             assert launch.opening == (f"if ({any_of(step.when)}) {{" if step.when else "{")
+
+
+@pytest.mark.parametrize("recipe", ["fp8_block", "nvfp4"])
+def test_what_tells_lengths_alone_is_not_copied(recipe: str) -> None:
+    """A weight without memory is one element, expanded: packed, it would be as large as it says."""
+    cell = Cell("linear", recipe, ("quantized_weights", "dequantized_backward"))
+    (plan,) = resolve(SPECS, "sm_90a", [cell]).modules
+    assert "weight" in {a.buffer for a in plan.backward.arguments}
+    context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
+    packed = {program.name: "\n".join(program.operands) for program in context.programs}
+    assert "dense(weight);" not in packed["backward"] and "dense(weight)" not in packed["forward"]
+    assert "dense(weight);" in packed["refresh"]
