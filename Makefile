@@ -24,7 +24,7 @@ test: $(VENV)/test.stamp
 	$(BIN)/fusegen check
 	$(BIN)/python tests/gpu/ledger.py readme --check
 	# Tests run side by side; threads of PyTorch's own would only wait for each other.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart 0 tests $(wildcard generated/*/tests)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests $(wildcard generated/*/tests)
 	$(BIN)/python tests/gpu/ledger.py report
 
 # On a machine with a GPU: run the tests of every bundle it can run, and record what ran.
