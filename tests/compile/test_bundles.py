@@ -121,8 +121,10 @@ def check_matrix_instructions(
         folder: for its parts.
         known: a bundle that was looked at; what has its bytes is not disassembled again.
     """
-    seen = set() if known is None else {unit.name for unit in known.units}
-    old = set() if known is None else {part.read_bytes() for part in parts(known, folder / "known")}
+    seen, old = set[str](), set[bytes]()
+    if known is not None:
+        seen = {unit.name for unit in known.units}
+        old = {part.read_bytes() for part in parts(known, folder / "known")}
     new = [part for part in parts(built, folder / "new") if part.read_bytes() not in old]
     units = [u.name for u in built.units if "_bfloat16_" in u.name and u.name not in seen]
     functions = disassemble(part for part in new if is_product(part.read_bytes()))
@@ -152,10 +154,10 @@ def parts(built: BuildReport, folder: Path) -> list[Path]:
     return found
 
 
-def disassemble(parts: Iterable[Path]) -> dict[str, str]:
-    """Assembly by function."""
+def disassemble(chosen: Iterable[Path]) -> dict[str, str]:
+    """Assembly of these parts, by function."""
     functions = {}
-    for part in parts:
+    for part in chosen:
         for block in cuobjdump(part.parent, "--dump-sass", part.name).split("Function : ")[1:]:
             name, _, body = block.partition("\n")
             functions[name.strip()] = body

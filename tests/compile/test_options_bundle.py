@@ -13,20 +13,21 @@ from .test_bundles import COMPILED, check_matrix_instructions, register_limit, r
 
 pytestmark = pytest.mark.compile
 
-# One recipe of each family of products is enough where a choice changes what is stored, of those
-# that are alike but for their operands' type.
+MAIN_GRAD_RECIPES = ("bf16", "fp8_block", "mxfp8")
+CACHED_RECIPES = ("fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 CHOICES = (
     ("linear", ("fp8_delayed",), "reduced_amax"),
     ("linear", ("fp8_delayed",), "nvtx_ranges"),
     ("grouped_linear", ("nvfp4",), "debug"),
-    ("grouped_linear", ("bf16", "fp8_block", "mxfp8"), "add_to_main_grad"),
-    ("grouped_linear", ("bf16", "fp8_block"), "write_main_grad"),
-    ("grouped_linear", ("fp8_delayed", "fp8_rowwise", "nvfp4"), "cached_weights"),
+    ("grouped_linear", MAIN_GRAD_RECIPES, "add_to_main_grad"),
+    ("grouped_linear", MAIN_GRAD_RECIPES, "write_main_grad"),
+    ("grouped_linear", CACHED_RECIPES, "cached_weights"),
     ("linear", ("fp8_block", "nvfp4"), "dequantized_backward"),
     ("grouped_linear", ("fp8_delayed", "mxfp8"), "delayed_wgrad"),
     ("grouped_mlp", ("bf16", "fp8_block"), "delayed_wgrad"),
     ("grouped_mlp", ("fp8_delayed",), "recompute_activations"),
-    ("grouped_mlp", ("bf16", "fp8_block", "mxfp8"), "scaled_bias"),
+    ("grouped_mlp", ("bf16", "fp8_current", "fp8_block", "mxfp8"), "scaled_bias"),
+    ("grouped_linear", ("bf16",), "scaled_bias"),
     ("grouped_mlp", ("bf16", "fp8_block"), "interleaved_32"),
     ("swiglu", ("bf16",), "interleaved_32"),
 )

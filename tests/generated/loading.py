@@ -25,9 +25,14 @@ def load(name, folder):
 
 def load_cells(name: str, folder: Path, cells: Iterable[Cell]) -> str:
     """A CPU bundle of any cells, written below a folder and imported under a name."""
-    lacking = publish_cells(api.load_specs(), "cpu", cells, name, folder / "cpu")
+    return load_bundle(f"{name}_bundle", write_cells(name, "cpu", folder, cells))
+
+
+def write_cells(name: str, arch: str, folder: Path, cells: Iterable[Cell]) -> Path:
+    """A bundle of any cells, all of which can be made, below a folder."""
+    lacking = publish_cells(api.load_specs(), arch, cells, name, folder / arch)
     assert not lacking, lacking[0]
-    return load_bundle(f"{name}_bundle", folder / "cpu")
+    return folder / arch
 
 
 def load_bundle(name: str, folder: Path) -> str:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..model.plan import ModulePlan, Reduction, Result
 from ..naming import gradient
 from .main_grads import dummy, main_grad_texts
-from .python import TensorText, attribute_text, condition, tensor_text
-
-
-@dataclass(frozen=True, slots=True)
-class SavedText:
-    """A tensor kept for the backward: name and source of what ``save_for_backward`` takes."""
-
-    name: str
-    source: str
+from .python import TensorText, attribute_text, condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +40,9 @@ class AutogradText:
         apply_arguments: of ``apply``: those, then what only the backward changes.
         unpack_inputs: targets of ``setup_context``'s inputs; ``_`` for what it does not read.
         kept_results: results of the forward op besides the output.
-        saving_needs: flags that decide what is kept, with the argument's position.
-        saved: everything kept for the backward.
+        needs: sources of the flags, where autograd tells what it needs.
+        saving_needs: those of them that decide what is kept.
+        saved: sources of everything kept for the backward.
         held: copies of weights that the backward reads; they may not change before it.
         carried: state of the backward; it is neither saved nor returned.
         left: source of all that the forward left.
@@ -66,8 +60,9 @@ class AutogradText:
     apply_arguments: tuple[str, ...]
     unpack_inputs: str
     kept_results: tuple[str, ...]
-    saving_needs: tuple[tuple[str, int], ...]
-    saved: tuple[SavedText, ...]
+    needs: Mapping[str, str]
+    saving_needs: tuple[tuple[str, str], ...]
+    saved: tuple[str, ...]
     held: tuple[str, ...]
     carried: tuple[str, ...]
     left: str
@@ -79,17 +74,10 @@ class AutogradText:
     no_gradients: str
 
 
-def gradient_positions(plan: ModulePlan) -> dict[str, int]:
-    """Positions of arguments that can have a gradient, by the flags that ask for them."""
-    arguments = (tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments)
-    return {argument.flag: index for index, argument in enumerate(arguments) if argument.flag}
-
-
-def autograd_text(plan: ModulePlan) -> AutogradText:
-    """How autograd calls the ops of a module."""
-    arguments = tuple(tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments)
+def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> AutogradText:
+    """How autograd calls the ops of a module, whose forward has these arguments."""
     given = {argument.name for argument in arguments}
-    needs = gradient_positions(plan)
+    needs = {a.flag: f"needs[{index}]" for index, a in enumerate(arguments) if a.flag}
     scalars = tuple(attribute.name for attribute in plan.attributes)
     own = {state.buffer for state in plan.states}
     read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in own)
@@ -129,8 +117,9 @@ def autograd_text(plan: ModulePlan) -> AutogradText:
         unpack_inputs=", ".join(name if name in unpacked else "_" for name in apply_arguments)
         + ("," if len(apply_arguments) == 1 else ""),
         kept_results=tuple(r.buffer for r in plan.forward.results[len(plan.outputs) :]),
+        needs=needs,
         saving_needs=tuple(each for each in needs.items() if each[0] in asked_of_inputs),
-        saved=tuple(_saved_text(plan, result) for result in plan.saved),
+        saved=tuple(_saved_source(plan, result) for result in plan.saved),
         held=held,
         carried=(*(name for name in tensors if name not in held), *words),
         left=left,
@@ -140,7 +129,7 @@ def autograd_text(plan: ModulePlan) -> AutogradText:
         else (f"*{left}",),
         backward_rest=(
             *(f"ctx.{name}" for name in (*read, *buffers) if name not in held),
-            *(f"needs[{needs[flag]}]" for flag in plan.backward.flags),
+            *(needs[flag] for flag in plan.backward.flags),
             *(f"ctx.{name}" for name in scalars),
         ),
         reductions=tuple(
@@ -155,13 +144,11 @@ def autograd_text(plan: ModulePlan) -> AutogradText:
     )
 
 
-def _saved_text(plan: ModulePlan, result: Result) -> SavedText:
+def _saved_source(plan: ModulePlan, result: Result) -> str:
     given = {argument.buffer for argument in plan.forward.arguments}
     test = condition(result.when)
-    source = result.buffer
-    if test and (result.buffer in given or not plan.forward.returns_none):
-        source = f"{result.buffer} if {test} else None"
-    return SavedText(result.buffer, source)
+    conditional = test and (result.buffer in given or not plan.forward.returns_none)
+    return f"{result.buffer} if {test} else None" if conditional else result.buffer
 
 
 def reduction_text(
@@ -176,22 +163,22 @@ def reduction_text(
     )
 
 
-def _amax_source(plan: ModulePlan, amax: str, needs: dict[str, int]) -> str:
+def _amax_source(plan: ModulePlan, amax: str, needs: Mapping[str, str]) -> str:
     """An amax as the backward op returned it; an empty stand-in becomes None again."""
     when = next(r.when for r in plan.backward.results if r.buffer == amax)
     if not when or plan.backward.returns_none:
         return amax
-    return f"{amax} if {' or '.join(f'needs[{needs[flag]}]' for flag in when)} else None"
+    return f"{amax} if {' or '.join(needs[flag] for flag in when)} else None"
 
 
-def _gradient_source(plan: ModulePlan, argument: TensorText, needs: dict[str, int]) -> str:
+def _gradient_source(plan: ModulePlan, argument: TensorText, needs: Mapping[str, str]) -> str:
     """A gradient as ``backward`` returns it; an empty stand-in becomes None again."""
     if not argument.flag or argument.name in plan.delayed:
         return "None"
     if argument.name in dict(plan.main_grads):
         buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
-        wanted = f"ctx.{dummy(argument.name)} and needs[{needs[argument.flag]}]"
+        wanted = f"ctx.{dummy(argument.name)} and {needs[argument.flag]}"
         return f"_library.dummy_grad(dy, {buffer}) if {wanted} else None"
     name = gradient(argument.name)
     conditional = plan.backward.flags and not plan.backward.returns_none
-    return f"{name} if needs[{needs[argument.flag]}] else None" if conditional else name
+    return f"{name} if {needs[argument.flag]} else None" if conditional else name

@@ -12,7 +12,6 @@ from .autograd import (
     AutogradText,
     ReductionText,
     autograd_text,
-    gradient_positions,
     reduction_text,
 )
 from .main_grads import MainGradText, dummy, main_grad_call, main_grad_texts
@@ -183,7 +182,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     programs = tuple(program_text(plan, program) for program in plan.programs)
     parameters, states = _parameter_texts(plan), state_texts(plan)
     called = called_states(plan)
-    autograd = autograd_text(plan)
+    autograd = autograd_text(plan, tuple(by_name.values()))
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
@@ -207,7 +206,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         transient=tuple(state.path for state in states if state.transient),
         records=tuple(record_text(plan, name) for name in plan.records),
         refresh=refresh_text(plan, states),
-        wgrad=wgrad_text(plan, autograd.left_names, gradient_positions(plan)),
+        wgrad=wgrad_text(plan, autograd.left_names, autograd.needs),
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad),
         main_grads=main_grads,
         forward_reductions=tuple(reduction_text(plan, each, each.amax) for each in reductions),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..model import dtypes
@@ -48,7 +49,9 @@ class WgradText:
     call_arguments: tuple[str, ...]
 
 
-def wgrad_text(plan: ModulePlan, left: tuple[str, ...], needs: dict[str, int]) -> WgradText | None:
+def wgrad_text(
+    plan: ModulePlan, left: tuple[str, ...], needs: Mapping[str, str]
+) -> WgradText | None:
     if plan.wgrad is None:
         return None
     printed = program_text(plan, plan.wgrad)
@@ -64,7 +67,7 @@ def wgrad_text(plan: ModulePlan, left: tuple[str, ...], needs: dict[str, int]) -
     def kept(argument: Argument) -> str:
         name = argument.buffer
         when = read.get(name, ()) if name == first else argument.when
-        test = " or ".join(f"needs[{needs[flag]}]" for flag in when)
+        test = " or ".join(needs[flag] for flag in when)
         if name == first and name not in read:
             return f"_delayed.shape_of({name})"
         absent = f"_delayed.shape_of({name})" if name == first else "None"
@@ -85,7 +88,7 @@ def wgrad_text(plan: ModulePlan, left: tuple[str, ...], needs: dict[str, int]) -
         main_grads=main_grads,
         unpack=f"({', '.join(left)},)",
         kept=tuple(kept(argument) for argument in operands),
-        asked=tuple(f"needs[{needs[flag]}]" for flag in flags),
+        asked=tuple(needs[flag] for flag in flags),
         operands=tuple(argument.buffer for argument in operands),
         needs=f"({', '.join(flags)},)" if printed.flags or main_grads else "_",
         op_arguments=(*called, *printed.flags),

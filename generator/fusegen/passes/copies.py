@@ -24,7 +24,7 @@ from ..model.shapes import (
     mul,
     product,
 )
-from ..model.specs import AmaxSource, Extent, LayoutSpec, Orientation, QuantizationSpec, Role
+from ..model.specs import Extent, LayoutSpec, Orientation, QuantizationSpec, Role
 
 AMAX_PARTIALS = Const(384)
 """Partial amaxes of a group, at most: ``kAmaxPartials`` of quantize.h."""
@@ -126,7 +126,7 @@ def scratch(
         shapes["partial_amax"] = (Const(len(copies)), tensor.parts, AMAX_PARTIALS)
     elif spec.scaling == "tensor":
         shapes["amax"] = (tensor.parts,)
-        if spec.scale.source is not AmaxSource.HISTORY:
+        if spec.amax_pass:
             shapes["partial_amax"] = (tensor.parts, AMAX_PARTIALS)
     elif spec.scaling == "row":
         made = {copy.orientation for copy in copies}
