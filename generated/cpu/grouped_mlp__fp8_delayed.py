@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:508223b8dbeb9ef2
+# checksum sha256:fe2ac6ca87cedef5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -688,26 +688,28 @@ class GroupedMLP(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
+        fc1 = self.fc1
+        fc2 = self.fc2
         return grouped_mlp(
             x,
-            self.fc1.weight,
-            self.fc2.weight,
+            fc1.weight,
+            fc2.weight,
             split_sizes,
             probs,
-            self.fc1.bias,
-            self.fc2.bias,
-            fc1_input_amax_history=self.fc1.input_amax_history,
-            fc1_input_scale=self.fc1.input_scale,
-            fc1_weight_amax_history=self.fc1.weight_amax_history,
-            fc1_weight_scale=self.fc1.weight_scale,
-            fc2_input_amax_history=self.fc2.input_amax_history,
-            fc2_input_scale=self.fc2.input_scale,
-            fc2_weight_amax_history=self.fc2.weight_amax_history,
-            fc2_weight_scale=self.fc2.weight_scale,
-            fc2_grad_output_amax_history=self.fc2.grad_output_amax_history,
-            fc2_grad_output_scale=self.fc2.grad_output_scale,
-            fc1_grad_output_amax_history=self.fc1.grad_output_amax_history,
-            fc1_grad_output_scale=self.fc1.grad_output_scale,
+            fc1.bias,
+            fc2.bias,
+            fc1_input_amax_history=fc1.input_amax_history,
+            fc1_input_scale=fc1.input_scale,
+            fc1_weight_amax_history=fc1.weight_amax_history,
+            fc1_weight_scale=fc1.weight_scale,
+            fc2_input_amax_history=fc2.input_amax_history,
+            fc2_input_scale=fc2.input_scale,
+            fc2_weight_amax_history=fc2.weight_amax_history,
+            fc2_weight_scale=fc2.weight_scale,
+            fc2_grad_output_amax_history=fc2.grad_output_amax_history,
+            fc2_grad_output_scale=fc2.grad_output_scale,
+            fc1_grad_output_amax_history=fc1.grad_output_amax_history,
+            fc1_grad_output_scale=fc1.grad_output_scale,
         )
 
     def extra_repr(self) -> str:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2730cfc99e607d08
+# checksum sha256:2e67a9b011ba84ba
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -347,9 +347,9 @@ class GroupedMLP(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
-        return grouped_mlp(
-            x, self.fc1.weight, self.fc2.weight, split_sizes, probs, self.fc1.bias, self.fc2.bias
-        )
+        fc1 = self.fc1
+        fc2 = self.fc2
+        return grouped_mlp(x, fc1.weight, fc2.weight, split_sizes, probs, fc1.bias, fc2.bias)
 
     def extra_repr(self) -> str:
         return (

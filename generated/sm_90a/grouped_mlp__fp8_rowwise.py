@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:d0d85fc46beea9dd
+# checksum sha256:a426290ef9767e47
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -452,9 +452,9 @@ class GroupedMLP(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
-        return grouped_mlp(
-            x, self.fc1.weight, self.fc2.weight, split_sizes, probs, self.fc1.bias, self.fc2.bias
-        )
+        fc1 = self.fc1
+        fc2 = self.fc2
+        return grouped_mlp(x, fc1.weight, fc2.weight, split_sizes, probs, fc1.bias, fc2.bias)
 
     def extra_repr(self) -> str:
         return (

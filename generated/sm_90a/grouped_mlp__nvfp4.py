@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1c73d46399f76e3a
+# checksum sha256:30fd99e54084c6ba
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e2m1_e2m1_nv_1x16_nv_16x16_fp32; operands are decoded to bfloat16.
@@ -533,14 +533,16 @@ class GroupedMLP(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
+        fc1 = self.fc1
+        fc2 = self.fc2
         return grouped_mlp(
             x,
-            self.fc1.weight,
-            self.fc2.weight,
+            fc1.weight,
+            fc2.weight,
             split_sizes,
             probs,
-            self.fc1.bias,
-            self.fc2.bias,
+            fc1.bias,
+            fc2.bias,
             rng_state=self.rng_state,
         )
 

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:3cd673a88bbae262
+// checksum sha256:3796ed6b4fa22fa3
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -12,6 +12,7 @@
 #include "dispatch/quantize_sm90_e5m2_tensor.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
+#include "fusegen/workspace.h"
 
 namespace {
 
@@ -92,19 +93,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   const Tensor weight_columnwise_scale = need_dx ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor x_columnwise = need_dweight ? empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor x_columnwise_scale = need_dweight ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const int64_t x_rowwise_bytes = padded(T * align(K, 16));
-  const int64_t x_rowwise_scale_bytes = padded(4 * E);
-  const int64_t x_amax_bytes = padded(4 * E);
-  const int64_t weight_rowwise_bytes = padded(E * N * align(K, 16));
-  const int64_t weight_rowwise_scale_bytes = padded(4 * E);
-  const int64_t weight_amax_bytes = padded(4 * E);
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_amax_bytes}, ScalarType::Byte, x);
-  void* const x_rowwise = place(workspace, 0);
-  void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
-  void* const x_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes);
-  void* const weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + weight_rowwise_bytes);
-  void* const weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes);
+  const std::array<Lifetime, 6> lives{{
+      {padded(T * align(K, 16)), 1, 3},  // x_rowwise
+      {padded(4 * E), 1, 3},  // x_rowwise_scale
+      {padded(4 * E), 1, 1},  // x_amax
+      {padded(E * N * align(K, 16)), 2, 3},  // weight_rowwise
+      {padded(4 * E), 2, 3},  // weight_rowwise_scale
+      {padded(4 * E), 2, 2},  // weight_amax
+  }};
+  const Workspace workspace(lives, x);
+  void* const x_rowwise = workspace[0];
+  void* const x_rowwise_scale = workspace[1];
+  void* const x_amax = workspace[2];
+  void* const weight_rowwise = workspace[3];
+  void* const weight_rowwise_scale = workspace[4];
+  void* const weight_amax = workspace[5];
 
   // 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax
   {
@@ -235,19 +238,21 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const Tensor dx = need_dx ? empty({T, K}, io, dy) : empty({0}, io, dy);
   const Tensor dweight = need_dweight ? empty({E, N, K}, io, dy) : empty({0}, io, dy);
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
-  const int64_t dy_rowwise_bytes = need_dx ? padded(T * align(N, 16)) : 0;
-  const int64_t dy_rowwise_scale_bytes = need_dx ? padded(4 * E) : 0;
-  const int64_t dy_columnwise_bytes = need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : 0;
-  const int64_t dy_columnwise_scale_bytes = need_dweight ? padded(4 * E) : 0;
-  const int64_t dy_amax_bytes = padded(4 * E);
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes}, ScalarType::Byte, dy);
-  void* const dy_rowwise = need_dx ? place(workspace, 0) : nullptr;
-  void* const dy_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes) : nullptr;
-  void* const dy_columnwise = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
-  void* const dy_columnwise_scale = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes) : nullptr;
-  void* const dy_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes);
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes);
+  const std::array<Lifetime, 6> lives{{
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
+      {need_dweight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {padded(4 * E), 1, 1},  // dy_amax
+      {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_rowwise = workspace[0];
+  void* const dy_rowwise_scale = workspace[1];
+  void* const dy_columnwise = workspace[2];
+  void* const dy_columnwise_scale = workspace[3];
+  void* const dy_amax = workspace[4];
+  void* const dy_row_sums = workspace[5];
 
   // 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dbias, dy_row_sums
   {

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:985591c04bafab8a
+// checksum sha256:8abc8a7eb2f310c9
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -14,6 +14,7 @@
 #include "dispatch/quantize_sm90_e4m3_mx_1x32.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
+#include "fusegen/workspace.h"
 
 namespace {
 
@@ -71,19 +72,21 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   if (need_dweight) x_columnwise = empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dweight) x_columnwise_scale = empty({T / 32 + E, K}, ScalarType::Float8_e8m0fnu, x);
-  const int64_t x_rowwise_bytes = padded(T * align(K, 16));
-  const int64_t x_rowwise_scale_bytes = padded(T * ceildiv(K, 32));
-  const int64_t weight_rowwise_bytes = padded(E * N * align(K, 16));
-  const int64_t weight_rowwise_scale_bytes = padded(E * N * ceildiv(K, 32));
-  const int64_t x_rowwise_decoded_bytes = padded(2 * (T * K));
-  const int64_t weight_rowwise_decoded_bytes = padded(2 * (E * N * K));
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + x_rowwise_decoded_bytes + weight_rowwise_decoded_bytes}, ScalarType::Byte, x);
-  void* const x_rowwise = place(workspace, 0);
-  void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
-  void* const weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + weight_rowwise_bytes);
-  void* const x_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes);
-  void* const weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + x_rowwise_decoded_bytes);
+  const std::array<Lifetime, 6> lives{{
+      {padded(T * align(K, 16)), 1, 3},  // x_rowwise
+      {padded(T * ceildiv(K, 32)), 1, 3},  // x_rowwise_scale
+      {padded(E * N * align(K, 16)), 2, 4},  // weight_rowwise
+      {padded(E * N * ceildiv(K, 32)), 2, 4},  // weight_rowwise_scale
+      {padded(2 * (T * K)), 3, 5},  // x_rowwise_decoded
+      {padded(2 * (E * N * K)), 4, 5},  // weight_rowwise_decoded
+  }};
+  const Workspace workspace(lives, x);
+  void* const x_rowwise = workspace[0];
+  void* const x_rowwise_scale = workspace[1];
+  void* const weight_rowwise = workspace[2];
+  void* const weight_rowwise_scale = workspace[3];
+  void* const x_rowwise_decoded = workspace[4];
+  void* const weight_rowwise_decoded = workspace[5];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
@@ -220,27 +223,29 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   if (need_dweight) dweight = empty({E, N, K}, io, dy);
   std::optional<Tensor> dbias;
   if (need_dbias) dbias = empty({E, N}, io, dy);
-  const int64_t dy_rowwise_bytes = need_dx ? padded(T * align(N, 16)) : 0;
-  const int64_t dy_rowwise_scale_bytes = need_dx ? padded(T * ceildiv(N, 32)) : 0;
-  const int64_t dy_columnwise_bytes = need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : 0;
-  const int64_t dy_columnwise_scale_bytes = need_dweight ? padded((T / 32 + E) * N) : 0;
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
-  const int64_t dy_rowwise_decoded_bytes = need_dx ? padded(2 * (T * N)) : 0;
-  const int64_t weight_columnwise_decoded_bytes = need_dx ? padded(2 * (E * N * K)) : 0;
-  const int64_t dy_columnwise_decoded_bytes = need_dweight ? padded(2 * (32 * (T / 32 + E) * N)) : 0;
-  const int64_t dy_padded_sizes_bytes = need_dweight ? padded(8 * E) : 0;
-  const int64_t x_columnwise_decoded_bytes = need_dweight ? padded(2 * (32 * (T / 32 + E) * K)) : 0;
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + x_columnwise_decoded_bytes}, ScalarType::Byte, dy);
-  void* const dy_rowwise = need_dx ? place(workspace, 0) : nullptr;
-  void* const dy_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes) : nullptr;
-  void* const dy_columnwise = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
-  void* const dy_columnwise_scale = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes) : nullptr;
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes);
-  void* const dy_rowwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes) : nullptr;
-  void* const weight_columnwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes) : nullptr;
-  void* const dy_columnwise_decoded = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes) : nullptr;
-  void* const dy_padded_sizes = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes) : nullptr;
-  void* const x_columnwise_decoded = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes) : nullptr;
+  const std::array<Lifetime, 10> lives{{
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dx ? padded(T * ceildiv(N, 32)) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},  // dy_columnwise
+      {need_dweight ? padded((T / 32 + E) * N) : kUnwanted, 1, 5},  // dy_columnwise_scale
+      {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
+      {need_dx ? padded(2 * (T * N)) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * (E * N * K)) : kUnwanted, 3, 4},  // weight_columnwise_decoded
+      {need_dweight ? padded(2 * (32 * (T / 32 + E) * N)) : kUnwanted, 5, 7},  // dy_columnwise_decoded
+      {need_dweight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
+      {need_dweight ? padded(2 * (32 * (T / 32 + E) * K)) : kUnwanted, 6, 7},  // x_columnwise_decoded
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_rowwise = workspace[0];
+  void* const dy_rowwise_scale = workspace[1];
+  void* const dy_columnwise = workspace[2];
+  void* const dy_columnwise_scale = workspace[3];
+  void* const dy_row_sums = workspace[4];
+  void* const dy_rowwise_decoded = workspace[5];
+  void* const weight_columnwise_decoded = workspace[6];
+  void* const dy_columnwise_decoded = workspace[7];
+  void* const dy_padded_sizes = workspace[8];
+  void* const x_columnwise_decoded = workspace[9];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
   {

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:820edf3739e41ade
+// checksum sha256:e951e994a47908aa
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -17,6 +17,7 @@
 #include "dispatch/quantize_sm90_e2m1_nv_1x16_stochastic_hadamard.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
+#include "fusegen/workspace.h"
 
 namespace {
 
@@ -78,27 +79,29 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   if (need_dweight) x_columnwise_scale = empty({T / 16 + E, K}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_amax;
   if (need_dweight) x_columnwise_amax = empty({E}, ScalarType::Float, x);
-  const int64_t x_rowwise_bytes = padded(T * (align(K, 32) / 2));
-  const int64_t x_rowwise_scale_bytes = padded(T * ceildiv(K, 16));
-  const int64_t x_rowwise_amax_bytes = padded(4 * E);
-  const int64_t x_partial_amax_bytes = padded(4 * (384 * (2 * E)));
-  const int64_t weight_rowwise_bytes = padded(E * N * (align(K, 32) / 2));
-  const int64_t weight_rowwise_scale_bytes = padded(E * ceildiv(N, 16) * ceildiv(K, 16));
-  const int64_t weight_rowwise_amax_bytes = padded(4 * E);
-  const int64_t weight_partial_amax_bytes = padded(4 * (384 * (2 * E)));
-  const int64_t x_rowwise_decoded_bytes = padded(2 * (T * K));
-  const int64_t weight_rowwise_decoded_bytes = padded(2 * (E * N * K));
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes + weight_partial_amax_bytes + x_rowwise_decoded_bytes + weight_rowwise_decoded_bytes}, ScalarType::Byte, x);
-  void* const x_rowwise = place(workspace, 0);
-  void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
-  void* const x_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const x_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes);
-  void* const weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes);
-  void* const weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes);
-  void* const weight_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes);
-  void* const weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes);
-  void* const x_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes + weight_partial_amax_bytes);
-  void* const weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + weight_rowwise_bytes + weight_rowwise_scale_bytes + weight_rowwise_amax_bytes + weight_partial_amax_bytes + x_rowwise_decoded_bytes);
+  const std::array<Lifetime, 10> lives{{
+      {padded(T * (align(K, 32) / 2)), 1, 3},  // x_rowwise
+      {padded(T * ceildiv(K, 16)), 1, 3},  // x_rowwise_scale
+      {padded(4 * E), 1, 5},  // x_rowwise_amax
+      {padded(4 * (384 * (2 * E))), 1, 1},  // x_partial_amax
+      {padded(E * N * (align(K, 32) / 2)), 2, 4},  // weight_rowwise
+      {padded(E * ceildiv(N, 16) * ceildiv(K, 16)), 2, 4},  // weight_rowwise_scale
+      {padded(4 * E), 2, 5},  // weight_rowwise_amax
+      {padded(4 * (384 * (2 * E))), 2, 2},  // weight_partial_amax
+      {padded(2 * (T * K)), 3, 5},  // x_rowwise_decoded
+      {padded(2 * (E * N * K)), 4, 5},  // weight_rowwise_decoded
+  }};
+  const Workspace workspace(lives, x);
+  void* const x_rowwise = workspace[0];
+  void* const x_rowwise_scale = workspace[1];
+  void* const x_rowwise_amax = workspace[2];
+  void* const x_partial_amax = workspace[3];
+  void* const weight_rowwise = workspace[4];
+  void* const weight_rowwise_scale = workspace[5];
+  void* const weight_rowwise_amax = workspace[6];
+  void* const weight_partial_amax = workspace[7];
+  void* const x_rowwise_decoded = workspace[8];
+  void* const weight_rowwise_decoded = workspace[9];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax
   {
@@ -257,33 +260,35 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const Tensor dx = need_dx ? empty({T, K}, io, dy) : empty({0}, io, dy);
   const Tensor dweight = need_dweight ? empty({E, N, K}, io, dy) : empty({0}, io, dy);
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
-  const int64_t dy_rowwise_bytes = need_dx ? padded(T * (align(N, 32) / 2)) : 0;
-  const int64_t dy_rowwise_scale_bytes = need_dx ? padded(T * ceildiv(N, 16)) : 0;
-  const int64_t dy_rowwise_amax_bytes = need_dx ? padded(4 * E) : 0;
-  const int64_t dy_columnwise_bytes = need_dweight ? padded(N * (align(32 * (T / 32 + E), 32) / 2)) : 0;
-  const int64_t dy_columnwise_scale_bytes = need_dweight ? padded((T / 16 + E) * N) : 0;
-  const int64_t dy_columnwise_amax_bytes = need_dweight ? padded(4 * E) : 0;
-  const int64_t dy_partial_amax_bytes = padded(4 * (384 * (2 * E)));
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * N));
-  const int64_t dy_rowwise_decoded_bytes = need_dx ? padded(2 * (T * N)) : 0;
-  const int64_t weight_columnwise_decoded_bytes = need_dx ? padded(2 * (E * N * K)) : 0;
-  const int64_t dy_columnwise_decoded_bytes = need_dweight ? padded(2 * (32 * (T / 32 + E) * N)) : 0;
-  const int64_t dy_padded_sizes_bytes = need_dweight ? padded(8 * E) : 0;
-  const int64_t x_columnwise_decoded_bytes = need_dweight ? padded(2 * (32 * (T / 32 + E) * K)) : 0;
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + x_columnwise_decoded_bytes}, ScalarType::Byte, dy);
-  void* const dy_rowwise = need_dx ? place(workspace, 0) : nullptr;
-  void* const dy_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes) : nullptr;
-  void* const dy_rowwise_amax = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
-  void* const dy_columnwise = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes) : nullptr;
-  void* const dy_columnwise_scale = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes) : nullptr;
-  void* const dy_columnwise_amax = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes) : nullptr;
-  void* const dy_partial_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes);
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes);
-  void* const dy_rowwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes) : nullptr;
-  void* const weight_columnwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes) : nullptr;
-  void* const dy_columnwise_decoded = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes) : nullptr;
-  void* const dy_padded_sizes = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes) : nullptr;
-  void* const x_columnwise_decoded = need_dweight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + weight_columnwise_decoded_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes) : nullptr;
+  const std::array<Lifetime, 13> lives{{
+      {need_dx ? padded(T * (align(N, 32) / 2)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dx ? padded(T * ceildiv(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      {need_dx ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_amax
+      {need_dweight ? padded(N * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 1, 5},  // dy_columnwise
+      {need_dweight ? padded((T / 16 + E) * N) : kUnwanted, 1, 5},  // dy_columnwise_scale
+      {need_dweight ? padded(4 * E) : kUnwanted, 1, 7},  // dy_columnwise_amax
+      {padded(4 * (384 * (2 * E))), 1, 1},  // dy_partial_amax
+      {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
+      {need_dx ? padded(2 * (T * N)) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * (E * N * K)) : kUnwanted, 3, 4},  // weight_columnwise_decoded
+      {need_dweight ? padded(2 * (32 * (T / 32 + E) * N)) : kUnwanted, 5, 7},  // dy_columnwise_decoded
+      {need_dweight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
+      {need_dweight ? padded(2 * (32 * (T / 32 + E) * K)) : kUnwanted, 6, 7},  // x_columnwise_decoded
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_rowwise = workspace[0];
+  void* const dy_rowwise_scale = workspace[1];
+  void* const dy_rowwise_amax = workspace[2];
+  void* const dy_columnwise = workspace[3];
+  void* const dy_columnwise_scale = workspace[4];
+  void* const dy_columnwise_amax = workspace[5];
+  void* const dy_partial_amax = workspace[6];
+  void* const dy_row_sums = workspace[7];
+  void* const dy_rowwise_decoded = workspace[8];
+  void* const weight_columnwise_decoded = workspace[9];
+  void* const dy_columnwise_decoded = workspace[10];
+  void* const dy_padded_sizes = workspace[11];
+  void* const x_columnwise_decoded = workspace[12];
 
   // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dbias, dy_row_sums
   {

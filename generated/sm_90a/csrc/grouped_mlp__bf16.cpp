@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:bb1e4a2aebb287b5
+// checksum sha256:60da96e4d7efcceb
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_sm90_dgrad.h"
@@ -13,6 +13,7 @@
 #include "dispatch/pointwise_scaled_swiglu_forward.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
+#include "fusegen/workspace.h"
 
 namespace {
 
@@ -217,11 +218,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
-  const int64_t dh_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : 0;
-  const Tensor workspace = empty({da_bytes + dh_bytes}, ScalarType::Byte, dy);
-  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, 0) : nullptr;
-  void* const dh = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, da_bytes) : nullptr;
+  const std::array<Lifetime, 2> lives{{
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 1, 4},  // da
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : kUnwanted, 4, 7},  // dh
+  }};
+  const Workspace workspace(lives, dy);
+  void* const da = workspace[0];
+  void* const dh = workspace[1];
 
   // 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
   if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:69c7e918cdbea1bb
+// checksum sha256:63f8ad910af8da1b
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -15,6 +15,7 @@
 #include "dispatch/quantize_sm90_e4m3_block_1x128.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
+#include "fusegen/workspace.h"
 
 namespace {
 
@@ -105,23 +106,25 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   if (need_dfc1_weight) x_columnwise = empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({T / 128 + E, H}, ScalarType::Float, x);
-  const int64_t x_rowwise_bytes = padded(T * align(H, 16));
-  const int64_t x_rowwise_scale_bytes = padded(4 * (ceildiv(H, 128) * (32 * (T / 32 + E))));
-  const int64_t fc1_weight_rowwise_bytes = padded(E * (2 * F) * align(H, 16));
-  const int64_t fc1_weight_rowwise_scale_bytes = padded(4 * (E * ceildiv(2 * F, 128) * ceildiv(H, 128)));
-  const int64_t a_rowwise_bytes = padded(T * align(F, 16));
-  const int64_t a_rowwise_scale_bytes = padded(4 * (ceildiv(F, 128) * (32 * (T / 32 + E))));
-  const int64_t fc2_weight_rowwise_bytes = padded(E * H * align(F, 16));
-  const int64_t fc2_weight_rowwise_scale_bytes = padded(4 * (E * ceildiv(H, 128) * ceildiv(F, 128)));
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes}, ScalarType::Byte, x);
-  void* const x_rowwise = place(workspace, 0);
-  void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
-  void* const fc1_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const fc1_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes);
-  void* const a_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes);
-  void* const a_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + a_rowwise_bytes);
-  void* const fc2_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + a_rowwise_bytes + a_rowwise_scale_bytes);
-  void* const fc2_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + fc2_weight_rowwise_bytes);
+  const std::array<Lifetime, 8> lives{{
+      {padded(T * align(H, 16)), 1, 3},  // x_rowwise
+      {padded(4 * (ceildiv(H, 128) * (32 * (T / 32 + E)))), 1, 3},  // x_rowwise_scale
+      {padded(E * (2 * F) * align(H, 16)), 2, 3},  // fc1_weight_rowwise
+      {padded(4 * (E * ceildiv(2 * F, 128) * ceildiv(H, 128))), 2, 3},  // fc1_weight_rowwise_scale
+      {padded(T * align(F, 16)), 4, 6},  // a_rowwise
+      {padded(4 * (ceildiv(F, 128) * (32 * (T / 32 + E)))), 4, 6},  // a_rowwise_scale
+      {padded(E * H * align(F, 16)), 5, 6},  // fc2_weight_rowwise
+      {padded(4 * (E * ceildiv(H, 128) * ceildiv(F, 128))), 5, 6},  // fc2_weight_rowwise_scale
+  }};
+  const Workspace workspace(lives, x);
+  void* const x_rowwise = workspace[0];
+  void* const x_rowwise_scale = workspace[1];
+  void* const fc1_weight_rowwise = workspace[2];
+  void* const fc1_weight_rowwise_scale = workspace[3];
+  void* const a_rowwise = workspace[4];
+  void* const a_rowwise_scale = workspace[5];
+  void* const fc2_weight_rowwise = workspace[6];
+  void* const fc2_weight_rowwise_scale = workspace[7];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
@@ -337,31 +340,33 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  const int64_t dy_rowwise_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : 0;
-  const int64_t dy_rowwise_scale_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * (ceildiv(H, 128) * (32 * (T / 32 + E)))) : 0;
-  const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : 0;
-  const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded(4 * ((T / 128 + E) * H)) : 0;
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
-  const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
-  const int64_t dh_rowwise_bytes = need_dx ? padded(T * align(2 * F, 16)) : 0;
-  const int64_t dh_rowwise_scale_bytes = need_dx ? padded(4 * (ceildiv(2 * F, 128) * (32 * (T / 32 + E)))) : 0;
-  const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : 0;
-  const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded(4 * ((T / 128 + E) * (2 * F))) : 0;
-  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
-  const int64_t dprobs_row_partials_bytes = need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : 0;
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_row_sums_bytes + dprobs_row_partials_bytes}, ScalarType::Byte, dy);
-  void* const dy_rowwise = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, 0) : nullptr;
-  void* const dy_rowwise_scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes) : nullptr;
-  void* const dy_columnwise = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
-  void* const dy_columnwise_scale = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes) : nullptr;
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes);
-  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes) : nullptr;
-  void* const dh_rowwise = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + da_bytes) : nullptr;
-  void* const dh_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes) : nullptr;
-  void* const dh_columnwise = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes) : nullptr;
-  void* const dh_columnwise_scale = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes) : nullptr;
-  void* const dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes) : nullptr;
-  void* const dprobs_row_partials = need_dprobs ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_row_sums_bytes) : nullptr;
+  const std::array<Lifetime, 12> lives{{
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * (ceildiv(H, 128) * (32 * (T / 32 + E)))) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
+      {need_dfc2_weight ? padded(4 * ((T / 128 + E) * H)) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 2, 4},  // da
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 5},  // dh_rowwise
+      {need_dx ? padded(4 * (ceildiv(2 * F, 128) * (32 * (T / 32 + E)))) : kUnwanted, 4, 5},  // dh_rowwise_scale
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 4, 6},  // dh_columnwise
+      {need_dfc1_weight ? padded(4 * ((T / 128 + E) * (2 * F))) : kUnwanted, 4, 6},  // dh_columnwise_scale
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 4, 4},  // dh_row_sums
+      {need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : kUnwanted, 4, 4},  // dprobs_row_partials
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_rowwise = workspace[0];
+  void* const dy_rowwise_scale = workspace[1];
+  void* const dy_columnwise = workspace[2];
+  void* const dy_columnwise_scale = workspace[3];
+  void* const dy_row_sums = workspace[4];
+  void* const da = workspace[5];
+  void* const dh_rowwise = workspace[6];
+  void* const dh_rowwise_scale = workspace[7];
+  void* const dh_columnwise = workspace[8];
+  void* const dh_columnwise_scale = workspace[9];
+  void* const dh_row_sums = workspace[10];
+  void* const dprobs_row_partials = workspace[11];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
   {

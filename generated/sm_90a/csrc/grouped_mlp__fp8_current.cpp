@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_current.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:162bec84e5a759a5
+// checksum sha256:f285c055b4839706
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -14,6 +14,7 @@
 #include "dispatch/quantize_sm90_e5m2_tensor.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
+#include "fusegen/workspace.h"
 
 namespace {
 
@@ -104,41 +105,43 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   if (need_dfc1_weight) x_columnwise = empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({E}, ScalarType::Float, x);
-  const int64_t x_rowwise_bytes = padded(T * align(H, 16));
-  const int64_t x_rowwise_scale_bytes = padded(4 * E);
-  const int64_t x_amax_bytes = padded(4 * E);
-  const int64_t x_partial_amax_bytes = padded(4 * (384 * E));
-  const int64_t fc1_weight_rowwise_bytes = padded(E * (2 * F) * align(H, 16));
-  const int64_t fc1_weight_rowwise_scale_bytes = padded(4 * E);
-  const int64_t fc1_weight_amax_bytes = padded(4 * E);
-  const int64_t fc1_weight_partial_amax_bytes = padded(4 * (384 * E));
-  const int64_t a_bytes = padded(2 * (T * F));
-  const int64_t a_rowwise_bytes = padded(T * align(F, 16));
-  const int64_t a_rowwise_scale_bytes = padded(4 * E);
-  const int64_t a_amax_bytes = padded(4 * E);
-  const int64_t a_partial_amax_bytes = padded(4 * (384 * E));
-  const int64_t fc2_weight_rowwise_bytes = padded(E * H * align(F, 16));
-  const int64_t fc2_weight_rowwise_scale_bytes = padded(4 * E);
-  const int64_t fc2_weight_amax_bytes = padded(4 * E);
-  const int64_t fc2_weight_partial_amax_bytes = padded(4 * (384 * E));
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_amax_bytes + fc2_weight_partial_amax_bytes}, ScalarType::Byte, x);
-  void* const x_rowwise = place(workspace, 0);
-  void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
-  void* const x_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const x_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes);
-  void* const fc1_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes);
-  void* const fc1_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes);
-  void* const fc1_weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes);
-  void* const fc1_weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes);
-  void* const a = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes);
-  void* const a_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes);
-  void* const a_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes);
-  void* const a_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes);
-  void* const a_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes);
-  void* const fc2_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes);
-  void* const fc2_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes);
-  void* const fc2_weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes);
-  void* const fc2_weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + fc1_weight_partial_amax_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_amax_bytes);
+  const std::array<Lifetime, 17> lives{{
+      {padded(T * align(H, 16)), 1, 3},  // x_rowwise
+      {padded(4 * E), 1, 3},  // x_rowwise_scale
+      {padded(4 * E), 1, 1},  // x_amax
+      {padded(4 * (384 * E)), 1, 1},  // x_partial_amax
+      {padded(E * (2 * F) * align(H, 16)), 2, 3},  // fc1_weight_rowwise
+      {padded(4 * E), 2, 3},  // fc1_weight_rowwise_scale
+      {padded(4 * E), 2, 2},  // fc1_weight_amax
+      {padded(4 * (384 * E)), 2, 2},  // fc1_weight_partial_amax
+      {padded(2 * (T * F)), 4, 5},  // a
+      {padded(T * align(F, 16)), 5, 7},  // a_rowwise
+      {padded(4 * E), 5, 7},  // a_rowwise_scale
+      {padded(4 * E), 5, 5},  // a_amax
+      {padded(4 * (384 * E)), 5, 5},  // a_partial_amax
+      {padded(E * H * align(F, 16)), 6, 7},  // fc2_weight_rowwise
+      {padded(4 * E), 6, 7},  // fc2_weight_rowwise_scale
+      {padded(4 * E), 6, 6},  // fc2_weight_amax
+      {padded(4 * (384 * E)), 6, 6},  // fc2_weight_partial_amax
+  }};
+  const Workspace workspace(lives, x);
+  void* const x_rowwise = workspace[0];
+  void* const x_rowwise_scale = workspace[1];
+  void* const x_amax = workspace[2];
+  void* const x_partial_amax = workspace[3];
+  void* const fc1_weight_rowwise = workspace[4];
+  void* const fc1_weight_rowwise_scale = workspace[5];
+  void* const fc1_weight_amax = workspace[6];
+  void* const fc1_weight_partial_amax = workspace[7];
+  void* const a = workspace[8];
+  void* const a_rowwise = workspace[9];
+  void* const a_rowwise_scale = workspace[10];
+  void* const a_amax = workspace[11];
+  void* const a_partial_amax = workspace[12];
+  void* const fc2_weight_rowwise = workspace[13];
+  void* const fc2_weight_rowwise_scale = workspace[14];
+  void* const fc2_weight_amax = workspace[15];
+  void* const fc2_weight_partial_amax = workspace[16];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax, x_partial_amax
   {
@@ -358,39 +361,41 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  const int64_t dy_rowwise_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : 0;
-  const int64_t dy_rowwise_scale_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * E) : 0;
-  const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : 0;
-  const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded(4 * E) : 0;
-  const int64_t dy_amax_bytes = padded(4 * E);
-  const int64_t dy_partial_amax_bytes = padded(4 * (384 * E));
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
-  const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
-  const int64_t dh_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : 0;
-  const int64_t dh_rowwise_bytes = need_dx ? padded(T * align(2 * F, 16)) : 0;
-  const int64_t dh_rowwise_scale_bytes = need_dx ? padded(4 * E) : 0;
-  const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : 0;
-  const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded(4 * E) : 0;
-  const int64_t dh_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * E) : 0;
-  const int64_t dh_partial_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (384 * E)) : 0;
-  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes}, ScalarType::Byte, dy);
-  void* const dy_rowwise = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, 0) : nullptr;
-  void* const dy_rowwise_scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes) : nullptr;
-  void* const dy_columnwise = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
-  void* const dy_columnwise_scale = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes) : nullptr;
-  void* const dy_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes);
-  void* const dy_partial_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes);
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes);
-  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes) : nullptr;
-  void* const dh = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes) : nullptr;
-  void* const dh_rowwise = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes) : nullptr;
-  void* const dh_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes) : nullptr;
-  void* const dh_columnwise = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes) : nullptr;
-  void* const dh_columnwise_scale = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes) : nullptr;
-  void* const dh_amax = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes) : nullptr;
-  void* const dh_partial_amax = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes) : nullptr;
-  void* const dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + da_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes + dh_partial_amax_bytes) : nullptr;
+  const std::array<Lifetime, 16> lives{{
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {padded(4 * E), 1, 1},  // dy_amax
+      {padded(4 * (384 * E)), 1, 1},  // dy_partial_amax
+      {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 2, 4},  // da
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : kUnwanted, 4, 5},  // dh
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 5, 6},  // dh_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 5, 6},  // dh_rowwise_scale
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 5, 7},  // dh_columnwise
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 5, 7},  // dh_columnwise_scale
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * E) : kUnwanted, 5, 5},  // dh_amax
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (384 * E)) : kUnwanted, 5, 5},  // dh_partial_amax
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 5, 5},  // dh_row_sums
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_rowwise = workspace[0];
+  void* const dy_rowwise_scale = workspace[1];
+  void* const dy_columnwise = workspace[2];
+  void* const dy_columnwise_scale = workspace[3];
+  void* const dy_amax = workspace[4];
+  void* const dy_partial_amax = workspace[5];
+  void* const dy_row_sums = workspace[6];
+  void* const da = workspace[7];
+  void* const dh = workspace[8];
+  void* const dh_rowwise = workspace[9];
+  void* const dh_rowwise_scale = workspace[10];
+  void* const dh_columnwise = workspace[11];
+  void* const dh_columnwise_scale = workspace[12];
+  void* const dh_amax = workspace[13];
+  void* const dh_partial_amax = workspace[14];
+  void* const dh_row_sums = workspace[15];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums
   {

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:0a67bb22f75dde72
+// checksum sha256:a85a8d78131c0346
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -15,6 +15,7 @@
 #include "dispatch/quantize_sm90_e5m2_tensor.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
+#include "fusegen/workspace.h"
 
 namespace {
 
@@ -150,31 +151,33 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const Tensor fc1_weight_columnwise_scale = need_dx ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor x_columnwise = need_dfc1_weight ? empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor x_columnwise_scale = need_dfc1_weight ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const int64_t x_rowwise_bytes = padded(T * align(H, 16));
-  const int64_t x_rowwise_scale_bytes = padded(4 * E);
-  const int64_t x_amax_bytes = padded(4 * E);
-  const int64_t fc1_weight_rowwise_bytes = padded(E * (2 * F) * align(H, 16));
-  const int64_t fc1_weight_rowwise_scale_bytes = padded(4 * E);
-  const int64_t fc1_weight_amax_bytes = padded(4 * E);
-  const int64_t a_rowwise_bytes = padded(T * align(F, 16));
-  const int64_t a_rowwise_scale_bytes = padded(4 * E);
-  const int64_t a_amax_bytes = padded(4 * E);
-  const int64_t fc2_weight_rowwise_bytes = padded(E * H * align(F, 16));
-  const int64_t fc2_weight_rowwise_scale_bytes = padded(4 * E);
-  const int64_t fc2_weight_amax_bytes = padded(4 * E);
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_amax_bytes}, ScalarType::Byte, x);
-  void* const x_rowwise = place(workspace, 0);
-  void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
-  void* const x_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const fc1_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes);
-  void* const fc1_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes);
-  void* const fc1_weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes);
-  void* const a_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes);
-  void* const a_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_rowwise_bytes);
-  void* const a_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_rowwise_bytes + a_rowwise_scale_bytes);
-  void* const fc2_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes);
-  void* const fc2_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + fc2_weight_rowwise_bytes);
-  void* const fc2_weight_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_amax_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes);
+  const std::array<Lifetime, 12> lives{{
+      {padded(T * align(H, 16)), 1, 3},  // x_rowwise
+      {padded(4 * E), 1, 3},  // x_rowwise_scale
+      {padded(4 * E), 1, 1},  // x_amax
+      {padded(E * (2 * F) * align(H, 16)), 2, 3},  // fc1_weight_rowwise
+      {padded(4 * E), 2, 3},  // fc1_weight_rowwise_scale
+      {padded(4 * E), 2, 2},  // fc1_weight_amax
+      {padded(T * align(F, 16)), 4, 6},  // a_rowwise
+      {padded(4 * E), 4, 6},  // a_rowwise_scale
+      {padded(4 * E), 4, 4},  // a_amax
+      {padded(E * H * align(F, 16)), 5, 6},  // fc2_weight_rowwise
+      {padded(4 * E), 5, 6},  // fc2_weight_rowwise_scale
+      {padded(4 * E), 5, 5},  // fc2_weight_amax
+  }};
+  const Workspace workspace(lives, x);
+  void* const x_rowwise = workspace[0];
+  void* const x_rowwise_scale = workspace[1];
+  void* const x_amax = workspace[2];
+  void* const fc1_weight_rowwise = workspace[3];
+  void* const fc1_weight_rowwise_scale = workspace[4];
+  void* const fc1_weight_amax = workspace[5];
+  void* const a_rowwise = workspace[6];
+  void* const a_rowwise_scale = workspace[7];
+  void* const a_amax = workspace[8];
+  void* const fc2_weight_rowwise = workspace[9];
+  void* const fc2_weight_rowwise_scale = workspace[10];
+  void* const fc2_weight_amax = workspace[11];
 
   // 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax
   {
@@ -427,35 +430,37 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const Tensor dprobs = need_dprobs ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const int64_t dy_rowwise_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : 0;
-  const int64_t dy_rowwise_scale_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * E) : 0;
-  const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : 0;
-  const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded(4 * E) : 0;
-  const int64_t dy_amax_bytes = padded(4 * E);
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
-  const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
-  const int64_t dh_rowwise_bytes = need_dx ? padded(T * align(2 * F, 16)) : 0;
-  const int64_t dh_rowwise_scale_bytes = need_dx ? padded(4 * E) : 0;
-  const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : 0;
-  const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded(4 * E) : 0;
-  const int64_t dh_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * E) : 0;
-  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
-  const int64_t dprobs_row_partials_bytes = need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : 0;
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes + dh_row_sums_bytes + dprobs_row_partials_bytes}, ScalarType::Byte, dy);
-  void* const dy_rowwise = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, 0) : nullptr;
-  void* const dy_rowwise_scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes) : nullptr;
-  void* const dy_columnwise = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
-  void* const dy_columnwise_scale = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes) : nullptr;
-  void* const dy_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes);
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes);
-  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes) : nullptr;
-  void* const dh_rowwise = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes) : nullptr;
-  void* const dh_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes) : nullptr;
-  void* const dh_columnwise = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes) : nullptr;
-  void* const dh_columnwise_scale = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes) : nullptr;
-  void* const dh_amax = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes) : nullptr;
-  void* const dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes) : nullptr;
-  void* const dprobs_row_partials = need_dprobs ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_amax_bytes + dy_row_sums_bytes + da_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_amax_bytes + dh_row_sums_bytes) : nullptr;
+  const std::array<Lifetime, 14> lives{{
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {padded(4 * E), 1, 1},  // dy_amax
+      {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 2, 4},  // da
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 5},  // dh_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 4, 5},  // dh_rowwise_scale
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 4, 6},  // dh_columnwise
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 4, 6},  // dh_columnwise_scale
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * E) : kUnwanted, 4, 4},  // dh_amax
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 4, 4},  // dh_row_sums
+      {need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : kUnwanted, 4, 4},  // dprobs_row_partials
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_rowwise = workspace[0];
+  void* const dy_rowwise_scale = workspace[1];
+  void* const dy_columnwise = workspace[2];
+  void* const dy_columnwise_scale = workspace[3];
+  void* const dy_amax = workspace[4];
+  void* const dy_row_sums = workspace[5];
+  void* const da = workspace[6];
+  void* const dh_rowwise = workspace[7];
+  void* const dh_rowwise_scale = workspace[8];
+  void* const dh_columnwise = workspace[9];
+  void* const dh_columnwise_scale = workspace[10];
+  void* const dh_amax = workspace[11];
+  void* const dh_row_sums = workspace[12];
+  void* const dprobs_row_partials = workspace[13];
 
   // 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dfc2_bias, dy_row_sums
   {

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:894f81ef9216fc6f
+// checksum sha256:e84358f860cb9461
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -17,6 +17,7 @@
 #include "dispatch/quantize_sm90_e4m3_mx_1x32.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
+#include "fusegen/workspace.h"
 
 namespace {
 
@@ -107,31 +108,33 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   if (need_dfc1_weight) x_columnwise = empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({T / 32 + E, H}, ScalarType::Float8_e8m0fnu, x);
-  const int64_t x_rowwise_bytes = padded(T * align(H, 16));
-  const int64_t x_rowwise_scale_bytes = padded(T * ceildiv(H, 32));
-  const int64_t fc1_weight_rowwise_bytes = padded(E * (2 * F) * align(H, 16));
-  const int64_t fc1_weight_rowwise_scale_bytes = padded(E * (2 * F) * ceildiv(H, 32));
-  const int64_t x_rowwise_decoded_bytes = padded(2 * (T * H));
-  const int64_t fc1_weight_rowwise_decoded_bytes = padded(2 * (E * (2 * F) * H));
-  const int64_t a_rowwise_bytes = padded(T * align(F, 16));
-  const int64_t a_rowwise_scale_bytes = padded(T * ceildiv(F, 32));
-  const int64_t fc2_weight_rowwise_bytes = padded(E * H * align(F, 16));
-  const int64_t fc2_weight_rowwise_scale_bytes = padded(E * H * ceildiv(F, 32));
-  const int64_t a_rowwise_decoded_bytes = padded(2 * (T * F));
-  const int64_t fc2_weight_rowwise_decoded_bytes = padded(2 * (E * H * F));
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + a_rowwise_decoded_bytes + fc2_weight_rowwise_decoded_bytes}, ScalarType::Byte, x);
-  void* const x_rowwise = place(workspace, 0);
-  void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
-  void* const fc1_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const fc1_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes);
-  void* const x_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes);
-  void* const fc1_weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + x_rowwise_decoded_bytes);
-  void* const a_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes);
-  void* const a_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_rowwise_bytes);
-  void* const fc2_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_rowwise_bytes + a_rowwise_scale_bytes);
-  void* const fc2_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + fc2_weight_rowwise_bytes);
-  void* const a_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes);
-  void* const fc2_weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + a_rowwise_decoded_bytes);
+  const std::array<Lifetime, 12> lives{{
+      {padded(T * align(H, 16)), 1, 3},  // x_rowwise
+      {padded(T * ceildiv(H, 32)), 1, 3},  // x_rowwise_scale
+      {padded(E * (2 * F) * align(H, 16)), 2, 4},  // fc1_weight_rowwise
+      {padded(E * (2 * F) * ceildiv(H, 32)), 2, 4},  // fc1_weight_rowwise_scale
+      {padded(2 * (T * H)), 3, 5},  // x_rowwise_decoded
+      {padded(2 * (E * (2 * F) * H)), 4, 5},  // fc1_weight_rowwise_decoded
+      {padded(T * align(F, 16)), 6, 8},  // a_rowwise
+      {padded(T * ceildiv(F, 32)), 6, 8},  // a_rowwise_scale
+      {padded(E * H * align(F, 16)), 7, 9},  // fc2_weight_rowwise
+      {padded(E * H * ceildiv(F, 32)), 7, 9},  // fc2_weight_rowwise_scale
+      {padded(2 * (T * F)), 8, 10},  // a_rowwise_decoded
+      {padded(2 * (E * H * F)), 9, 10},  // fc2_weight_rowwise_decoded
+  }};
+  const Workspace workspace(lives, x);
+  void* const x_rowwise = workspace[0];
+  void* const x_rowwise_scale = workspace[1];
+  void* const fc1_weight_rowwise = workspace[2];
+  void* const fc1_weight_rowwise_scale = workspace[3];
+  void* const x_rowwise_decoded = workspace[4];
+  void* const fc1_weight_rowwise_decoded = workspace[5];
+  void* const a_rowwise = workspace[6];
+  void* const a_rowwise_scale = workspace[7];
+  void* const fc2_weight_rowwise = workspace[8];
+  void* const fc2_weight_rowwise_scale = workspace[9];
+  void* const a_rowwise_decoded = workspace[10];
+  void* const fc2_weight_rowwise_decoded = workspace[11];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
@@ -398,51 +401,53 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  const int64_t dy_rowwise_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : 0;
-  const int64_t dy_rowwise_scale_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * ceildiv(H, 32)) : 0;
-  const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : 0;
-  const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded((T / 32 + E) * H) : 0;
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
-  const int64_t dy_rowwise_decoded_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * H)) : 0;
-  const int64_t fc2_weight_columnwise_decoded_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (E * H * F)) : 0;
-  const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
-  const int64_t dy_columnwise_decoded_bytes = need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * H)) : 0;
-  const int64_t dy_padded_sizes_bytes = need_dfc2_weight ? padded(8 * E) : 0;
-  const int64_t a_columnwise_decoded_bytes = need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * F)) : 0;
-  const int64_t dh_rowwise_bytes = need_dx ? padded(T * align(2 * F, 16)) : 0;
-  const int64_t dh_rowwise_scale_bytes = need_dx ? padded(T * ceildiv(2 * F, 32)) : 0;
-  const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : 0;
-  const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded((T / 32 + E) * (2 * F)) : 0;
-  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
-  const int64_t dprobs_row_partials_bytes = need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : 0;
-  const int64_t dh_rowwise_decoded_bytes = need_dx ? padded(2 * (T * (2 * F))) : 0;
-  const int64_t fc1_weight_columnwise_decoded_bytes = need_dx ? padded(2 * (E * (2 * F) * H)) : 0;
-  const int64_t dh_columnwise_decoded_bytes = need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * (2 * F))) : 0;
-  const int64_t dh_padded_sizes_bytes = need_dfc1_weight ? padded(8 * E) : 0;
-  const int64_t x_columnwise_decoded_bytes = need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * H)) : 0;
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_row_sums_bytes + dprobs_row_partials_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes + dh_padded_sizes_bytes + x_columnwise_decoded_bytes}, ScalarType::Byte, dy);
-  void* const dy_rowwise = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, 0) : nullptr;
-  void* const dy_rowwise_scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes) : nullptr;
-  void* const dy_columnwise = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
-  void* const dy_columnwise_scale = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes) : nullptr;
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes);
-  void* const dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes) : nullptr;
-  void* const fc2_weight_columnwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes) : nullptr;
-  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes) : nullptr;
-  void* const dy_columnwise_decoded = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes) : nullptr;
-  void* const dy_padded_sizes = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes) : nullptr;
-  void* const a_columnwise_decoded = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes) : nullptr;
-  void* const dh_rowwise = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes) : nullptr;
-  void* const dh_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes) : nullptr;
-  void* const dh_columnwise = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes) : nullptr;
-  void* const dh_columnwise_scale = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes) : nullptr;
-  void* const dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes) : nullptr;
-  void* const dprobs_row_partials = need_dprobs ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_row_sums_bytes) : nullptr;
-  void* const dh_rowwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_row_sums_bytes + dprobs_row_partials_bytes) : nullptr;
-  void* const fc1_weight_columnwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_row_sums_bytes + dprobs_row_partials_bytes + dh_rowwise_decoded_bytes) : nullptr;
-  void* const dh_columnwise_decoded = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_row_sums_bytes + dprobs_row_partials_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes) : nullptr;
-  void* const dh_padded_sizes = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_row_sums_bytes + dprobs_row_partials_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes) : nullptr;
-  void* const x_columnwise_decoded = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_row_sums_bytes + dprobs_row_partials_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes + dh_padded_sizes_bytes) : nullptr;
+  const std::array<Lifetime, 22> lives{{
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * ceildiv(H, 32)) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},  // dy_columnwise
+      {need_dfc2_weight ? padded((T / 32 + E) * H) : kUnwanted, 1, 5},  // dy_columnwise_scale
+      {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * H)) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (E * H * F)) : kUnwanted, 3, 4},  // fc2_weight_columnwise_decoded
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 4, 8},  // da
+      {need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * H)) : kUnwanted, 5, 7},  // dy_columnwise_decoded
+      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
+      {need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * F)) : kUnwanted, 6, 7},  // a_columnwise_decoded
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 8, 9},  // dh_rowwise
+      {need_dx ? padded(T * ceildiv(2 * F, 32)) : kUnwanted, 8, 9},  // dh_rowwise_scale
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 8, 12},  // dh_columnwise
+      {need_dfc1_weight ? padded((T / 32 + E) * (2 * F)) : kUnwanted, 8, 12},  // dh_columnwise_scale
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 8, 8},  // dh_row_sums
+      {need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : kUnwanted, 8, 8},  // dprobs_row_partials
+      {need_dx ? padded(2 * (T * (2 * F))) : kUnwanted, 9, 11},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * (E * (2 * F) * H)) : kUnwanted, 10, 11},  // fc1_weight_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * (2 * F))) : kUnwanted, 12, 14},  // dh_columnwise_decoded
+      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 12, 14},  // dh_padded_sizes
+      {need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * H)) : kUnwanted, 13, 14},  // x_columnwise_decoded
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_rowwise = workspace[0];
+  void* const dy_rowwise_scale = workspace[1];
+  void* const dy_columnwise = workspace[2];
+  void* const dy_columnwise_scale = workspace[3];
+  void* const dy_row_sums = workspace[4];
+  void* const dy_rowwise_decoded = workspace[5];
+  void* const fc2_weight_columnwise_decoded = workspace[6];
+  void* const da = workspace[7];
+  void* const dy_columnwise_decoded = workspace[8];
+  void* const dy_padded_sizes = workspace[9];
+  void* const a_columnwise_decoded = workspace[10];
+  void* const dh_rowwise = workspace[11];
+  void* const dh_rowwise_scale = workspace[12];
+  void* const dh_columnwise = workspace[13];
+  void* const dh_columnwise_scale = workspace[14];
+  void* const dh_row_sums = workspace[15];
+  void* const dprobs_row_partials = workspace[16];
+  void* const dh_rowwise_decoded = workspace[17];
+  void* const fc1_weight_columnwise_decoded = workspace[18];
+  void* const dh_columnwise_decoded = workspace[19];
+  void* const dh_padded_sizes = workspace[20];
+  void* const x_columnwise_decoded = workspace[21];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
   {

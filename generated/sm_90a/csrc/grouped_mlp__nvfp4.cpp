@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:18810781a4d743e8
+// checksum sha256:73fb4ebadc39dd31
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -19,6 +19,7 @@
 #include "dispatch/quantize_sm90_e2m1_nv_1x16_stochastic_hadamard.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
+#include "fusegen/workspace.h"
 
 namespace {
 
@@ -117,49 +118,51 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   if (need_dfc1_weight) x_columnwise_scale = empty({T / 16 + E, H}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_amax;
   if (need_dfc1_weight) x_columnwise_amax = empty({E}, ScalarType::Float, x);
-  const int64_t x_rowwise_bytes = padded(T * (align(H, 32) / 2));
-  const int64_t x_rowwise_scale_bytes = padded(T * ceildiv(H, 16));
-  const int64_t x_rowwise_amax_bytes = padded(4 * E);
-  const int64_t x_partial_amax_bytes = padded(4 * (384 * (2 * E)));
-  const int64_t fc1_weight_rowwise_bytes = padded(E * (2 * F) * (align(H, 32) / 2));
-  const int64_t fc1_weight_rowwise_scale_bytes = padded(E * ceildiv(2 * F, 16) * ceildiv(H, 16));
-  const int64_t fc1_weight_rowwise_amax_bytes = padded(4 * E);
-  const int64_t fc1_weight_partial_amax_bytes = padded(4 * (384 * (2 * E)));
-  const int64_t x_rowwise_decoded_bytes = padded(2 * (T * H));
-  const int64_t fc1_weight_rowwise_decoded_bytes = padded(2 * (E * (2 * F) * H));
-  const int64_t a_bytes = padded(2 * (T * F));
-  const int64_t a_rowwise_bytes = padded(T * (align(F, 32) / 2));
-  const int64_t a_rowwise_scale_bytes = padded(T * ceildiv(F, 16));
-  const int64_t a_rowwise_amax_bytes = padded(4 * E);
-  const int64_t a_partial_amax_bytes = padded(4 * (384 * (2 * E)));
-  const int64_t fc2_weight_rowwise_bytes = padded(E * H * (align(F, 32) / 2));
-  const int64_t fc2_weight_rowwise_scale_bytes = padded(E * ceildiv(H, 16) * ceildiv(F, 16));
-  const int64_t fc2_weight_rowwise_amax_bytes = padded(4 * E);
-  const int64_t fc2_weight_partial_amax_bytes = padded(4 * (384 * (2 * E)));
-  const int64_t a_rowwise_decoded_bytes = padded(2 * (T * F));
-  const int64_t fc2_weight_rowwise_decoded_bytes = padded(2 * (E * H * F));
-  const Tensor workspace = empty({x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes + fc2_weight_partial_amax_bytes + a_rowwise_decoded_bytes + fc2_weight_rowwise_decoded_bytes}, ScalarType::Byte, x);
-  void* const x_rowwise = place(workspace, 0);
-  void* const x_rowwise_scale = place(workspace, x_rowwise_bytes);
-  void* const x_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes);
-  void* const x_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes);
-  void* const fc1_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes);
-  void* const fc1_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes);
-  void* const fc1_weight_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes);
-  void* const fc1_weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes);
-  void* const x_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes);
-  void* const fc1_weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes);
-  void* const a = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes);
-  void* const a_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes);
-  void* const a_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes);
-  void* const a_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes);
-  void* const a_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes);
-  void* const fc2_weight_rowwise = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes);
-  void* const fc2_weight_rowwise_scale = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes);
-  void* const fc2_weight_rowwise_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes);
-  void* const fc2_weight_partial_amax = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes);
-  void* const a_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes + fc2_weight_partial_amax_bytes);
-  void* const fc2_weight_rowwise_decoded = place(workspace, x_rowwise_bytes + x_rowwise_scale_bytes + x_rowwise_amax_bytes + x_partial_amax_bytes + fc1_weight_rowwise_bytes + fc1_weight_rowwise_scale_bytes + fc1_weight_rowwise_amax_bytes + fc1_weight_partial_amax_bytes + x_rowwise_decoded_bytes + fc1_weight_rowwise_decoded_bytes + a_bytes + a_rowwise_bytes + a_rowwise_scale_bytes + a_rowwise_amax_bytes + a_partial_amax_bytes + fc2_weight_rowwise_bytes + fc2_weight_rowwise_scale_bytes + fc2_weight_rowwise_amax_bytes + fc2_weight_partial_amax_bytes + a_rowwise_decoded_bytes);
+  const std::array<Lifetime, 21> lives{{
+      {padded(T * (align(H, 32) / 2)), 1, 3},  // x_rowwise
+      {padded(T * ceildiv(H, 16)), 1, 3},  // x_rowwise_scale
+      {padded(4 * E), 1, 5},  // x_rowwise_amax
+      {padded(4 * (384 * (2 * E))), 1, 1},  // x_partial_amax
+      {padded(E * (2 * F) * (align(H, 32) / 2)), 2, 4},  // fc1_weight_rowwise
+      {padded(E * ceildiv(2 * F, 16) * ceildiv(H, 16)), 2, 4},  // fc1_weight_rowwise_scale
+      {padded(4 * E), 2, 5},  // fc1_weight_rowwise_amax
+      {padded(4 * (384 * (2 * E))), 2, 2},  // fc1_weight_partial_amax
+      {padded(2 * (T * H)), 3, 5},  // x_rowwise_decoded
+      {padded(2 * (E * (2 * F) * H)), 4, 5},  // fc1_weight_rowwise_decoded
+      {padded(2 * (T * F)), 6, 7},  // a
+      {padded(T * (align(F, 32) / 2)), 7, 9},  // a_rowwise
+      {padded(T * ceildiv(F, 16)), 7, 9},  // a_rowwise_scale
+      {padded(4 * E), 7, 11},  // a_rowwise_amax
+      {padded(4 * (384 * (2 * E))), 7, 7},  // a_partial_amax
+      {padded(E * H * (align(F, 32) / 2)), 8, 10},  // fc2_weight_rowwise
+      {padded(E * ceildiv(H, 16) * ceildiv(F, 16)), 8, 10},  // fc2_weight_rowwise_scale
+      {padded(4 * E), 8, 11},  // fc2_weight_rowwise_amax
+      {padded(4 * (384 * (2 * E))), 8, 8},  // fc2_weight_partial_amax
+      {padded(2 * (T * F)), 9, 11},  // a_rowwise_decoded
+      {padded(2 * (E * H * F)), 10, 11},  // fc2_weight_rowwise_decoded
+  }};
+  const Workspace workspace(lives, x);
+  void* const x_rowwise = workspace[0];
+  void* const x_rowwise_scale = workspace[1];
+  void* const x_rowwise_amax = workspace[2];
+  void* const x_partial_amax = workspace[3];
+  void* const fc1_weight_rowwise = workspace[4];
+  void* const fc1_weight_rowwise_scale = workspace[5];
+  void* const fc1_weight_rowwise_amax = workspace[6];
+  void* const fc1_weight_partial_amax = workspace[7];
+  void* const x_rowwise_decoded = workspace[8];
+  void* const fc1_weight_rowwise_decoded = workspace[9];
+  void* const a = workspace[10];
+  void* const a_rowwise = workspace[11];
+  void* const a_rowwise_scale = workspace[12];
+  void* const a_rowwise_amax = workspace[13];
+  void* const a_partial_amax = workspace[14];
+  void* const fc2_weight_rowwise = workspace[15];
+  void* const fc2_weight_rowwise_scale = workspace[16];
+  void* const fc2_weight_rowwise_amax = workspace[17];
+  void* const fc2_weight_partial_amax = workspace[18];
+  void* const a_rowwise_decoded = workspace[19];
+  void* const fc2_weight_rowwise_decoded = workspace[20];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax
   {
@@ -470,63 +473,65 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const Tensor dprobs = need_dprobs ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const int64_t dy_rowwise_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * (align(H, 32) / 2)) : 0;
-  const int64_t dy_rowwise_scale_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * ceildiv(H, 16)) : 0;
-  const int64_t dy_rowwise_amax_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * E) : 0;
-  const int64_t dy_columnwise_bytes = need_dfc2_weight ? padded(H * (align(32 * (T / 32 + E), 32) / 2)) : 0;
-  const int64_t dy_columnwise_scale_bytes = need_dfc2_weight ? padded((T / 16 + E) * H) : 0;
-  const int64_t dy_columnwise_amax_bytes = need_dfc2_weight ? padded(4 * E) : 0;
-  const int64_t dy_partial_amax_bytes = padded(4 * (384 * (2 * E)));
-  const int64_t dy_row_sums_bytes = padded(4 * ((T / 128 + (2 * E + 1)) * H));
-  const int64_t dy_rowwise_decoded_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * H)) : 0;
-  const int64_t fc2_weight_columnwise_decoded_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (E * H * F)) : 0;
-  const int64_t da_bytes = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : 0;
-  const int64_t dy_columnwise_decoded_bytes = need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * H)) : 0;
-  const int64_t dy_padded_sizes_bytes = need_dfc2_weight ? padded(8 * E) : 0;
-  const int64_t a_columnwise_decoded_bytes = need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * F)) : 0;
-  const int64_t dh_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : 0;
-  const int64_t dh_rowwise_bytes = need_dx ? padded(T * (align(2 * F, 32) / 2)) : 0;
-  const int64_t dh_rowwise_scale_bytes = need_dx ? padded(T * ceildiv(2 * F, 16)) : 0;
-  const int64_t dh_rowwise_amax_bytes = need_dx ? padded(4 * E) : 0;
-  const int64_t dh_columnwise_bytes = need_dfc1_weight ? padded(2 * F * (align(32 * (T / 32 + E), 32) / 2)) : 0;
-  const int64_t dh_columnwise_scale_bytes = need_dfc1_weight ? padded((T / 16 + E) * (2 * F)) : 0;
-  const int64_t dh_columnwise_amax_bytes = need_dfc1_weight ? padded(4 * E) : 0;
-  const int64_t dh_partial_amax_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (384 * (2 * E))) : 0;
-  const int64_t dh_row_sums_bytes = need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : 0;
-  const int64_t dh_rowwise_decoded_bytes = need_dx ? padded(2 * (T * (2 * F))) : 0;
-  const int64_t fc1_weight_columnwise_decoded_bytes = need_dx ? padded(2 * (E * (2 * F) * H)) : 0;
-  const int64_t dh_columnwise_decoded_bytes = need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * (2 * F))) : 0;
-  const int64_t dh_padded_sizes_bytes = need_dfc1_weight ? padded(8 * E) : 0;
-  const int64_t x_columnwise_decoded_bytes = need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * H)) : 0;
-  const Tensor workspace = empty({dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes + dh_padded_sizes_bytes + x_columnwise_decoded_bytes}, ScalarType::Byte, dy);
-  void* const dy_rowwise = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, 0) : nullptr;
-  void* const dy_rowwise_scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes) : nullptr;
-  void* const dy_rowwise_amax = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes) : nullptr;
-  void* const dy_columnwise = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes) : nullptr;
-  void* const dy_columnwise_scale = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes) : nullptr;
-  void* const dy_columnwise_amax = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes) : nullptr;
-  void* const dy_partial_amax = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes);
-  void* const dy_row_sums = place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes);
-  void* const dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes) : nullptr;
-  void* const fc2_weight_columnwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes) : nullptr;
-  void* const da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes) : nullptr;
-  void* const dy_columnwise_decoded = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes) : nullptr;
-  void* const dy_padded_sizes = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes) : nullptr;
-  void* const a_columnwise_decoded = need_dfc2_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes) : nullptr;
-  void* const dh = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes) : nullptr;
-  void* const dh_rowwise = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes) : nullptr;
-  void* const dh_rowwise_scale = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes) : nullptr;
-  void* const dh_rowwise_amax = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes) : nullptr;
-  void* const dh_columnwise = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes) : nullptr;
-  void* const dh_columnwise_scale = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes) : nullptr;
-  void* const dh_columnwise_amax = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes) : nullptr;
-  void* const dh_partial_amax = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes) : nullptr;
-  void* const dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes) : nullptr;
-  void* const dh_rowwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes) : nullptr;
-  void* const fc1_weight_columnwise_decoded = need_dx ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes) : nullptr;
-  void* const dh_columnwise_decoded = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes) : nullptr;
-  void* const dh_padded_sizes = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes) : nullptr;
-  void* const x_columnwise_decoded = need_dfc1_weight ? place(workspace, dy_rowwise_bytes + dy_rowwise_scale_bytes + dy_rowwise_amax_bytes + dy_columnwise_bytes + dy_columnwise_scale_bytes + dy_columnwise_amax_bytes + dy_partial_amax_bytes + dy_row_sums_bytes + dy_rowwise_decoded_bytes + fc2_weight_columnwise_decoded_bytes + da_bytes + dy_columnwise_decoded_bytes + dy_padded_sizes_bytes + a_columnwise_decoded_bytes + dh_bytes + dh_rowwise_bytes + dh_rowwise_scale_bytes + dh_rowwise_amax_bytes + dh_columnwise_bytes + dh_columnwise_scale_bytes + dh_columnwise_amax_bytes + dh_partial_amax_bytes + dh_row_sums_bytes + dh_rowwise_decoded_bytes + fc1_weight_columnwise_decoded_bytes + dh_columnwise_decoded_bytes + dh_padded_sizes_bytes) : nullptr;
+  const std::array<Lifetime, 28> lives{{
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * (align(H, 32) / 2)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * ceildiv(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_amax
+      {need_dfc2_weight ? padded(H * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 1, 5},  // dy_columnwise
+      {need_dfc2_weight ? padded((T / 16 + E) * H) : kUnwanted, 1, 5},  // dy_columnwise_scale
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 7},  // dy_columnwise_amax
+      {padded(4 * (384 * (2 * E))), 1, 1},  // dy_partial_amax
+      {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * H)) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (E * H * F)) : kUnwanted, 3, 4},  // fc2_weight_columnwise_decoded
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 4, 8},  // da
+      {need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * H)) : kUnwanted, 5, 7},  // dy_columnwise_decoded
+      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
+      {need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * F)) : kUnwanted, 6, 7},  // a_columnwise_decoded
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : kUnwanted, 8, 9},  // dh
+      {need_dx ? padded(T * (align(2 * F, 32) / 2)) : kUnwanted, 9, 10},  // dh_rowwise
+      {need_dx ? padded(T * ceildiv(2 * F, 16)) : kUnwanted, 9, 10},  // dh_rowwise_scale
+      {need_dx ? padded(4 * E) : kUnwanted, 9, 12},  // dh_rowwise_amax
+      {need_dfc1_weight ? padded(2 * F * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 9, 13},  // dh_columnwise
+      {need_dfc1_weight ? padded((T / 16 + E) * (2 * F)) : kUnwanted, 9, 13},  // dh_columnwise_scale
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 9, 15},  // dh_columnwise_amax
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (384 * (2 * E))) : kUnwanted, 9, 9},  // dh_partial_amax
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 9, 9},  // dh_row_sums
+      {need_dx ? padded(2 * (T * (2 * F))) : kUnwanted, 10, 12},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * (E * (2 * F) * H)) : kUnwanted, 11, 12},  // fc1_weight_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * (2 * F))) : kUnwanted, 13, 15},  // dh_columnwise_decoded
+      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 13, 15},  // dh_padded_sizes
+      {need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * H)) : kUnwanted, 14, 15},  // x_columnwise_decoded
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_rowwise = workspace[0];
+  void* const dy_rowwise_scale = workspace[1];
+  void* const dy_rowwise_amax = workspace[2];
+  void* const dy_columnwise = workspace[3];
+  void* const dy_columnwise_scale = workspace[4];
+  void* const dy_columnwise_amax = workspace[5];
+  void* const dy_partial_amax = workspace[6];
+  void* const dy_row_sums = workspace[7];
+  void* const dy_rowwise_decoded = workspace[8];
+  void* const fc2_weight_columnwise_decoded = workspace[9];
+  void* const da = workspace[10];
+  void* const dy_columnwise_decoded = workspace[11];
+  void* const dy_padded_sizes = workspace[12];
+  void* const a_columnwise_decoded = workspace[13];
+  void* const dh = workspace[14];
+  void* const dh_rowwise = workspace[15];
+  void* const dh_rowwise_scale = workspace[16];
+  void* const dh_rowwise_amax = workspace[17];
+  void* const dh_columnwise = workspace[18];
+  void* const dh_columnwise_scale = workspace[19];
+  void* const dh_columnwise_amax = workspace[20];
+  void* const dh_partial_amax = workspace[21];
+  void* const dh_row_sums = workspace[22];
+  void* const dh_rowwise_decoded = workspace[23];
+  void* const fc1_weight_columnwise_decoded = workspace[24];
+  void* const dh_columnwise_decoded = workspace[25];
+  void* const dh_padded_sizes = workspace[26];
+  void* const x_columnwise_decoded = workspace[27];
 
   // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
   {

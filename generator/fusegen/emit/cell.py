@@ -87,6 +87,7 @@ class CellContext:
         programs: every op.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
+        called_holders: submodules that a call looks into.
         call_arguments: how the module calls the function.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
         trailing_rows: what becomes of rows past the last group.
@@ -127,6 +128,7 @@ class CellContext:
     parameters: tuple[ParameterText, ...]
     holders: tuple[str, ...]
     keywords: tuple[KeywordText, ...]
+    called_holders: tuple[str, ...]
     call_arguments: tuple[str, ...]
     representation: tuple[str, ...]
     trailing_rows: str
@@ -227,6 +229,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         parameters=parameters,
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
         keywords=keywords,
+        called_holders=_called_holders(plan),
         call_arguments=_call_arguments(plan),
         representation=_representation(plan, keywords, has_bias),
         trailing_rows=(
@@ -240,18 +243,33 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     )
 
 
-def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:
-    paths = {parameter.buffer: f"self.{parameter.path}" for parameter in plan.parameters}
+def _called_holders(plan: ModulePlan) -> tuple[str, ...]:
+    """Submodules that a call looks up once: `nn.Module` finds an attribute in microseconds."""
     called = called_states(plan)
-    states = (f"{s.buffer}=self.{s.path}" for s in plan.states if s.buffer in called)
+    paths = [parameter.path for parameter in plan.parameters]
+    paths += [state.path for state in plan.states if state.buffer in called]
+    holders = dict.fromkeys(path.rpartition(".")[0] for path in paths)
+    return tuple(holder for holder in holders if holder and holder not in plan.inputs)
+
+
+def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:
+    holders = _called_holders(plan)
+
+    def reached(path: str) -> str:
+        return path if path.rpartition(".")[0] in holders else f"self.{path}"
+
+    paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
+    called = called_states(plan)
+    states = (f"{s.buffer}={reached(s.path)}" for s in plan.states if s.buffer in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
     scalars += ["amax_group=self.amax_group"] if plan.reductions else []
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
     for leaf, name in () if plan.wgrad else plan.main_grads:
-        path = paths[leaf].removeprefix("self.")
-        scalars.append(f"{name}={main_grad_call(plan, '_library', leaf, path)}")
-        scalars.append(f"{dummy(leaf)}=_library.wants_dummy_grad({paths[leaf]})")
-    return (*(paths.get(name, name) for name in plan.arguments), *states, *scalars)
+        path = reached(paths[leaf])
+        scalars.append(f"{name}={main_grad_call(plan, '_library', leaf, paths[leaf], path)}")
+        scalars.append(f"{dummy(leaf)}=_library.wants_dummy_grad({path})")
+    tensors = (reached(paths[name]) if name in paths else name for name in plan.arguments)
+    return (*tensors, *states, *scalars)
 
 
 def _representation(

@@ -279,30 +279,20 @@ def _nothing(plan: ModulePlan, name: str, first: Buffer) -> str:
 
 
 def _workspace(plan: ModulePlan, program: Program) -> list[str]:
-    """One allocation for everything that lives inside the call; null is what this call wants not.
-
-    A kernel with several results writes those that have an address, so one without bytes must
-    have none.
-    """
+    """One allocation for everything that lives inside the call."""
     if not program.workspace:
         return []
     writers = {name: step for step in program.steps for name in step.writes}
-    tests = {n: any_of(writers[n].wanted(n) or writers[n].when) for n in program.workspace}
-    lines, offset = [], "0"
-    offsets = {}
+    lines = [f"const std::array<Lifetime, {len(program.workspace)}> lives{{{{"]
     for name in program.workspace:
         size = f"padded({to_cpp(size_in_bytes(plan.buffer(name)))})"
-        value = f"{tests[name]} ? {size} : 0" if tests[name] else size
-        lines.append(f"const int64_t {name}_bytes = {value};")
-        offsets[name] = offset
-        offset = f"{name}_bytes" if offset == "0" else f"{offset} + {name}_bytes"
-    first = program.arguments[0].buffer
-    lines.append(f"const Tensor workspace = empty({{{offset}}}, ScalarType::Byte, {first});")
-    for name in program.workspace:
-        address = f"place(workspace, {offsets[name]})"
-        value = f"{tests[name]} ? {address} : nullptr" if tests[name] else address
-        lines.append(f"void* const {name} = {value};")
-    return lines
+        wanted = any_of(writers[name].wanted(name) or writers[name].when)
+        first, last = program.lifetime(name)
+        bytes_ = f"{wanted} ? {size} : kUnwanted" if wanted else size
+        lines.append(f"    {{{bytes_}, {first}, {last}}},  // {name}")
+    lines += ["}};", f"const Workspace workspace(lives, {program.arguments[0].buffer});"]
+    places = enumerate(program.workspace)
+    return [*lines, *(f"void* const {name} = workspace[{index}];" for index, name in places)]
 
 
 def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> LaunchStep:

@@ -42,11 +42,11 @@ def _main_grad_text(plan: ModulePlan, leaf: str, name: str) -> MainGradText:
     return MainGradText(leaf, paths[leaf], name, dummy(leaf), need(leaf), about)
 
 
-def main_grad_call(plan: ModulePlan, helper: str, leaf: str, path: str) -> str:
-    """The buffer of a module's parameter, of the type that it is to have."""
+def main_grad_call(plan: ModulePlan, helper: str, leaf: str, path: str, weight: str) -> str:
+    """The buffer of the parameter at `path`, which `weight` is, of the type that it is to have."""
     narrow = plan.buffer(main_grad(leaf)).dtype is DType.IO
-    dtype = f"self.{path}.dtype" if narrow else "torch.float32"
-    return f'{helper}.main_grad("{plan.cell}", "{path}", self.{path}, {dtype})'
+    dtype = f"{weight}.dtype" if narrow else "torch.float32"
+    return f'{helper}.main_grad("{plan.cell}", "{path}", {weight}, {dtype})'
 
 
 def dummy(parameter: str) -> str:

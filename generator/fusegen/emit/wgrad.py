@@ -98,7 +98,7 @@ def wgrad_text(
             *(paths[leaf] for leaf in plan.delayed),
             "wgrad_queue=self.wgrad_queue",
             *(
-                f"{m.name}={main_grad_call(plan, '_delayed', m.argument, m.path)}"
+                f"{m.name}={main_grad_call(plan, '_delayed', m.argument, m.path, f'self.{m.path}')}"
                 for m in main_grads
             ),
         ),

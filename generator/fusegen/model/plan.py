@@ -421,6 +421,11 @@ class Program:
         written = (name for step in self.steps for name in step.writes)
         return tuple(dict.fromkeys(name for name in written if name not in outside))
 
+    def lifetime(self, name: str) -> tuple[int, int]:
+        """The first and the last step that touch a buffer, counted from 1."""
+        touching = [i for i, s in enumerate(self.steps, 1) if name in (*s.reads, *s.writes)]
+        return touching[0], touching[-1]
+
     @property
     def unmerged(self) -> Program:
         """The same with the parts of every step in its place: what plain PyTorch runs."""

@@ -54,14 +54,7 @@ inline Tensor empty_rows(const Tensor& like, int64_t trailing, Sizes sizes, Scal
   std::vector<int64_t> shape;
   for (int64_t axis = 0; axis < like.dim() - trailing; ++axis) shape.push_back(like.size(axis));
   shape.insert(shape.end(), sizes);
-  return torch::stable::new_empty(like, shape, dtype);
-}
-
-// Buffers of a workspace start at multiples of 256 bytes, as the allocator's own do.
-inline constexpr int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-inline void* place(const Tensor& workspace, int64_t offset) {
-  return static_cast<char*>(workspace.mutable_data_ptr()) + offset;
+  return empty(shape.data(), shape.size(), dtype, like);
 }
 
 // ---- checks: nothing happens where the tensor is absent

@@ -158,18 +158,21 @@ struct SplitContraction : StageReader<T, Config> {
     }
   }
 
+  // The first stage's sums are the total; where they have no scale, the MMAs write them there.
   // A stage whose scales are read while adding is released after that, others as soon as the last
   // MMA has ended.
-  template <int Parts, class Sum>
+  template <int Parts, bool First, class Sum>
   __device__ void add_stage(Total& total, Accumulators<1, kScaleBlock>& partial, Sum& sum,
                             int steps) {
     control.stages.full[at.slot].wait(at.phase);
     sum.enter_stage(at.slot * T::InStage::kBytes);
 #pragma unroll
     for (int part = 0; part < Parts; ++part) {
-      multiply_part(partial, part, steps);
+      auto& whole = total.template part<kScaleBlock>(part);
+      constexpr bool kInPlace = First && !Sum::kScales;
+      multiply_part(kInPlace ? whole : partial, part, steps);
       if (part == Parts - 1 && !Sum::kReadsStage) release_stage();
-      sum.add(total.values[0] + part * (kScaleBlock / 2), partial.values[0], part);
+      if constexpr (!kInPlace) sum.template add<First>(whole.values[0], partial.values[0], part);
     }
     if (Sum::kReadsStage) release_stage();
     at.advance();
@@ -181,13 +184,14 @@ struct SplitContraction : StageReader<T, Config> {
     release(at.slot);
   }
 
+  // Of at least one stage.
   template <int Parts>
   __device__ void run(Total& total, const Tile& tile) {
     auto sum = this->template sum<Parts>(tile);
     Accumulators<1, kScaleBlock> partial;
-    for (int left = blocks(tile.depth, T::kMmaDepth); left > 0; left -= kSteps) {
-      add_stage<Parts>(total, partial, sum, left);
-    }
+    int left = blocks(tile.depth, T::kMmaDepth);
+    add_stage<Parts, true>(total, partial, sum, left);
+    while ((left -= kSteps) > 0) add_stage<Parts, false>(total, partial, sum, left);
   }
 
   template <int Used, class Issued>

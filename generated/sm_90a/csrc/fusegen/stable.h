@@ -185,9 +185,26 @@ inline std::string dtype_name(ScalarType dtype) {
 
 // ---- memory
 
-// Uninitialised, on the device of `like`, from PyTorch's caching allocator: safe under capture.
+// Uninitialised and contiguous, on the device of `like`, from PyTorch's caching allocator: safe under
+// capture. `stable::new_empty` finds its operator by name on every call and boxes the arguments,
+// which takes as long again as the allocation.
+inline Tensor empty(const int64_t* sizes, size_t rank, ScalarType dtype, const Tensor& like) {
+  constexpr size_t kMostRanks = 64;  // PyTorch's own limit
+  std::array<int64_t, kMostRanks> strides;
+  if (rank > kMostRanks) fail("empty", "expected at most 64 dimensions");
+  int64_t stride = 1;
+  for (size_t axis = rank; axis-- > 0; stride *= sizes[axis]) strides[axis] = stride;
+  int32_t device_type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  const auto code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  AtenTensorHandle made = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(rank), sizes, strides.data(), code,
+                                                  device_type, like.get_device_index(), &made));
+  return Tensor(made);
+}
+
 inline Tensor empty(Sizes sizes, ScalarType dtype, const Tensor& like) {
-  return torch::stable::new_empty(like, sizes, dtype);
+  return empty(sizes.begin(), sizes.size(), dtype, like);
 }
 
 // The tensor itself where it is contiguous and starts at a multiple of 16 bytes, else a copy.

@@ -71,6 +71,13 @@ struct Accumulators {
     }
   }
 
+  // `Width` columns of one wave: in the register file they are neighbours.
+  template <int Width>
+  __device__ Accumulators<1, Width>& part(int index) {
+    static_assert(Waves == 1 && N % Width == 0);
+    return reinterpret_cast<Accumulators<1, Width>&>(values[0][index * (Width / 2)]);
+  }
+
   // Keeps the compiler from moving these registers across the asynchronous MMA.
   __device__ void fence() {
 #pragma unroll

@@ -151,20 +151,30 @@ struct Scales<kind, Fp8Scaling::block> {
 using Total128 = float[kScaleBlock / 2];
 
 struct PlainSum {
+  static constexpr bool kScales = false;
   static constexpr bool kReadsStage = false;
 
   __device__ void enter_stage(uint32_t) {}
 
-  __device__ void add(float* total, const Total128& part, int) const {
+  template <bool First>
+  __device__ void add(Total128& total, const Total128& part, int) const {
+    static_assert(!First, "it is the total");
 #pragma unroll
     for (int i = 0; i < kScaleBlock / 2; ++i) total[i] += part[i];
   }
 };
 
+// The first product is the total.
+template <bool First>
+__device__ float joined(float total, float part, float scale) {
+  return First ? part * scale : fmaf(part, scale, total);
+}
+
 // Scales of 1 x 128 blocks of A wait in the stage; scales of weights come from global memory, one
 // stage ahead: one value per part and stage, the same for the whole CTA.
 template <int Parts>
 struct WeightScaledSum {
+  static constexpr bool kScales = true;
   static constexpr bool kReadsStage = false;  // after its first MMA
 
   uint32_t rows;  // shared address of the scale of this thread's first row in stage 0
@@ -195,19 +205,21 @@ struct WeightScaledSum {
     prefetch();
   }
 
-  __device__ void add(float* total, const Total128& part, int index) const {
+  template <bool First>
+  __device__ void add(Total128& total, const Total128& part, int index) const {
 #pragma unroll
     for (int i = 0; i < kScaleBlock / 2; i += 4) {
-      total[i + 0] = fmaf(part[i + 0], first[index], total[i + 0]);
-      total[i + 1] = fmaf(part[i + 1], first[index], total[i + 1]);
-      total[i + 2] = fmaf(part[i + 2], second[index], total[i + 2]);
-      total[i + 3] = fmaf(part[i + 3], second[index], total[i + 3]);
+      total[i + 0] = joined<First>(total[i + 0], part[i + 0], first[index]);
+      total[i + 1] = joined<First>(total[i + 1], part[i + 1], first[index]);
+      total[i + 2] = joined<First>(total[i + 2], part[i + 2], second[index]);
+      total[i + 3] = joined<First>(total[i + 3], part[i + 3], second[index]);
     }
   }
 };
 
 // Both operands have scales of 1 x 128 blocks in the stage: one per row, one per column.
 struct RowAndColumnScaledSum {
+  static constexpr bool kScales = true;
   static constexpr bool kReadsStage = true;
 
   uint32_t rows;     // shared addresses in stage 0: of the scale of this thread's first row
@@ -221,15 +233,16 @@ struct RowAndColumnScaledSum {
     second = load_shared(rows + offset + 8 * sizeof(float));
   }
 
-  __device__ void add(float* total, const Total128& part, int index) const {
+  template <bool First>
+  __device__ void add(Total128& total, const Total128& part, int index) const {
 #pragma unroll
     for (int i = 0; i < kScaleBlock / 2; i += 4) {
       const float2 column = load_shared_pair(
           columns + offset + uint32_t(index * kScaleBlock + i * 2) * uint32_t(sizeof(float)));
-      total[i + 0] = fmaf(part[i + 0], first * column.x, total[i + 0]);
-      total[i + 1] = fmaf(part[i + 1], first * column.y, total[i + 1]);
-      total[i + 2] = fmaf(part[i + 2], second * column.x, total[i + 2]);
-      total[i + 3] = fmaf(part[i + 3], second * column.y, total[i + 3]);
+      total[i + 0] = joined<First>(total[i + 0], part[i + 0], first * column.x);
+      total[i + 1] = joined<First>(total[i + 1], part[i + 1], first * column.y);
+      total[i + 2] = joined<First>(total[i + 2], part[i + 2], second * column.x);
+      total[i + 3] = joined<First>(total[i + 3], part[i + 3], second * column.y);
     }
   }
 };
