@@ -38,18 +38,38 @@ def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
     assert context.programs
     for (_, program), launched in zip(plan.ops, context.programs, strict=True):
         text = "\n".join(launched.workspace)
-        for index, name in enumerate(program.workspace):
-            assert f"void* const {name} = workspace[{index}];" in text
         lives = re.findall(r"\{(.*), (\d+), (\d+)\},  // (\w+)", text)
-        assert tuple(name for *_, name in lives) == program.workspace
-        for size, first, last, name in lives:
+        kept = {r.buffer: any_of(r.when) for r in program.results if f"{r.buffer}_kept" in text}
+        assert [name for *_, name in lives] == [*program.workspace, *kept]
+        for index, (size, first, last, name) in enumerate(lives):
             touching = [i for i, s in enumerate(program.steps, 1) if name in (*s.reads, *s.writes)]
             assert (int(first), int(last)) == (touching[0], touching[-1]), name
             writer = program.steps[int(first) - 1]
             assert name in writer.writes, name
             when = any_of(writer.wanted(name) or writer.when)
-            opening, ending = (f"{when} ? padded(", " : kUnwanted") if when else ("padded(", ")")
-            assert size.startswith(opening) and size.endswith(ending), name
+            value = (
+                re.escape(f"{when} ? ") + r"padded\(.*\) : kUnwanted" if when else r"padded\(.*\)"
+            )
+            address = f"workspace[{index}]"
+            if name in kept:
+                value = re.escape(f"{kept[name]} ? kUnwanted : ") + (
+                    rf"\({value}\)" if when else value
+                )
+                address = f"{kept[name]} ? writable({name}_kept) : {address}"
+            assert re.fullmatch(value, size), name
+            assert f"void* const {name} = {address};" in text
+
+
+def test_what_only_steps_want_takes_no_tensor() -> None:
+    """Without gradients, an expert MLP's activations share memory with what else it needs."""
+    plan = next(plan for plan in PLANS if plan.cell == "grouped_mlp__bf16")
+    context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
+    forward = next(program for program in context.programs if program.name == "forward")
+    assert "if (need_dfc2_weight) a_kept = empty({T, F}, io, x);" in forward.results
+    assert (
+        "    {need_dfc2_weight ? kUnwanted : padded(2 * (T * F)), 2, 3},  // a" in forward.workspace
+    )
+    assert forward.returned == "{y, h_kept, a_kept}"
 
 
 def test_a_refresh_returns_nothing_and_writes_to_its_arguments() -> None:

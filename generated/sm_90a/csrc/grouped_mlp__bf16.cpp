@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:60da96e4d7efcceb
+// checksum sha256:ffc7bfbe154967fb
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_sm90_dgrad.h"
@@ -87,8 +87,17 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
   const Tensor y = empty({T, H}, io, x);
-  const Tensor h = empty({T, 2 * F}, io, x);
-  const Tensor a = empty({T, F}, io, x);
+  std::optional<Tensor> h_kept;
+  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) h_kept = empty({T, 2 * F}, io, x);
+  std::optional<Tensor> a_kept;
+  if (need_dfc2_weight) a_kept = empty({T, F}, io, x);
+  const std::array<Lifetime, 2> lives{{
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 1, 2},  // h
+      {need_dfc2_weight ? kUnwanted : padded(2 * (T * F)), 2, 3},  // a
+  }};
+  const Workspace workspace(lives, x);
+  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[0];
+  void* const a = need_dfc2_weight ? writable(a_kept) : workspace[1];
 
   // 1. grouped_gemm fprop: x, fc1_weight, split_sizes, fc1_bias -> h
   check(kCell,
@@ -133,7 +142,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
                 sms,
             },
             stream));
-  return {y, need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? std::optional<Tensor>(h) : std::nullopt, need_dfc2_weight ? std::optional<Tensor>(a) : std::nullopt};
+  return {y, h_kept, a_kept};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:63f8ad910af8da1b
+// checksum sha256:c5f7e6d4627a2b40
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -89,7 +89,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
   const Tensor y = empty({T, H}, io, x);
-  const Tensor h = empty({T, 2 * F}, io, x);
+  std::optional<Tensor> h_kept;
+  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) h_kept = empty({T, 2 * F}, io, x);
   std::optional<Tensor> fc2_weight_columnwise;
   if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> fc2_weight_columnwise_scale;
@@ -106,7 +107,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   if (need_dfc1_weight) x_columnwise = empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({T / 128 + E, H}, ScalarType::Float, x);
-  const std::array<Lifetime, 8> lives{{
+  const std::array<Lifetime, 9> lives{{
       {padded(T * align(H, 16)), 1, 3},  // x_rowwise
       {padded(4 * (ceildiv(H, 128) * (32 * (T / 32 + E)))), 1, 3},  // x_rowwise_scale
       {padded(E * (2 * F) * align(H, 16)), 2, 3},  // fc1_weight_rowwise
@@ -115,6 +116,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(4 * (ceildiv(F, 128) * (32 * (T / 32 + E)))), 4, 6},  // a_rowwise_scale
       {padded(E * H * align(F, 16)), 5, 6},  // fc2_weight_rowwise
       {padded(4 * (E * ceildiv(H, 128) * ceildiv(F, 128))), 5, 6},  // fc2_weight_rowwise_scale
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 3, 4},  // h
   }};
   const Workspace workspace(lives, x);
   void* const x_rowwise = workspace[0];
@@ -125,6 +127,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const a_rowwise_scale = workspace[5];
   void* const fc2_weight_rowwise = workspace[6];
   void* const fc2_weight_rowwise_scale = workspace[7];
+  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[8];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
@@ -226,7 +229,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? std::optional<Tensor>(h) : std::nullopt, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(

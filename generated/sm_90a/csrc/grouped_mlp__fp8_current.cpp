@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_current.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:f285c055b4839706
+// checksum sha256:fa0b1d4e20b7986a
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -88,7 +88,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
   const Tensor y = empty({T, H}, io, x);
-  const Tensor h = empty({T, 2 * F}, io, x);
+  std::optional<Tensor> h_kept;
+  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) h_kept = empty({T, 2 * F}, io, x);
   std::optional<Tensor> fc2_weight_columnwise;
   if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> fc2_weight_columnwise_scale;
@@ -105,7 +106,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   if (need_dfc1_weight) x_columnwise = empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({E}, ScalarType::Float, x);
-  const std::array<Lifetime, 17> lives{{
+  const std::array<Lifetime, 18> lives{{
       {padded(T * align(H, 16)), 1, 3},  // x_rowwise
       {padded(4 * E), 1, 3},  // x_rowwise_scale
       {padded(4 * E), 1, 1},  // x_amax
@@ -123,6 +124,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(4 * E), 6, 7},  // fc2_weight_rowwise_scale
       {padded(4 * E), 6, 6},  // fc2_weight_amax
       {padded(4 * (384 * E)), 6, 6},  // fc2_weight_partial_amax
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 3, 4},  // h
   }};
   const Workspace workspace(lives, x);
   void* const x_rowwise = workspace[0];
@@ -142,6 +144,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const fc2_weight_rowwise_scale = workspace[14];
   void* const fc2_weight_amax = workspace[15];
   void* const fc2_weight_partial_amax = workspace[16];
+  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[17];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax, x_partial_amax
   {
@@ -252,7 +255,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? std::optional<Tensor>(h) : std::nullopt, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:a85a8d78131c0346
+// checksum sha256:ca1fb627032265ee
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -142,7 +142,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
   const Tensor y = empty({T, H}, io, x);
-  const Tensor h = empty({T, 2 * F}, io, x);
+  const Tensor h_kept = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? empty({T, 2 * F}, io, x) : empty({0}, io, x);
   const Tensor fc2_weight_columnwise = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor fc2_weight_columnwise_scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor a_columnwise = need_dfc2_weight ? empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
@@ -151,7 +151,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const Tensor fc1_weight_columnwise_scale = need_dx ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor x_columnwise = need_dfc1_weight ? empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor x_columnwise_scale = need_dfc1_weight ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const std::array<Lifetime, 12> lives{{
+  const std::array<Lifetime, 13> lives{{
       {padded(T * align(H, 16)), 1, 3},  // x_rowwise
       {padded(4 * E), 1, 3},  // x_rowwise_scale
       {padded(4 * E), 1, 1},  // x_amax
@@ -164,6 +164,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
       {padded(E * H * align(F, 16)), 5, 6},  // fc2_weight_rowwise
       {padded(4 * E), 5, 6},  // fc2_weight_rowwise_scale
       {padded(4 * E), 5, 5},  // fc2_weight_amax
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 3, 4},  // h
   }};
   const Workspace workspace(lives, x);
   void* const x_rowwise = workspace[0];
@@ -178,6 +179,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   void* const fc2_weight_rowwise = workspace[9];
   void* const fc2_weight_rowwise_scale = workspace[10];
   void* const fc2_weight_amax = workspace[11];
+  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[12];
 
   // 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax
   {
@@ -301,7 +303,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? h : empty({0}, io, x), fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:73fb4ebadc39dd31
+// checksum sha256:541bc8d348e754b7
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -93,7 +93,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
   const Tensor y = empty({T, H}, io, x);
-  const Tensor h = empty({T, 2 * F}, io, x);
+  std::optional<Tensor> h_kept;
+  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) h_kept = empty({T, 2 * F}, io, x);
   std::optional<Tensor> fc2_weight_columnwise;
   if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise = empty({E, F, align(H, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> fc2_weight_columnwise_scale;
@@ -118,7 +119,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   if (need_dfc1_weight) x_columnwise_scale = empty({T / 16 + E, H}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_amax;
   if (need_dfc1_weight) x_columnwise_amax = empty({E}, ScalarType::Float, x);
-  const std::array<Lifetime, 21> lives{{
+  const std::array<Lifetime, 22> lives{{
       {padded(T * (align(H, 32) / 2)), 1, 3},  // x_rowwise
       {padded(T * ceildiv(H, 16)), 1, 3},  // x_rowwise_scale
       {padded(4 * E), 1, 5},  // x_rowwise_amax
@@ -140,6 +141,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(4 * (384 * (2 * E))), 8, 8},  // fc2_weight_partial_amax
       {padded(2 * (T * F)), 9, 11},  // a_rowwise_decoded
       {padded(2 * (E * H * F)), 10, 11},  // fc2_weight_rowwise_decoded
+      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 5, 6},  // h
   }};
   const Workspace workspace(lives, x);
   void* const x_rowwise = workspace[0];
@@ -163,6 +165,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const fc2_weight_partial_amax = workspace[18];
   void* const a_rowwise_decoded = workspace[19];
   void* const fc2_weight_rowwise_decoded = workspace[20];
+  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[21];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax
   {
@@ -335,7 +338,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*amax_b=*/floats(pointer(fc2_weight_rowwise_amax)),
             },
             stream));
-  return {y, need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? std::optional<Tensor>(h) : std::nullopt, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax};
+  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(

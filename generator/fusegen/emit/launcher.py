@@ -186,17 +186,8 @@ def _return_type(program: Program) -> str:
 
 
 def _returned(plan: ModulePlan, program: Program) -> str:
-    """What was allocated only if asked for is ready; the rest is kept back where nobody asked."""
-    first = plan.buffer(program.arguments[0].buffer)
-    values = []
-    for result in program.results:
-        name, when = result.buffer, any_of(result.when)
-        if not when or _asked(program, result) == result.when:
-            values.append(name)
-        elif program.returns_none:
-            values.append(f"{when} ? std::optional<Tensor>({name}) : std::nullopt")
-        else:
-            values.append(f"{when} ? {name} : {_nothing(plan, name, first)}")
+    """Results by the names they are allocated under."""
+    values = [_allocated(program, result) for result in program.results]
     return values[0] if len(values) == 1 else f"{{{', '.join(values)}}}" if values else ""
 
 
@@ -262,14 +253,25 @@ def _asked(program: Program, result: Result) -> tuple[str, ...]:
     return writer.wanted(result.buffer) or writer.when if writer else ()
 
 
+def _passing(program: Program) -> tuple[Result, ...]:
+    """Results that steps write whether or not the caller wants them."""
+    return tuple(r for r in program.results if r.when and _asked(program, r) != r.when)
+
+
+def _allocated(program: Program, result: Result) -> str:
+    return f"{result.buffer}_kept" if result in _passing(program) else result.buffer
+
+
 def _allocation(plan: ModulePlan, program: Program, result: Result) -> list[str]:
+    """Results that the caller wants; one that only steps want lies in the workspace."""
     first = plan.buffer(program.arguments[0].buffer)
-    name, source = result.buffer, _empty(plan.buffer(result.buffer), first)
-    asked = any_of(_asked(program, result))
+    name, source = _allocated(program, result), _empty(plan.buffer(result.buffer), first)
+    asked = any_of(result.when or _asked(program, result))
     if not asked:
         return [f"const Tensor {name} = {source};"]
     if not program.returns_none:
-        return [f"const Tensor {name} = {asked} ? {source} : {_nothing(plan, name, first)};"]
+        nothing = _nothing(plan, result.buffer, first)
+        return [f"const Tensor {name} = {asked} ? {source} : {nothing};"]
     return [f"std::optional<Tensor> {name};", f"if ({asked}) {name} = {source};"]
 
 
@@ -280,19 +282,27 @@ def _nothing(plan: ModulePlan, name: str, first: Buffer) -> str:
 
 def _workspace(plan: ModulePlan, program: Program) -> list[str]:
     """One allocation for everything that lives inside the call."""
-    if not program.workspace:
+    passing = {result.buffer: result for result in _passing(program)}
+    names = (*program.workspace, *passing)
+    if not names:
         return []
     writers = {name: step for step in program.steps for name in step.writes}
-    lines = [f"const std::array<Lifetime, {len(program.workspace)}> lives{{{{"]
-    for name in program.workspace:
+    lives, addresses = [], []
+    for index, name in enumerate(names):
         size = f"padded({to_cpp(size_in_bytes(plan.buffer(name)))})"
-        wanted = any_of(writers[name].wanted(name) or writers[name].when)
+        asked = any_of(writers[name].wanted(name) or writers[name].when)
+        value, address = f"{asked} ? {size} : kUnwanted" if asked else size, f"workspace[{index}]"
+        if name in passing:
+            kept = any_of(passing[name].when)
+            rest = f"({value})" if asked else value
+            value = f"{kept} ? kUnwanted : {rest}"
+            address = f"{kept} ? writable({name}_kept) : {address}"
         first, last = program.lifetime(name)
-        bytes_ = f"{wanted} ? {size} : kUnwanted" if wanted else size
-        lines.append(f"    {{{bytes_}, {first}, {last}}},  // {name}")
-    lines += ["}};", f"const Workspace workspace(lives, {program.arguments[0].buffer});"]
-    places = enumerate(program.workspace)
-    return [*lines, *(f"void* const {name} = workspace[{index}];" for index, name in places)]
+        lives.append(f"    {{{value}, {first}, {last}}},  // {name}")
+        addresses.append(f"void* const {name} = {address};")
+    opening = f"const std::array<Lifetime, {len(names)}> lives{{{{"
+    making = f"const Workspace workspace(lives, {program.arguments[0].buffer});"
+    return [opening, *lives, "}};", making, *addresses]
 
 
 def _launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> LaunchStep:

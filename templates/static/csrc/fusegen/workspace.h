@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
 
 #include "layout.h"
 #include "stable.h"
@@ -15,21 +16,21 @@ template <size_t Count>
 class Workspace {
  public:
   Workspace(const std::array<Lifetime, Count>& buffers, const Tensor& like)
-      : buffers_(buffers),
-        layout_(lay_out(buffers)),
-        memory_(empty({layout_.bytes}, ScalarType::Byte, like)) {}
+      : buffers_(buffers), layout_(lay_out(buffers)) {
+    if (layout_.bytes > 0) memory_ = empty({layout_.bytes}, ScalarType::Byte, like);
+  }
 
   // Null where the call does not want it: a kernel with several results writes those that have an
   // address.
   void* operator[](size_t index) const {
-    if (buffers_[index].bytes == kUnwanted) return nullptr;
-    return static_cast<char*>(memory_.mutable_data_ptr()) + layout_.offsets[index];
+    if (!memory_ || buffers_[index].bytes == kUnwanted) return nullptr;
+    return static_cast<char*>(memory_->mutable_data_ptr()) + layout_.offsets[index];
   }
 
  private:
   std::array<Lifetime, Count> buffers_;
   Layout<Count> layout_;
-  Tensor memory_;
+  std::optional<Tensor> memory_;  // none for no bytes
 };
 
 }  // namespace fusegen
