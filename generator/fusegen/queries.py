@@ -94,6 +94,7 @@ def _details(spec: AnySpec) -> dict[str, object]:
                 "archs": list(spec.archs),
                 "modules": list(spec.modules),
                 "recipes": list(spec.recipes),
+                "options": list(spec.options),
             }
         case FusionSpec():
             return {"pass": spec.pass_.value}

@@ -181,8 +181,9 @@ def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, tuple[Cell
     found: dict[str, set[Cell]] = {}
     for name in targets:
         target = specs.targets[known("target", name, specs.targets)]
+        cells = with_options(specs, product(target.modules, target.recipes), target.options)
         for arch in target.archs:
-            found.setdefault(arch, set()).update(product(target.modules, target.recipes))
+            found.setdefault(arch, set()).update(cells)
     return {arch: tuple(sorted(cells)) for arch, cells in found.items()}
 
 

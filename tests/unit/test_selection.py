@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusegen import api, paths, selection
+from fusegen.load import load
 from fusegen.lock import LockError
 from fusegen.naming import Cell
 from fusegen.selection import Selection, SelectionError, UsageError
@@ -317,6 +318,17 @@ def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
         "linear__bf16 cannot be made for sm_80: sm_80 has no kernels for gemm"
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_the_choices_of_a_target_are_those_of_every_module() -> None:
+    specs = load([paths.builtin_specs()])
+    cells = selection.target_cells(specs, ["hopper", "hopper_lean"])["sm_90a"]
+    chosen = [cell for cell in cells if cell.options]
+    assert {cell.recipe for cell in chosen} == {"bf16", "fp8_delayed"}
+    assert {(cell.module, cell.options) for cell in chosen} == {
+        ("grouped_mlp", ("recompute_activations",))
+    }
+    assert len(cells) > len(chosen)
 
 
 # Choices that modules offer

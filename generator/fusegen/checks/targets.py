@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from ..load import Source, SpecSet
 from ..model.source import Problem
 from ..model.specs import TargetSpec
+from ..naming import Cell
+from ..selection import UsageError, with_options
 from .common import unknown
 
 
@@ -24,3 +26,13 @@ def check_target(target: TargetSpec, specs: SpecSet, source: Source) -> Iterator
             yield from unknown(source, key[:-1], word, known, key, index)
             if word in words[:index]:
                 yield source.problem(f"{word!r} is listed twice; remove one", key, index)
+    yield from _options(target, specs, source)
+
+
+def _options(target: TargetSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
+    """Every module offers every choice, and no two are of one option."""
+    for module in sorted({*target.modules} & {*specs.modules}):
+        try:
+            with_options(specs, [Cell(module, "any")], target.options)
+        except UsageError as error:
+            yield source.problem(str(error), "options")

@@ -714,7 +714,11 @@ class ArchSpec:
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class TargetSpec:
-    """A named selection: every listed module with every listed recipe on every listed arch."""
+    """A named selection: every listed module with every listed recipe on every listed arch.
+
+    Attributes:
+        options: choices that every module is generated with.
+    """
 
     edition: Edition
     target: Name
@@ -722,6 +726,7 @@ class TargetSpec:
     archs: tuple[str, ...]
     modules: tuple[str, ...]
     recipes: tuple[str, ...]
+    options: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

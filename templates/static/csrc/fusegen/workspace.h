@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstddef>
-#include <optional>
 
 #include "layout.h"
 #include "stable.h"
@@ -17,20 +16,23 @@ class Workspace {
  public:
   Workspace(const std::array<Lifetime, Count>& buffers, const Tensor& like)
       : buffers_(buffers), layout_(lay_out(buffers)) {
-    if (layout_.bytes > 0) memory_ = empty({layout_.bytes}, ScalarType::Byte, like);
+    if (layout_.bytes == 0) return;
+    memory_ = empty({layout_.bytes}, ScalarType::Byte, like);
+    base_ = static_cast<char*>(memory_.mutable_data_ptr());
   }
 
   // Null where the call does not want it: a kernel with several results writes those that have an
   // address.
   void* operator[](size_t index) const {
-    if (!memory_ || buffers_[index].bytes == kUnwanted) return nullptr;
-    return static_cast<char*>(memory_->mutable_data_ptr()) + layout_.offsets[index];
+    if (base_ == nullptr || buffers_[index].bytes == kUnwanted) return nullptr;
+    return base_ + layout_.offsets[index];
   }
 
  private:
   std::array<Lifetime, Count> buffers_;
   Layout<Count> layout_;
-  std::optional<Tensor> memory_;  // none for no bytes
+  Tensor memory_;
+  char* base_ = nullptr;  // of no bytes
 };
 
 }  // namespace fusegen
