@@ -68,16 +68,21 @@ def _floor(shape: shapes.Expert, dense_rate: float, copy_rate: float) -> float:
 
 
 def _layers(package: Any, shape: shapes.Expert, leaves: list[Tensor]) -> dict[str, torch.nn.Module]:
-    """Ours by contender, one layer for every recipe of the bundle; all share the same weights."""
+    """Ours by contender, a layer for every recipe and choice; all share the same weights."""
     found: dict[str, torch.nn.Module] = {}
-    for cell in common.bundles.cells_of(Path(package.__path__[0]), "grouped_mlp"):
-        recipe = cell.partition("__")[2]
+    folder = Path(package.__path__[0])
+    for cell in common.bundles.cells_of(folder, "grouped_mlp", choices=True):
         layer = common.bundles.load_cell(package, cell).GroupedMLP(
             shape.groups, shape.hidden, shape.intermediate, device=common.DEVICE
         )
         layer.fc1.weight, layer.fc2.weight = leaves[1], leaves[2]
-        found[OURS if recipe == "bf16" else f"{OURS} {recipe}"] = layer
+        found[_label(cell.partition("__")[2])] = layer
     return found
+
+
+def _label(recipe: str) -> str:
+    """Ours by recipe and choices; bf16 without choices has none."""
+    return OURS if recipe == "bf16" else f"{OURS} {recipe.replace('__', ' ')}"
 
 
 def _steps(package: Any, shape: shapes.Expert) -> dict[str, Step]:

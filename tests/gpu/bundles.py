@@ -70,10 +70,10 @@ def quantized_cells(folder: Path, module: str) -> list[str]:
     return [cell for cell in cells_of(folder, module) if not cell.endswith("__bf16")]
 
 
-def cells_of(folder: Path, module: str) -> list[str]:
-    """Cells of a module under every recipe, without further choices, by name."""
+def cells_of(folder: Path, module: str, *, choices: bool = False) -> list[str]:
+    """Cells of a module under every recipe, by name; with further choices only where asked for."""
     cells = sorted(path.stem for path in folder.glob(f"{module}__*.py"))
-    return [cell for cell in cells if cell.count("__") == 1]
+    return [cell for cell in cells if choices or cell.count("__") == 1]
 
 
 def load_bundle(folder: Path, name: str | None = None) -> ModuleType:

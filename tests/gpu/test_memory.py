@@ -20,7 +20,12 @@ from fusegen.resolve import resolve
 FOLDERS = bundles.compiled_bundles()
 MODULES = ("linear", "grouped_linear", "grouped_mlp")
 CELLS = sorted(
-    {cell for folder in FOLDERS for name in MODULES for cell in bundles.cells_of(folder, name)}
+    {
+        cell
+        for folder in FOLDERS
+        for name in MODULES
+        for cell in bundles.cells_of(folder, name, choices=True)
+    }
 )
 SIZES = {"T": 1000, "E": 5, "K": 264, "N": 392, "H": 264, "F": 200}
 SPECS = load([builtin_specs()])
@@ -28,8 +33,7 @@ BLOCK = 512  # PyTorch's allocator rounds to multiples of it
 
 
 def plan_of(arch: str, cell: str) -> ModulePlan:
-    module, _, recipe = cell.partition("__")
-    return resolve(SPECS, arch, [Cell(module, recipe)]).modules[0]
+    return resolve(SPECS, arch, [Cell.parse(cell)]).modules[0]
 
 
 def rounded(count: int) -> int:
