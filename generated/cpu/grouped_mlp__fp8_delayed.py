@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fe2ac6ca87cedef5
+# checksum sha256:9d3d4ba82ebd7747
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -688,8 +688,8 @@ class GroupedMLP(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
-        fc1 = self.fc1
-        fc2 = self.fc2
+        fc1 = self._modules["fc1"]
+        fc2 = self._modules["fc2"]
         return grouped_mlp(
             x,
             fc1.weight,

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ada2c2fa95b8639b
+# checksum sha256:b1dc305a61b2d597
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -689,8 +689,8 @@ class GroupedMLP(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
-        fc1 = self.fc1
-        fc2 = self.fc2
+        fc1 = self._modules["fc1"]
+        fc2 = self._modules["fc2"]
         return grouped_mlp(
             x,
             fc1.weight,

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:30fd99e54084c6ba
+# checksum sha256:95285976218ba634
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e2m1_e2m1_nv_1x16_nv_16x16_fp32; operands are decoded to bfloat16.
@@ -533,8 +533,8 @@ class GroupedMLP(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
-        fc1 = self.fc1
-        fc2 = self.fc2
+        fc1 = self._modules["fc1"]
+        fc2 = self._modules["fc2"]
         return grouped_mlp(
             x,
             fc1.weight,
