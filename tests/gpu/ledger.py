@@ -7,8 +7,8 @@
     python tests/gpu/ledger.py readme [--check]   the support matrix in README.md
 
 A unit is a file of kernels (csrc/kernels/*.cu) or a launcher (csrc/*.cpp). It is known by the hash
-of its text with its own headers put in place and comments taken out, so that a comment makes nothing
-stale and a changed header makes stale exactly what uses it.
+of its text with its own headers put in place and comments taken out, so that a comment makes
+nothing stale and a changed header makes stale exactly what uses it.
 """
 
 from __future__ import annotations
