@@ -12,10 +12,10 @@ from .emit.conversions import QuantizeContext, quantize_context
 from .emit.explain import explain
 from .emit.kernels import (
     DispatchContext,
-    KernelContext,
     SourcesContext,
+    UnitContext,
     dispatch_context,
-    kernel_context,
+    unit_context,
 )
 from .emit.launcher import launcher_context
 from .emit.python import op_name, schema
@@ -23,7 +23,7 @@ from .emit.reference import reference_context
 from .emit.sharding import sharding_context
 from .emit.tests import TestContext, test_context
 from .fileset import Artifact, ArtifactKind, FileSet
-from .model.plan import Kernel, KernelSet, ModulePlan
+from .model.plan import KernelSet, KernelUnit, ModulePlan
 from .model.specs import ArchSpec
 from .render import Renderer
 
@@ -253,9 +253,9 @@ def _compiled(
         dispatch: DispatchContext = dispatch_context(kernels, context.namespace)
         path = f"csrc/dispatch/{kernels.name}.h"
         yield _render(renderer, path, dispatch.template, dispatch, owners, sources)
-        for kernel in kernels.kernels:
-            units.append(f"kernels/{kernel.name}.cu")
-            yield _kernel(renderer, kernel, context.namespace, owners, sources)
+        for unit in kernels.units:
+            units.append(f"kernels/{unit.name}.cu")
+            yield _unit(renderer, unit, context.namespace, owners, sources)
     sources_context = SourcesContext(
         namespace=context.namespace,
         gencode=arch.gencode or "",
@@ -268,17 +268,16 @@ def _compiled(
     )
 
 
-def _kernel(
+def _unit(
     renderer: Renderer,
-    kernel: Kernel,
+    unit: KernelUnit,
     namespace: str,
     owners: tuple[str, ...],
     sources: tuple[str, ...],
 ) -> tuple[str, Artifact]:
-    context: KernelContext = kernel_context(kernel, namespace)
-    return _render(
-        renderer, f"csrc/kernels/{kernel.name}.cu", context.template, context, owners, sources
-    )
+    context: UnitContext = unit_context(unit, namespace)
+    path = f"csrc/kernels/{unit.name}.cu"
+    return _render(renderer, path, context.template, context, owners, sources)
 
 
 def _users(

@@ -42,41 +42,65 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class GemmKernel:
-    """Name of a matrix-product kernel, such as ``gemm_sm90_fprop_bfloat16_pingpong_64x256x64_2x1``.
+class GemmUnit:
+    """Name of the unit of a matrix product, such as ``gemm_sm90_fprop_pingpong_64x256x64_2x1``.
 
-    The first part is the family.  Quantised operands put their variant before the type of the
-    result: ``gemm_fp8_sm90_dgrad_e5m2_e4m3_tensor_split_bfloat16_...``.
+    The first part is the family.  Quantised operands put their variant before the point:
+    ``gemm_fp8_sm90_dgrad_e5m2_e4m3_tensor_split_...``.
     """
 
     family: str
     kind: GemmKind
-    dtype: DType
     point: str
     variant: str = ""
 
+    @property
+    def stem(self) -> str:
+        """The name without the point, which units of one kernel set share: the set's name."""
+        return "_".join((self.family, self.kind.value, *([self.variant] if self.variant else [])))
+
     def __str__(self) -> str:
-        variant = f"{self.variant}_" if self.variant else ""
-        return f"{self.family}_{self.kind.value}_{variant}{self.dtype.value}_{self.point}"
+        return f"{self.stem}_{self.point}"
+
+    @classmethod
+    def parse(cls, text: str) -> GemmUnit:
+        """Inverse of ``str``.  Raises ValueError for text that no unit prints."""
+        kinds = "|".join(kind.value for kind in GemmKind)
+        match = re.fullmatch(rf"(\w+)_({kinds})(?:_(\w+))?_([a-z]+(?:_\d+(?:x\d+)+){{2}})", text)
+        if not match:
+            raise ValueError(f"{text!r} is not <family>_<kind>[_<variant>]_<point>")
+        parse_point(match[4])
+        return cls(match[1], GemmKind(match[2]), match[4], match[3] or "")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GemmKernel:
+    """Name of a unit's kernel for an element type: ``gemm_sm90_fprop_bfloat16_pingpong_...``.
+
+    The type is the result's; it stands before the point.
+    """
+
+    unit: GemmUnit
+    dtype: DType
+
+    def __str__(self) -> str:
+        return f"{self.unit.stem}_{self.dtype.value}_{self.unit.point}"
 
     @classmethod
     def parse(cls, text: str) -> GemmKernel:
         """Inverse of ``str``.  Raises ValueError for text that no kernel prints."""
-        kinds = "|".join(kind.value for kind in GemmKind)
         dtypes = "|".join(dtype.value for dtype in IO_DTYPES)
-        pattern = rf"(\w+)_({kinds})_(?:(\w+)_)?({dtypes})_(\w+)"
-        match = re.fullmatch(pattern, text)
+        match = re.fullmatch(rf"(\w+)_({dtypes})_(\w+)", text)
         if not match:
             raise ValueError(f"{text!r} is not <family>_<kind>[_<variant>]_<dtype>_<point>")
-        parse_point(match[5])
-        return cls(match[1], GemmKind(match[2]), DType(match[4]), match[5], match[3] or "")
+        return cls(GemmUnit.parse(f"{match[1]}_{match[3]}"), DType(match[2]))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ElementKernel:
-    """Name of a kernel with one instantiation per element type: ``<base>_<dtype>``.
+    """Name of a unit's kernel for an element type, where no point follows: ``<base>_<dtype>``.
 
-    The base is ``group_sum`` or ``pointwise_<op>_<direction>``.
+    The base is the unit's name, such as ``group_sum`` or ``pointwise_<op>_<direction>``.
     """
 
     base: str

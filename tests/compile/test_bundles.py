@@ -6,13 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from fusegen.build import BuildReport, build
+from fusegen.build import BuildReport, UnitReport, build
 
 ROOT = Path(__file__).parents[2]
 COMPILED = sorted(path.parents[1] for path in (ROOT / "generated").glob("*/csrc/sources.cmake"))
@@ -25,6 +25,8 @@ PRODUCTS = (
     ("ragged_fp8_gemm", "/gemm_fp8", "QGMMA", "HGMMA"),
     ("ragged_decoded_gemm", "/gemm_decoded", "HGMMA", "QGMMA"),
 )
+# Element types, as names of kernels have them. A unit has the same kernels for each.
+ELEMENTS = ("13__nv_bfloat16", "6__half")
 # Registers a thread may have, by part of the unit's name: as the launch bounds ask for one block of
 # 384 threads to an SM, or two, three or four of 256. Amaxes of groups are three.
 REGISTERS = {
@@ -68,10 +70,8 @@ def built(request: pytest.FixtureRequest) -> BuildReport:
     return report(request.param)
 
 
-def kernel_units(built: BuildReport) -> Iterator[tuple[str, object]]:
-    for unit in built.units:
-        if unit.name.startswith("kernels/"):
-            yield unit.name, unit.report
+def kernel_units(built: BuildReport) -> list[UnitReport]:
+    return [unit for unit in built.units if unit.name.startswith("kernels/")]
 
 
 def test_there_is_a_compiled_bundle() -> None:
@@ -86,11 +86,19 @@ def test_no_warnings_and_no_spills(built: BuildReport) -> None:
             assert kernel.stack == 0, (unit.name, kernel.name)
 
 
-def test_every_kernel_unit_holds_a_kernel(built: BuildReport) -> None:
-    units = [unit for unit in built.units if unit.name.startswith("kernels/")]
+def test_every_kernel_unit_holds_the_kernels_of_each_type(built: BuildReport) -> None:
+    units = kernel_units(built)
     assert units
     for unit in units:
-        assert unit.report.kernels, unit.name
+        names = [kernel.name for kernel in unit.report.kernels]
+        first, *others = (named_for(names, element) for element in ELEMENTS)
+        assert first, unit.name
+        assert all(each == first for each in others), unit.name
+
+
+def named_for(names: Iterable[str], element: str) -> set[str]:
+    """Names of the kernels of an element type, without the type."""
+    return {name.replace(element, "") for name in names if element in name}
 
 
 def test_budgets(built: BuildReport) -> None:
@@ -114,8 +122,6 @@ def check_matrix_instructions(
 ) -> None:
     """Each product multiplies with its own instruction and moves its tiles by bulk copies.
 
-    Products of float16 modules are the same kernels with another conversion at the end.
-
     Args:
         built: the bundle.
         folder: for its parts.
@@ -126,11 +132,13 @@ def check_matrix_instructions(
         seen = {unit.name for unit in known.units}
         old = {part.read_bytes() for part in parts(known, folder / "known")}
     new = [part for part in parts(built, folder / "new") if part.read_bytes() not in old]
-    units = [u.name for u in built.units if "_bfloat16_" in u.name and u.name not in seen]
+    units = [unit.name for unit in kernel_units(built) if unit.name not in seen]
     functions = disassemble(part for part in new if is_product(part.read_bytes()))
     for kernel, unit, instruction, other in PRODUCTS:
         products = {name: text for name, text in functions.items() if kernel in name}
-        assert len(products) == len([name for name in units if unit in name]) > 0
+        count = len([name for name in units if unit in name])
+        assert count > 0 and len(products) == count * len(ELEMENTS)
+        assert all(len([n for n in products if e in n]) == count for e in ELEMENTS)
         for name, text in products.items():
             assert re.search(rf"\b{instruction}\.", text), name
             assert not re.search(rf"\b({other}|HMMA)\.", text), name
@@ -141,8 +149,8 @@ def check_matrix_instructions(
 
 
 def is_product(part: bytes) -> bool:
-    """Whether the machine code of a unit is a product's, of a module that is not float16."""
-    return b"6__half" not in part and any(kernel.encode() in part for kernel, *_ in PRODUCTS)
+    """Whether the machine code of a unit is a product's."""
+    return any(kernel.encode() in part for kernel, *_ in PRODUCTS)
 
 
 def parts(built: BuildReport, folder: Path) -> list[Path]:

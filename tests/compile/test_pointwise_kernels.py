@@ -16,17 +16,16 @@ from fusegen import api
 from .quantize_harness import CSRC, HERE, ROOT, Buffer, Long, Pointer, address
 
 KERNELS = ROOT / "generated" / "sm_90a" / "csrc" / "kernels"
-NAMES = tuple(
-    f"pointwise_{op}_{direction}_{dtype}"
+UNITS = tuple(
+    f"pointwise_{op}_{direction}"
     for op in ("silu", "swiglu", "scaled_swiglu")
     for direction in ("forward", "backward")
-    for dtype in ("bfloat16", "float16")
 )
 ALTERNATING = tuple(
     name.replace("_forward", "_interleaved_32_forward").replace(
         "_backward", "_interleaved_32_backward"
     )
-    for name in NAMES
+    for name in UNITS
     if "swiglu" in name
 )
 # Of a row: one vector, one lane's worth, what a warp loads at once and its neighbours, many pieces.
@@ -46,7 +45,7 @@ class _Arguments(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Every kernel unit, each compiled by itself, behind a C function of its name."""
+    """Every kernel unit, each compiled by itself, behind C functions of its kernels' names."""
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "this test compiles C++: install g++"
     folder = tmp_path_factory.mktemp("pointwise_kernels")
@@ -54,18 +53,25 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     flags = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
     flags += ["-Wno-unknown-pragmas", *(f"-I{each}" for each in (HERE / "cuda_on_cpu", CSRC))]
     objects = []
-    for name in (*NAMES, *ALTERNATING):
+    for name in (*UNITS, *ALTERNATING):
         source = folder / f"{name}.cpp"
-        source.write_text(
-            f'#include "{(alternating if name in ALTERNATING else KERNELS) / name}.cu"\n'
-            f'extern "C" int {name}(const fusegen::PointwiseArguments* in) {{\n'
-            f"  return fusegen_sm_90a::{name}(*in, nullptr).code;\n}}\n"
-        )
+        unit = (alternating if name in ALTERNATING else KERNELS) / f"{name}.cu"
+        source.write_text(f'#include "{unit}"\n{_functions(name)}')
         objects.append(str(source.with_suffix(".o")))
         subprocess.run([compiler, *flags, "-c", str(source), "-o", objects[-1]], check=True)
     output = folder / "kernels.so"
     subprocess.run([compiler, "-shared", *objects, "-o", str(output)], check=True)
     return ctypes.CDLL(str(output))
+
+
+def _functions(unit: str) -> str:
+    """A C function for the kernel of each element type."""
+    names = (f"{unit}_{dtype}" for dtype in ("bfloat16", "float16"))
+    return "".join(
+        f'extern "C" int {name}(const fusegen::PointwiseArguments* in) {{\n'
+        f"  return fusegen_sm_90a::{name}(*in, nullptr).code;\n}}\n"
+        for name in names
+    )
 
 
 def _alternating_kernels(folder: Path) -> Path:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusegen.emit.kernels import kernel_context
+from fusegen.emit.kernels import unit_context
 from fusegen.load import load
-from fusegen.model.plan import Access, Kernel, PointwiseOperand
+from fusegen.model.plan import Access, KernelUnit, PointwiseOperand
 from fusegen.naming import Cell
 from fusegen.paths import builtin_specs, builtin_templates
 from fusegen.render import Renderer
@@ -71,9 +71,9 @@ class _Merged(ctypes.Structure):
 
 
 @cache
-def _kernel(module: str, direction: str) -> Kernel:
+def _unit(module: str, direction: str) -> KernelUnit:
     plan = resolve_module(load([builtin_specs()]), Cell(module, "bf16"), "sm_90a")
-    return next(kernel for kernel in plan.kernels if f"_{direction}_" in f"{kernel.name}_")
+    return next(unit for unit in plan.units if f"_{direction}_" in f"{unit.name}_")
 
 
 def _without_launch_sizes(folder: Path) -> Path:
@@ -94,7 +94,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     renderer = Renderer([builtin_templates()])
     text, cases = "", ""
     for i, (module, direction) in enumerate(MATHS):
-        context = kernel_context(_kernel(module, direction), "")
+        context = unit_context(_unit(module, direction), "")
         math = renderer.render("csrc/expression.cu.j2", context)
         costed = f"struct Costed : Math {{ static constexpr int cost = {context.cost}; }};"
         text += f"namespace math_{i} {{\n{math}\n{costed}\n}}\n"
@@ -128,7 +128,7 @@ class Expression:
     splits: Tensor | None
 
     def __post_init__(self) -> None:
-        math = _kernel(*MATHS[self.number]).pointwise
+        math = _unit(*MATHS[self.number]).pointwise
         assert math is not None
         self.math = math
         rng = torch.Generator().manual_seed(self.rows + self.columns)

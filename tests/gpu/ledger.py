@@ -6,9 +6,9 @@
     python tests/gpu/ledger.py check              exit code 1 if anything that ran is stale
     python tests/gpu/ledger.py readme [--check]   the support matrix in README.md
 
-A unit is a kernel (csrc/kernels/*.cu) or a launcher (csrc/*.cpp). It is known by the hash of its
-text with its own headers put in place and comments taken out, so that a comment makes nothing
-stale and a changed header makes stale exactly what uses it.
+A unit is a file of kernels (csrc/kernels/*.cu) or a launcher (csrc/*.cpp). It is known by the hash
+of its text with its own headers put in place and comments taken out, so that a comment makes
+nothing stale and a changed header makes stale exactly what uses it.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _gemm_case(programs: Any, kind: str, sizes: selection.Reach, element: str) -
 
 
 def gemm_cases(bundle: Any, folder: Path) -> Iterator[Case]:
-    """One case per matrix kernel, named as its unit is."""
+    """One case per matrix kernel, by its name."""
     from programs import Programs
 
     done = set()

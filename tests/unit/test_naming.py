@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fusegen.load import load
 from fusegen.model.dtypes import IO_DTYPES, DType
-from fusegen.model.plan import Kernel, ModulePlan
+from fusegen.model.plan import KernelUnit, ModulePlan
 from fusegen.model.primitives import GemmKind
 from fusegen.model.source import Loc
 from fusegen.model.specs import PointSpec, Schedule
@@ -19,6 +19,7 @@ from fusegen.naming import (
     Cell,
     ElementKernel,
     GemmKernel,
+    GemmUnit,
     camel,
     default_namespace,
     gradient,
@@ -66,7 +67,9 @@ VARIANT = st.sampled_from(("", "e4m3_e4m3_tensor_fast", "e5m2_e4m3_block_1x128_b
 def test_gemm_kernels_are_read_back(
     family: str, kind: GemmKind, dtype: DType, point: PointSpec, variant: str
 ) -> None:
-    kernel = GemmKernel(f"{family}_sm90", kind, dtype, point.name, variant)
+    unit = GemmUnit(f"{family}_sm90", kind, point.name, variant)
+    assert GemmUnit.parse(str(unit)) == unit
+    kernel = GemmKernel(unit, dtype)
     assert GemmKernel.parse(str(kernel)) == kernel
 
 
@@ -94,6 +97,11 @@ def test_what_is_no_cell_is_refused(text: str) -> None:
     [
         (parse_point, "cooperative_128x256_2x1"),
         (parse_point, "sideways_128x256x64_2x1"),
+        (GemmUnit.parse, "gemm_sm90_fprop"),
+        (GemmUnit.parse, "gemm_sm90_fprop_x"),
+        (GemmUnit.parse, "gemm_sm90_fprop_sideways_1x1x1_1x1"),
+        (GemmUnit.parse, "gemm_sm90_fprop_cooperative_1x1x1_1x1_bfloat16"),
+        (GemmKernel.parse, "gemm_sm90_fprop_cooperative_1x1x1_1x1"),
         (GemmKernel.parse, "gemm_sm90_fprop_bfloat16"),
         (GemmKernel.parse, "gemm_sm90_fprop_bfloat16_x"),
         (GemmKernel.parse, "gemm_sm90_sum_bfloat16_cooperative_1x1x1_1x1"),
@@ -111,26 +119,33 @@ def test_every_name_of_every_plan_is_read_back() -> None:
     gemms = elements = 0
     for plan in plans():
         assert str(Cell.parse(plan.cell)) == plan.cell
-        for kernel in plan.kernels:
-            if kernel.point is None:
+        for unit in plan.units:
+            assert unit.kernels, unit.name
+            if unit.point is None:
                 elements += 1
-                assert str(ElementKernel.parse(kernel.name)) == kernel.name
-                assert ElementKernel.parse(kernel.name).dtype is kernel.dtype
+                for kernel in unit.kernels:
+                    assert ElementKernel.parse(kernel.name) == ElementKernel(
+                        unit.name, kernel.dtype
+                    )
                 continue
             gemms += 1
-            parsed = GemmKernel.parse(kernel.name)
-            assert str(parsed) == kernel.name
-            assert (parsed.kind, parsed.dtype) == (kernel.kind, kernel.dtype)
-            assert parse_point(parsed.point) == kernel.point
+            parsed = GemmUnit.parse(unit.name)
+            assert str(parsed) == unit.name
+            assert (parsed.kind, parse_point(parsed.point)) == (unit.kind, unit.point)
+            for kernel in unit.kernels:
+                assert GemmKernel.parse(kernel.name) == GemmKernel(parsed, kernel.dtype)
+                assert str(GemmKernel(parsed, kernel.dtype)) == kernel.name
     assert gemms > 5
     assert elements > 5
 
 
 def test_no_two_things_share_a_name() -> None:
     everything = plans()
-    kernels = {kernel.name: kernel for plan in everything for kernel in plan.kernels}
-    for kernel in (kernel for plan in everything for kernel in plan.kernels):
-        assert _device_code(kernels[kernel.name]) == _device_code(kernel)
+    units = {unit.name: unit for plan in everything for unit in plan.units}
+    for unit in (unit for plan in everything for unit in plan.units):
+        assert _device_code(units[unit.name]) == _device_code(unit)
+    kernels = [kernel.name for unit in units.values() for kernel in unit.kernels]
+    assert len(set(kernels)) == len(kernels)
     cells = [(plan.arch, plan.cell) for plan in everything]
     assert len(set(cells)) == len(cells)
     for plan in everything:
@@ -145,12 +160,12 @@ def test_no_two_things_share_a_name() -> None:
         assert len(set(keywords)) == len(keywords)
 
 
-def _device_code(kernel: Kernel) -> object:
-    """What a kernel is made of; the buffers that a module gives it are no part of it."""
-    math = kernel.pointwise
+def _device_code(unit: KernelUnit) -> object:
+    """What a unit is made of; the buffers that a module gives its kernels are no part of it."""
+    math = unit.pointwise
     values = (*math.operands, *math.results) if math else ()
     signature = tuple((value.symbol, value.access, value.dtype) for value in values)
-    named = (kernel.template, kernel.variant, kernel.dtype, kernel.kind, kernel.point)
+    named = (unit.template, unit.variant, unit.kernels, unit.kind, unit.point)
     return named, signature, (math.attributes, math.cuda) if math else ()
 
 

@@ -8,8 +8,8 @@ from ..model import dtypes
 from ..model.dtypes import DType
 from ..model.plan import (
     Access,
-    Kernel,
     KernelSet,
+    KernelUnit,
     PointwiseOperand,
     SelectionRule,
     Variant,
@@ -88,13 +88,20 @@ class QuantizedText:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelContext:
+class KernelFunction:
+    """A function of a kernel unit: its name and the element type it is instantiated for."""
+
+    name: str
+    element: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitContext:
     """Everything a kernel unit states; ``template`` is named after the kernel family."""
 
     template: str
     namespace: str
-    name: str
-    element: str
+    kernels: tuple[KernelFunction, ...]
     kind: str
     tile: str
     cluster: int
@@ -148,26 +155,25 @@ def _rule(rule: SelectionRule, last: bool) -> DispatchRule:
     )
 
 
-def kernel_context(kernel: Kernel, namespace: str) -> KernelContext:
-    """What ``csrc/kernels/<kernel>.cu`` states."""
-    point, math = kernel.point, kernel.pointwise
-    return KernelContext(
-        template=f"csrc/{kernel.template}.cu.j2",
+def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
+    """What ``csrc/kernels/<unit>.cu`` states."""
+    point, math = unit.point, unit.pointwise
+    return UnitContext(
+        template=f"csrc/{unit.template}.cu.j2",
         namespace=namespace,
-        name=kernel.name,
-        element=dtypes.info(kernel.dtype).cuda,
-        kind=kernel.kind.value if kernel.kind else "",
+        kernels=tuple(KernelFunction(k.name, dtypes.info(k.dtype).cuda) for k in unit.kernels),
+        kind=unit.kind.value if unit.kind else "",
         tile=", ".join(str(extent) for extent in point.tile) if point else "",
         cluster=point.cluster[0] * point.cluster[1] if point else 1,
         schedule=point.schedule.value if point else "",
-        store=kernel.variant.store.value if kernel.variant else Store.IO.value,
+        store=unit.variant.store.value if unit.variant else Store.IO.value,
         formula=math.formula if math else "",
         cost=math.cost if math else 0,
         operands=_operands(math.operands) if math else (),
         results=_operands(math.results) if math else (),
         scalars=math.attributes if math else (),
         body=math.cuda if math else (),
-        quantized=_quantized_text(kernel.variant),
+        quantized=_quantized_text(unit.variant),
     )
 
 

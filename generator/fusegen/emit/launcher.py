@@ -109,6 +109,7 @@ class LauncherContext:
     exact: str
     ranges: bool
     headers: tuple[str, ...]
+    has_workspace: bool
     programs: tuple[LaunchProgram, ...]
 
 
@@ -120,6 +121,7 @@ def any_of(when: tuple[str, ...]) -> str:
 def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> LauncherContext:
     """What ``csrc/<cell>.cpp`` states."""
     assert arch.capability is not None
+    programs = tuple(_launch_program(view, program) for view, program in plan.ops)
     return LauncherContext(
         cell=plan.cell,
         summary=plan.summary,
@@ -130,7 +132,8 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
         exact="true" if arch.name.endswith("a") else "false",
         ranges=plan.ranges,
         headers=tuple(sorted(kernels.name for kernels in plan.kernel_sets)),
-        programs=tuple(_launch_program(view, program) for view, program in plan.ops),
+        has_workspace=any(program.workspace for program in programs),
+        programs=programs,
     )
 
 

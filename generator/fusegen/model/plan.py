@@ -473,12 +473,22 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel instantiation: one translation unit.
+    """One kernel instantiation: a function of its unit, by its name and element type."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUnit:
+    """One translation unit: a configuration, instantiated for every element type that it serves.
+
+    Types share a unit, because a compiler spends most of its time on headers, once per unit.
 
     Attributes:
-        name: full name, also of the file and the exported function.
+        name: also of the file.
         template: name of its templates.
-        dtype: element type.
+        kernels: one per element type.
         kind: of a product.
         point: configuration of a product.
         pointwise: math of a pointwise kernel.
@@ -487,7 +497,7 @@ class Kernel:
 
     name: str
     template: str
-    dtype: DType
+    kernels: tuple[Kernel, ...]
     kind: GemmKind | None = None
     point: PointSpec | None = None
     pointwise: Pointwise | None = None
@@ -511,7 +521,7 @@ class KernelSet:
         name: of the dispatch function and its header.
         template: name of its templates.
         kind: of a product.
-        kernels: every instantiation.
+        units: every configuration, each with all of its instantiations.
         row_alignment: elements that innermost dimensions must be multiples of.
         rules: in order, the last one unconditional.
     """
@@ -519,9 +529,14 @@ class KernelSet:
     name: str
     template: str
     kind: GemmKind | None
-    kernels: tuple[Kernel, ...]
+    units: tuple[KernelUnit, ...]
     rules: tuple[SelectionRule, ...]
     row_alignment: int = 1
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every instantiation."""
+        return tuple(kernel for unit in self.units for kernel in unit.kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -776,11 +791,14 @@ class ModulePlan:
         )
 
     @property
+    def units(self) -> tuple[KernelUnit, ...]:
+        """Every translation unit of kernels, each once."""
+        return tuple({unit.name: unit for each in self.kernel_sets for unit in each.units}.values())
+
+    @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel instantiation, each once."""
-        return tuple(
-            {kernel.name: kernel for each in self.kernel_sets for kernel in each.kernels}.values()
-        )
+        return tuple(kernel for unit in self.units for kernel in unit.kernels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..model.dtypes import IO_DTYPES, DType
-from ..model.plan import Buffer, Kernel, KernelSet, SelectionRule, Step, Variant
+from ..model.plan import (
+    Buffer,
+    Kernel,
+    KernelSet,
+    KernelUnit,
+    SelectionRule,
+    Step,
+    Variant,
+)
 from ..model.predicate import Predicate
 from ..model.primitives import (
     COPYING,
@@ -29,7 +37,7 @@ from ..model.specs import (
     Rounding,
     Store,
 )
-from ..naming import ElementKernel, GemmKernel
+from ..naming import ElementKernel, GemmKernel, GemmUnit
 from .draft import Draft, NotPossible
 
 DECODED = Variant((DType.BFLOAT16,), (), ())
@@ -220,39 +228,28 @@ def kernel_set(
     base = step.pointwise.kernel if step.pointwise else name
     base = f"{base}_quantize" if step.parts else base
     base = f"{base}_{variant}" if variant else base
-    kernels = tuple(
-        Kernel(
-            str(ElementKernel(base, dtype)),
-            template,
-            dtype,
-            pointwise=step.pointwise,
-            variant=variant,
-        )
-        for dtype in IO_DTYPES
-    )
-    named = tuple((kernel.dtype, kernel.name) for kernel in kernels)
-    rules = (SelectionRule(Predicate(()), "", named),)
-    return KernelSet(base, template, None, kernels, rules, family.row_alignment)
+    kernels = tuple(Kernel(str(ElementKernel(base, dtype)), dtype) for dtype in IO_DTYPES)
+    unit = KernelUnit(base, template, kernels, pointwise=step.pointwise, variant=variant)
+    rules = (_rule(Predicate(()), "", kernels),)
+    return KernelSet(base, template, None, (unit,), rules, family.row_alignment)
+
+
+def _rule(when: Predicate, point: str, kernels: tuple[Kernel, ...]) -> SelectionRule:
+    return SelectionRule(when, point, tuple((kernel.dtype, kernel.name) for kernel in kernels))
 
 
 def _gemm_set(
     family: str, template: str, kind: GemmKind, spec: KindSpec, variant: Variant | None
 ) -> KernelSet:
     words = str(variant) if variant else ""
-
-    def named(dtype: DType, point: str) -> str:
-        return str(GemmKernel(family, kind, dtype, point, words))
-
-    kernels = tuple(
-        Kernel(named(dtype, point.name), template, dtype, kind, point, variant=variant)
-        for point in spec.points
-        for dtype in IO_DTYPES
+    names = [GemmUnit(family, kind, point.name, words) for point in spec.points]
+    kernels = [
+        tuple(Kernel(str(GemmKernel(name, dtype)), dtype) for dtype in IO_DTYPES) for name in names
+    ]
+    units = tuple(
+        KernelUnit(str(name), template, each, kind, point, variant=variant)
+        for name, each, point in zip(names, kernels, spec.points, strict=True)
     )
-    rules = tuple(
-        SelectionRule(
-            rule.when, rule.use, tuple((dtype, named(dtype, rule.use)) for dtype in IO_DTYPES)
-        )
-        for rule in spec.select
-    )
-    name = "_".join((family, kind.value, *([words] if words else [])))
-    return KernelSet(name, template, kind, kernels, rules)
+    of_point = {name.point: each for name, each in zip(names, kernels, strict=True)}
+    rules = tuple(_rule(each.when, each.use, of_point[each.use]) for each in spec.select)
+    return KernelSet(names[0].stem, template, kind, units, rules)
