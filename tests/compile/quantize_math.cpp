@@ -27,7 +27,9 @@ void encode_e5m2(const float* values, uint8_t* codes, long count) {
   encode_all<E5M2>(values, codes, count);
 }
 void encode_e2m1(const float* values, uint8_t* codes, long count) {
-  for (long i = 0; i < count; ++i) codes[i] = uint8_t(e2m1_codes<1>(values + i, NearestE2M1{}, 0));
+  for (long i = 0; i < count; ++i) {
+    codes[i] = uint8_t(e2m1_codes<1>(values + i, NearestE2M1{}, 0) & 0xF);
+  }
 }
 void decode_e4m3(float* values) { decode_all<E4M3>(values); }
 void decode_e5m2(float* values) { decode_all<E5M2>(values); }

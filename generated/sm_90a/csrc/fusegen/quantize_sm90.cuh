@@ -39,6 +39,9 @@ class TileQuantizer : TileWriter<Config> {
   __device__ void run(const Source& source, bool find_amaxes) {
     source.load(values_, in_, first_row(), column_, past() ? 0 : slice().rows());
     let_next_kernel_start();
+    if constexpr (Config::kStochastic) {  // while the loads are under way
+      if (in_.rowwise.data != nullptr && has_rows()) this->draw_rows();
+    }
     if (kGroupAmax && in_.scale == nullptr && find_amaxes) find_group_factors();
     if (in_.folded_amax != nullptr) this->fold_amax();
     if (in_.row_sums != nullptr) this->sum_rows();
@@ -153,21 +156,13 @@ class TileQuantizer : TileWriter<Config> {
 
   // ---- one scale for a group or a square block
 
-  // Codes of 8 bits are the same in both copies: 4 x 4 of them are turned over in registers.
+  // Codes are the same in both copies: they are turned over in registers.
   __device__ void quantize_with(const Scale& scale) {
-    if constexpr (Format::kBits == 8) {
-      uint32_t codes[kWarpRows];
+    uint32_t codes[kWarpRows];
 #pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) codes[r] = encode_row(r, scale.factor);
-      if (in_.rowwise.data != nullptr) store_rows([&](int r) { return codes[r]; });
-      if (in_.columnwise.data != nullptr) this->stage_turned(codes);
-    } else {
-      const Scale scales[kLaneColumns] = {scale, scale, scale, scale};
-      if (in_.rowwise.data != nullptr) {
-        store_rows([&](int r) { return encode_row(r, scale.factor); });
-      }
-      if (in_.columnwise.data != nullptr) stage_columns(scales);
-    }
+    for (int r = 0; r < kWarpRows; ++r) codes[r] = encode_row(r, scale.factor);
+    if (in_.rowwise.data != nullptr) store_rows([&](int r) { return codes[r]; });
+    if (in_.columnwise.data != nullptr) this->stage_turned(codes);
   }
 
   __device__ Scale shared_scale() {

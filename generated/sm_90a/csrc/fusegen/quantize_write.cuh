@@ -87,6 +87,9 @@ class TileWriter {
   // Sums have a fixed order.
 
   __device__ void sum_rows() {
+    const Slice& front = shared_.slices[0];
+    const bool one_group = front.group == shared_.slices[kWarps - 1].group;
+    if (one_group && (front.rows() == 0 || front.group == groups_.groups)) return;
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
       float sum = 0.0f;
@@ -98,6 +101,12 @@ class TileWriter {
     const int column = first_column_ + threadIdx.x;
     if (threadIdx.x >= kTileColumns || column >= columns_) return;
     float sum = 0.0f;
+    if (one_group) {
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += shared_.sums[w][threadIdx.x];
+      in_.row_sums[segment(front) * columns_ + column] = sum;
+      return;
+    }
     bool has_rows = false;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
@@ -132,7 +141,6 @@ class TileWriter {
     const uint32_t pitch = uint32_t(in_.rowwise.pitch);
     uint8_t* to = opaque(static_cast<uint8_t*>(in_.rowwise.data) +
                          first_row() * in_.rowwise.pitch + column_ * Format::kBits / 8);
-    if constexpr (Config::kStochastic) draw_rows();
 #pragma unroll
     for (int first = 0; first < kWarpRows; first += kAtOnce) {
       Codes codes[kAtOnce];
@@ -223,7 +231,19 @@ class TileWriter {
 
   // The same from codes of rows.
   __device__ void stage_turned(const uint32_t (&codes)[kWarpRows]) {
-    uint32_t words[kLaneColumns][4];
+    uint32_t words[kLaneColumns][Config::kRunWords];
+    if constexpr (Format::kBits == 8) {
+      turn_bytes(codes, words);
+    } else {
+      turn_nibbles(codes, words);
+    }
+#pragma unroll
+    for (int c = 0; c < kLaneColumns; ++c) stage(words[c], c);
+  }
+
+  // 4 x 4 codes at a time.
+  static __device__ __forceinline__ void turn_bytes(const uint32_t (&codes)[kWarpRows],
+                                                    uint32_t (&words)[kLaneColumns][4]) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const uint32_t* rows = codes + 4 * w;
@@ -236,8 +256,30 @@ class TileWriter {
       words[2][w] = __byte_perm(high01, high23, 0x5410);
       words[3][w] = __byte_perm(high01, high23, 0x7632);
     }
+  }
+
+  // Bytes of even and of odd rows, each of two columns beside each other, are put together; then
+  // nibbles change places.
+  static __device__ __forceinline__ void turn_nibbles(const uint32_t (&codes)[kWarpRows],
+                                                      uint32_t (&words)[kLaneColumns][2]) {
+    constexpr uint32_t kLow = 0x0F0F0F0Fu;
 #pragma unroll
-    for (int c = 0; c < kLaneColumns; ++c) stage(words[c], c);
+    for (int w = 0; w < 2; ++w) {
+      uint32_t pairs[2][2];  // of columns; of even and odd rows
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const uint32_t* rows = codes + 8 * w + odd;
+        const uint32_t first = __byte_perm(rows[0], rows[2], 0x5140);
+        const uint32_t last = __byte_perm(rows[4], rows[6], 0x5140);
+        pairs[0][odd] = __byte_perm(first, last, 0x5410);
+        pairs[1][odd] = __byte_perm(first, last, 0x7632);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        words[2 * i][w] = (pairs[i][0] & kLow) | ((pairs[i][1] << 4) & ~kLow);
+        words[2 * i + 1][w] = ((pairs[i][0] >> 4) & kLow) | (pairs[i][1] & ~kLow);
+      }
+    }
   }
 
   // Where piece `piece` of 16 bytes of a column of the tile stands.

@@ -70,10 +70,12 @@ struct QuantizeConfig {
   static constexpr int kRunWords = 16 * Format::kBits / 32;  // 16 codes
   // Registers of what follows a block's loads decide; more blocks on an SM overlap more of them.
   static constexpr int kBlocksPerSm = stochastic ? 3 : 4;
-  // Tiles beside each other that a block makes, one after the other. What comes before the first is
-  // long where blocks have a scale of the group above them; otherwise a longer tail would cost more.
-  // Random numbers leave no register for a second one.
-  static constexpr int kColumnTiles = kRule == quantizing::Rule::nvfp4 && !stochastic ? 2 : 1;
+  // Tiles beside each other that a block makes, one after the other: they share what comes before the
+  // first, which is long where blocks have a scale of the group above them. Otherwise a longer tail
+  // would cost more, but for the recipe whose tiles take longest where groups are many.
+  static constexpr int kColumnTiles = kRule == quantizing::Rule::nvfp4            ? (stochastic ? 2 : 4)
+                                      : scaling_ == Scaling::block_1x128 ? 2
+                                                                         : 1;
 
   static_assert(!stochastic || Format::kBits == 4, "stochastic rounding is defined for E2M1");
   static_assert(!transformed || scaling_ == Scaling::nv_1x16, "transforms span 16 rows, a block");
@@ -156,10 +158,13 @@ __device__ __forceinline__ void encode_values(uint32_t* words, const float (&sca
 }
 
 // The space that tiles walk: groups start where they do in the columnwise copy, or at whole blocks of
-// rows if those are longer. Of matrices it has the padding of the longest copy, too.
+// rows where there are such and if those are longer. Of matrices it has the padding of the longest
+// copy, too.
 template <class Config>
 __host__ __device__ inline Space work_space(const QuantizeArguments& in) {
-  const int64_t align = in.row_align > Config::kBlock ? in.row_align : Config::kBlock;
+  const bool spans_rows = Config::kSquare || in.columnwise.data != nullptr;
+  const int64_t block = spans_rows ? Config::kBlock : 1;
+  const int64_t align = in.row_align > block ? in.row_align : block;
   if (in.split_sizes != nullptr) return {int32_t(align), 0};
   int64_t length = in.rows;
   if (in.columnwise.data != nullptr) {

@@ -201,20 +201,20 @@ FUSEGEN_INLINE uint32_t sign_bits(float product) {
   return bits_of(product);
 }
 
-// Codes of E2M1 are equidistant below 2, up to 4 and up to 6; continued, each of the three lines
-// lies above the others outside its part. So a code is the least of three sums whose unit in the
-// last place is the distance of codes, nearest even.
+// Codes of E2M1 are 1/2 apart below 2, 1 up to 4 and 2 up to 6, as is the unit in the last place of a
+// sum that passes a power of two there: 2^23 at 2 in `fine`, 2^24 at 4 in `coarse`. Sums are rounded to
+// nearest even; below 4 `coarse` is never less than `fine`, above never more.
 struct NearestE2M1 {
   static constexpr int kMost = 8;  // codes to a sum
-  static constexpr float kOne = 8388608.0f;  // 2^23: its unit in the last place is 1
-  static constexpr uint32_t kSurplus = 0x4B000000u;  // of a term: kOne's bits
+  static constexpr float kFine = 8388606.0f, kCoarse = 16777212.0f;  // 2^23 - 2, 2^24 - 4
+  static constexpr uint32_t kSurplus = 0x4AFFFFFCu;  // of a term: kFine's bits
 
   FUSEGEN_INLINE uint32_t operator()(int, float value) const {
+    constexpr uint32_t kCoarseSurplus = 0x4B7FFFFCu - 2;  // kCoarse's bits, which stand for 2
     const float magnitude = e2m1_magnitude(value);
-    const uint32_t fine = bits_of(add_product(magnitude, 2.0f, kOne));
-    const uint32_t middle = bits_of(magnitude + (kOne + 2.0f));
-    const uint32_t coarse = bits_of(add_product(magnitude, 0.5f, kOne + 4.0f));
-    return least_of(least_of(fine, middle), coarse);
+    const uint32_t fine = bits_of(magnitude + kFine);
+    const uint32_t coarse = bits_of(magnitude + kCoarse) - (kCoarseSurplus - kSurplus);
+    return least_of(coarse, fine);
   }
 };
 
