@@ -222,6 +222,7 @@ def test_conditions(tmp_path: Path) -> None:
             ("{recipes: [bf16]}", True),
             ("{quantized: false}", True),
             ("{quantized: true}", False),
+            ("{options: {save: recompute}}", False),
         ]
     ):
         folder = tmp_path / str(index)

@@ -781,12 +781,14 @@ class FusionConditions:
         recipes: with these.
         quantized: with recipes that quantise a role, or with those that quantise none.
         amax_pass: with recipes some role of which needs one, or with those where none does.
+        options: of modules.
     """
 
     archs: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
     quantized: bool | None = None
     amax_pass: bool | None = None
+    options: Mapping[OptionName, Name] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)

@@ -40,6 +40,7 @@ def admits(fusion: FusionSpec, arch: str, recipe: RecipeSpec) -> bool:
         and (not when.recipes or recipe.name in when.recipes)
         and when.quantized in (None, bool(recipe.roles))
         and when.amax_pass in (None, recipe.amax_pass)
+        and not when.options
     )
 
 
