@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b60babc90611e53a
+# checksum sha256:03b975b4b82d2175
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -314,13 +314,14 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_row
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast
-    depth >= 12288: cooperative_128x256x128_2x1
-    mean_group_tokens >= 384: pingpong_128x192x128_2x1
+    rows >= 24576: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   gemm_fp8_split_sm90_dgrad_e4m3_e4m3_row_split_128
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128
-    columns >= 256: cooperative_128x256x128_2x1
+    mean_group_tokens < 384: cooperative_128x128x128_2x1
+    groups >= 3: cooperative_128x256x128_2x1
+    columns >= 3072: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
 """

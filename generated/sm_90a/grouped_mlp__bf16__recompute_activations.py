@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d1c5761b6618eb11
+# checksum sha256:b75126a1259ac3d3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -403,18 +403,20 @@ saved for the backward, each only if a gradient that needs it is asked for
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop
+    rows < 6144: pingpong_128x128x64_2x1
     depth >= 6144: cooperative_128x256x64_2x1
-    mean_group_tokens >= 384: pingpong_128x192x64_2x1
+    columns >= 1280: pingpong_128x192x64_2x1
     always: pingpong_128x128x64_2x1
   pointwise_scaled_swiglu_forward
     always: the only one
   gemm_sm90_dgrad
-    depth >= 6144: cooperative_128x256x64_2x1
-    mean_group_tokens >= 384: pingpong_128x192x64_2x1
+    depth < 3072: pingpong_128x128x64_2x1
+    rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
   gemm_sm90_wgrad
-    mean_group_tokens >= 3072: cooperative_128x256x64_2x1
-    mean_group_tokens >= 384: pingpong_128x192x64_2x1
+    tokens < 6144: pingpong_128x128x64_2x1
+    columns >= 1536: pingpong_128x192x64_2x1
+    tokens >= 393216: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
   group_sum
     always: the only one

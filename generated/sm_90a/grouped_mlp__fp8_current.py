@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:f686959877b6f4ea
+# checksum sha256:359656794bebd2c4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -564,8 +564,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
-    depth >= 12288: cooperative_128x256x128_2x1
-    mean_group_tokens >= 384: pingpong_128x192x128_2x1
+    rows >= 24576: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   pointwise_scaled_swiglu_forward
     always: the only one
@@ -575,7 +574,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128
-    columns >= 256: cooperative_128x256x128_2x1
+    mean_group_tokens < 384: cooperative_128x128x128_2x1
+    groups >= 3: cooperative_128x256x128_2x1
+    columns >= 3072: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   pointwise_scaled_swiglu_backward
     always: the only one

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b1dc305a61b2d597
+# checksum sha256:cff49a646cc3aa39
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -828,8 +828,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
-    depth >= 12288: cooperative_128x256x128_2x1
-    mean_group_tokens >= 384: pingpong_128x192x128_2x1
+    rows >= 24576: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   quantize_sm90_e5m2_tensor
     always: the only one
@@ -837,7 +836,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128
-    columns >= 256: cooperative_128x256x128_2x1
+    mean_group_tokens < 384: cooperative_128x128x128_2x1
+    groups >= 3: cooperative_128x256x128_2x1
+    columns >= 3072: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   pointwise_scaled_swiglu_forward_quantize_e4m3_tensor
     always: the only one

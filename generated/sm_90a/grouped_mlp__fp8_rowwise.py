@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:8ae7ea4b02f40a7b
+# checksum sha256:9296362a98328a1f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -568,8 +568,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_row
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast
-    depth >= 12288: cooperative_128x256x128_2x1
-    mean_group_tokens >= 384: pingpong_128x192x128_2x1
+    rows >= 24576: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   pointwise_scaled_swiglu_forward
     always: the only one
@@ -577,7 +576,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128
-    columns >= 256: cooperative_128x256x128_2x1
+    mean_group_tokens < 384: cooperative_128x128x128_2x1
+    groups >= 3: cooperative_128x256x128_2x1
+    columns >= 3072: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   pointwise_scaled_swiglu_backward
     always: the only one

@@ -92,7 +92,8 @@ def resolve_module(
     draft = derive_math(draft, derivations)
     if OptionName.GLU_INTERLEAVE in options:
         draft = interleave_halves(draft)
-    draft = fuse(draft, specs.fusions, arch.name, recipe)
+    choices = {name: words[0] for name, words in module.options.items()} | options
+    draft = fuse(draft, specs.fusions, arch.name, recipe, choices)
     if OptionName.SAVE in options:
         draft = recompute_activations(draft)
     if OptionName.MAIN_GRAD in options:
@@ -126,7 +127,7 @@ def resolve_module(
     offered, further = conversions(recipe, arch) if quantizes else ((), ())
     forward = forward_program(draft, kept, dims)
     backward = backward_program(draft, kept, dims)
-    merged = merge(forward, backward, draft.buffers, specs.fusions, arch, recipe)
+    merged = merge(forward, backward, draft.buffers, specs.fusions, arch, recipe, choices)
     steps = (*merged.forward.steps, *merged.backward.steps, *draft.refresh, *draft.wgrad)
     used = {step.kernels for step in steps}
     own = (each for each in (*kernel_sets, *merged.kernel_sets) if each.name in used)

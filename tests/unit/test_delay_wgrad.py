@@ -140,14 +140,16 @@ def test_frozen_weights_cost_nothing() -> None:
             assert step.wanted(name) == found[name]
 
 
-def test_a_result_that_the_backward_reads_itself_is_there_without_being_asked_for() -> None:
+def test_a_result_that_only_the_backward_reads_lies_in_its_workspace() -> None:
     plan = resolve_module(SPECS, Cell("grouped_mlp", "bf16", (DELAYED,)), "sm_90a")
     context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
-    text = "\n".join(backward.results)
     asked = "need_dx || need_dfc1_weight || need_dfc1_bias"
-    assert f"if ({asked}) dh = empty(" in text
-    assert "need_dfc1_weight ? std::optional<Tensor>(dh) : std::nullopt" in backward.returned
+    assert "if (need_dfc1_weight) dh_kept = empty({T, 2 * F}, io, dy);" in backward.results
+    assert "dh_kept" in backward.returned
+    workspace = "\n".join(backward.workspace)
+    assert f"need_dfc1_weight ? kUnwanted : ({asked} ? padded(" in workspace
+    assert "void* const dh = need_dfc1_weight ? writable(dh_kept) : workspace[" in workspace
 
 
 def test_main_grads_are_changed_by_the_wgrad() -> None:

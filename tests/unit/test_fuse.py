@@ -8,6 +8,7 @@ import pytest
 
 from fusegen.load import SpecSet, load
 from fusegen.model.plan import Step
+from fusegen.model.specs import OptionName
 from fusegen.naming import Cell
 from fusegen.passes.backward import write_backward
 from fusegen.passes.draft import Draft, NotPossible
@@ -60,11 +61,14 @@ def specs_with(tmp_path: Path, **fusions: tuple[str, str, str]) -> SpecSet:
     return load([builtin_specs(), mine])
 
 
+CHOICES = {OptionName.SAVE: "activations"}
+
+
 def fused(specs: SpecSet, arch: str = "cpu") -> Draft:
     draft = write_backward(expand(specs.modules["toy"], specs.ops))
     draft = derive_math(draft, Derivations())
     fusions = {name: f for name, f in specs.fusions.items() if f.name.startswith("toy_")}
-    return fuse(draft, fusions, arch, specs.recipes["bf16"])
+    return fuse(draft, fusions, arch, specs.recipes["bf16"], CHOICES)
 
 
 def shown(steps: tuple[Step, ...]) -> list[str]:
@@ -222,7 +226,9 @@ def test_conditions(tmp_path: Path) -> None:
             ("{recipes: [bf16]}", True),
             ("{quantized: false}", True),
             ("{quantized: true}", False),
-            ("{options: {save: recompute}}", False),
+            ("{options: {save: activations}}", True),
+            ("{options: {save: recompute_activations}}", False),
+            ("{options: {debug: debug}}", False),
         ]
     ):
         folder = tmp_path / str(index)

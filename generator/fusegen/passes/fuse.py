@@ -10,29 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from ..model.plan import Operand, Step
 from ..model.primitives import SIGNATURES
-from ..model.specs import FusionPass, FusionSpec, PatternStep, RecipeSpec
+from ..model.specs import FusionPass, FusionSpec, OptionName, PatternStep, RecipeSpec
 from .draft import Draft
 
 Variables = Mapping[str, str]
 Indices = tuple[int, ...]
 
 
-def fuse(draft: Draft, fusions: Mapping[str, FusionSpec], arch: str, recipe: RecipeSpec) -> Draft:
-    """Apply every fusion that the arch and recipe admit, wherever its pattern stands.
+Choices = Mapping[OptionName, str]
+"""Options of a module and the choice of each."""
+
+
+def fuse(
+    draft: Draft,
+    fusions: Mapping[str, FusionSpec],
+    arch: str,
+    recipe: RecipeSpec,
+    choices: Choices = MappingProxyType({}),
+) -> Draft:
+    """Apply every fusion that arch, recipe and choices admit, wherever its pattern stands.
 
     Those with a merged step wait until kernels are chosen: see ``merge``.
     """
     for stage in FusionPass:
         for fusion in fusions.values():
-            if fusion.pass_ is stage and not fusion.merges and admits(fusion, arch, recipe):
+            if fusion.pass_ is not stage or fusion.merges:
+                continue
+            if admits(fusion, arch, recipe, choices):
                 draft = _apply_everywhere(draft, fusion)
     return draft
 
 
-def admits(fusion: FusionSpec, arch: str, recipe: RecipeSpec) -> bool:
+def admits(fusion: FusionSpec, arch: str, recipe: RecipeSpec, choices: Choices) -> bool:
     """Whether a fusion says that it applies there."""
     when = fusion.when
     return (
@@ -40,7 +53,7 @@ def admits(fusion: FusionSpec, arch: str, recipe: RecipeSpec) -> bool:
         and (not when.recipes or recipe.name in when.recipes)
         and when.quantized in (None, bool(recipe.roles))
         and when.amax_pass in (None, recipe.amax_pass)
-        and not when.options
+        and all(choices.get(option) == word for option, word in when.options.items())
     )
 
 

@@ -16,7 +16,7 @@ from ..model.primitives import ROW_PARTIALS, Primitive
 from ..model.shapes import Shape, ceildiv
 from ..model.specs import ArchSpec, FusionSpec, PatternStep, RecipeSpec
 from .draft import NotPossible
-from .fuse import admits
+from .fuse import Choices, admits
 from .kernels import kernel_set
 
 _TILE = 128  # columns that a kernel leaves one partial sum of
@@ -40,8 +40,9 @@ def merge(
     fusions: Mapping[str, FusionSpec],
     arch: ArchSpec,
     recipe: RecipeSpec,
+    choices: Choices,
 ) -> Merged:
-    """Apply every fusion with a merged step that the arch and recipe admit."""
+    """Apply every fusion with a merged step that arch, recipe and choices admit."""
     found: dict[str, Buffer] = {}
     sets: dict[str, KernelSet] = {}
 
@@ -60,7 +61,7 @@ def merge(
                 found.update({buffer.name: buffer for buffer in scratch})
         return program
 
-    admitted = [f for f in fusions.values() if f.merges and admits(f, arch.name, recipe)]
+    admitted = [f for f in fusions.values() if f.merges and admits(f, arch.name, recipe, choices)]
     first = merged(forward, [p for f in admitted for p in _patterns(f, f.match.forward)])
     second = merged(backward, [p for f in admitted for p in _patterns(f, f.match.backward)])
     return Merged(first, second, tuple(found.values()), tuple(sets.values()))
