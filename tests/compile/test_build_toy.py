@@ -111,6 +111,10 @@ Tensor twice_cpu(const Tensor& x) {
   return y;
 }
 
+Tensor make_cpu(const Tensor& x, int64_t a, int64_t b, int64_t c) {
+  return fusegen::empty({a, b, c}, ScalarType::BFloat16, x);
+}
+
 std::tuple<Tensor> refuse_cpu(const Tensor& x, int64_t how) {
   if (how == 0) fusegen::require_arch(kCell, "x", x, kArch);
   if (how == 1) fusegen::check_size(kCell, "x", fusegen::given(x), -1, 7, "K");
@@ -124,6 +128,7 @@ std::tuple<Tensor> refuse_cpu(const Tensor& x, int64_t how) {
 STABLE_TORCH_LIBRARY_IMPL(fusegen_toy, CUDA, m) { m.impl("twice", TORCH_BOX(&twice_cuda)); }
 STABLE_TORCH_LIBRARY_IMPL(fusegen_toy, CPU, m) {
   m.impl("twice", TORCH_BOX(&twice_cpu));
+  m.impl("make", TORCH_BOX(&make_cpu));
   m.impl("refuse", TORCH_BOX(&refuse_cpu));
 }
 """
@@ -132,9 +137,13 @@ LOAD = """\
 import ctypes, json, sys, torch
 library = sys.argv[1]
 torch.library.define("fusegen_toy::twice", "(Tensor x) -> Tensor")
+torch.library.define("fusegen_toy::make", "(Tensor x, int a, int b, int c) -> Tensor")
 torch.library.define("fusegen_toy::refuse", "(Tensor x, int how) -> Tensor")
 torch.ops.load_library(library)
 ops = torch.ops.fusegen_toy
+
+def layout(tensor):
+    return [str(tensor.dtype), list(tensor.shape), list(tensor.stride())]
 
 def refusal(op, *arguments):
     try:
@@ -146,7 +155,10 @@ def refusal(op, *arguments):
 fingerprint = ctypes.CDLL(library).fusegen_fingerprint
 fingerprint.restype = ctypes.c_char_p
 x = torch.arange(16, dtype=torch.float32)
+shapes = [(2, 3, 4), (0, 3, 4), (2, 0, 4), (2, 3, 0), (1, 1, 1)]
 print(json.dumps({
+    "made": [layout(ops.make(x, *shape)) for shape in shapes],
+    "expected": [layout(torch.empty(shape, dtype=torch.bfloat16)) for shape in shapes],
     "fingerprint": fingerprint().decode(),
     "plain": ops.twice(x).tolist(),
     "misaligned": ops.twice(x[1:]).tolist(),
@@ -284,6 +296,7 @@ def test_library_works_in_pytorch(built: tuple[Path, Path, BuildReport]) -> None
     assert said["fingerprint"] == "00c0ffee"
     assert said["plain"] == [2.0 * i for i in range(16)]
     assert said["misaligned"] == [2.0 * i for i in range(1, 16)]
+    assert said["made"] == said["expected"]
     assert said["strided"] == [2.0 * i for i in range(0, 16, 2)]
     cell = "toy__plain__fast: "
     assert said["dtype"] == cell + "x: expected dtype float32, got float8_e8m0fnu"

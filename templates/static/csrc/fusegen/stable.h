@@ -193,7 +193,10 @@ inline Tensor empty(const int64_t* sizes, size_t rank, ScalarType dtype, const T
   std::array<int64_t, kMostRanks> strides;
   if (rank > kMostRanks) fail("empty", "expected at most 64 dimensions");
   int64_t stride = 1;
-  for (size_t axis = rank; axis-- > 0; stride *= sizes[axis]) strides[axis] = stride;
+  for (size_t axis = rank; axis-- > 0;) {
+    strides[axis] = stride;
+    stride *= sizes[axis] > 1 ? sizes[axis] : 1;  // as PyTorch has it where a size is 0
+  }
   int32_t device_type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   const auto code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
