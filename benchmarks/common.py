@@ -312,6 +312,12 @@ def gpu_environment() -> dict[str, Any]:
     }
 
 
+def contender(cell: str) -> str:
+    """What a cell of ours is called beside others: by recipe and choices; bf16 alone has none."""
+    recipe = cell.partition("__")[2]
+    return OURS if recipe == "bf16" else f"{OURS} {recipe.replace('__', ' ')}"
+
+
 def bundle() -> ModuleType:
     """The bundle for this GPU, loaded by path; on the CPU the reference."""
     import torch

@@ -76,13 +76,8 @@ def _layers(package: Any, shape: shapes.Expert, leaves: list[Tensor]) -> dict[st
             shape.groups, shape.hidden, shape.intermediate, device=common.DEVICE
         )
         layer.fc1.weight, layer.fc2.weight = leaves[1], leaves[2]
-        found[_label(cell.partition("__")[2])] = layer
+        found[common.contender(cell)] = layer
     return found
-
-
-def _label(recipe: str) -> str:
-    """Ours by recipe and choices; bf16 without choices has none."""
-    return OURS if recipe == "bf16" else f"{OURS} {recipe.replace('__', ' ')}"
 
 
 def _steps(package: Any, shape: shapes.Expert) -> dict[str, Step]:

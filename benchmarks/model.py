@@ -289,9 +289,7 @@ def factories(package: Any) -> dict[str, demo_model.ExpertsFactory]:
     """Experts by contender: torch's first, then ours of every recipe of the bundle."""
     found: dict[str, demo_model.ExpertsFactory] = {PEER: TorchExperts}
     for cell in common.bundles.cells_of(Path(package.__path__[0]), "grouped_mlp"):
-        recipe = cell.partition("__")[2]
-        name = OURS if recipe == "bf16" else f"{OURS} {recipe}"
-        found[name] = common.bundles.load_cell(package, cell).GroupedMLP
+        found[common.contender(cell)] = common.bundles.load_cell(package, cell).GroupedMLP
     return found
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-ROOT = Path(__file__).parents[2]
-SOURCE = Path(__file__).with_name("lay_out.cpp")
-CSRC = ROOT / "templates" / "static" / "csrc"
-MOST = 12  # as in lay_out.cpp
+from .quantize_harness import compile_for_cpu
+
+MOST = 12  # as in lay_out.h
 UNWANTED = -1
 
 Buffer = tuple[int, int, int]  # bytes, first step, last step
@@ -26,12 +22,7 @@ LayOut = Callable[[Sequence[Buffer]], tuple[list[int], int]]
 @pytest.fixture(scope="module")
 def lay_out(tmp_path_factory: pytest.TempPathFactory) -> LayOut:
     """Offsets of the buffers, and the bytes of all."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "this test compiles C++: install g++"
-    library = tmp_path_factory.mktemp("layout") / "layout.so"
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    command = [compiler, *flags, f"-I{CSRC}", str(SOURCE), "-o", str(library)]
-    subprocess.run(command, check=True)
+    library = compile_for_cpu("lay_out.h", tmp_path_factory.mktemp("layout"))
     function = ctypes.CDLL(str(library)).lay_out_buffers
     function.restype = ctypes.c_int64
 

@@ -183,7 +183,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     main_grads = () if plan.wgrad else main_grad_texts(plan)
     programs = tuple(program_text(plan, program) for program in plan.programs)
     parameters, states = _parameter_texts(plan), state_texts(plan)
-    called = called_states(plan)
+    called, called_holders = called_states(plan), _called_holders(plan)
     autograd = autograd_text(plan, tuple(by_name.values()))
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
@@ -229,8 +229,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         parameters=parameters,
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
         keywords=keywords,
-        called_holders=_called_holders(plan),
-        call_arguments=_call_arguments(plan),
+        called_holders=called_holders,
+        call_arguments=_call_arguments(plan, called_holders),
         representation=_representation(plan, keywords, has_bias),
         trailing_rows=(
             "  Rows past sum(split_sizes) are zero." if "split_sizes" in plan.inputs else ""
@@ -252,9 +252,7 @@ def _called_holders(plan: ModulePlan) -> tuple[str, ...]:
     return tuple(holder for holder in holders if holder and holder not in plan.inputs)
 
 
-def _call_arguments(plan: ModulePlan) -> tuple[str, ...]:
-    holders = _called_holders(plan)
-
+def _call_arguments(plan: ModulePlan, holders: tuple[str, ...]) -> tuple[str, ...]:
     def reached(path: str) -> str:
         return path if path.rpartition(".")[0] in holders else f"self.{path}"
 

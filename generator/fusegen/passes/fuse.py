@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from ..model.plan import Operand, Step
 from ..model.primitives import SIGNATURES
@@ -19,8 +18,6 @@ from .draft import Draft
 
 Variables = Mapping[str, str]
 Indices = tuple[int, ...]
-
-
 Choices = Mapping[OptionName, str]
 """Options of a module and the choice of each."""
 
@@ -30,7 +27,7 @@ def fuse(
     fusions: Mapping[str, FusionSpec],
     arch: str,
     recipe: RecipeSpec,
-    choices: Choices = MappingProxyType({}),
+    choices: Choices,
 ) -> Draft:
     """Apply every fusion that arch, recipe and choices admit, wherever its pattern stands.
 

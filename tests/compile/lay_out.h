@@ -1,4 +1,6 @@
 // layout.h as a C function, for test_layout.py.
+#pragma once
+
 #include "fusegen/layout.h"
 
 namespace {
