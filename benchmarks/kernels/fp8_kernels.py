@@ -30,8 +30,13 @@ class _Gemm(ctypes.Structure):
         ("k", _Long),
         ("sm_count", ctypes.c_int),
         ("row_scales", _Pointer),
-        ("programmatic_launch", ctypes.c_bool),
     ]
+
+
+class _Stream(ctypes.Structure):
+    """Stream of stream.h."""
+
+    _fields_ = [("handle", _Pointer), ("after_kernel", ctypes.c_bool)]
 
 
 class _Fp8Gemm(ctypes.Structure):
@@ -103,9 +108,12 @@ class Kernel:
         Raises:
             RuntimeError: the launch failed; names the kernel and the call.
         """
-        arguments = self._arguments(problem, operands, d, splits, bias, early)
-        stream, call = torch.cuda.current_stream().cuda_stream, ctypes.c_char_p()
-        code = self._library.launch(ctypes.byref(arguments), _Pointer(stream), ctypes.byref(call))
+        arguments = self._arguments(problem, operands, d, splits, bias)
+        stream = _Stream(torch.cuda.current_stream().cuda_stream, early)
+        call = ctypes.c_char_p()
+        code = self._library.launch(
+            ctypes.byref(arguments), ctypes.byref(stream), ctypes.byref(call)
+        )
         if code != 0:
             raise RuntimeError(f"{self._target.name}: error {code} of {call.value!r}")
 
@@ -116,7 +124,6 @@ class Kernel:
         d: Tensor,
         splits: Tensor | None,
         bias: Tensor | None,
-        early: bool,
     ) -> _Fp8Gemm:
         gemm = _Gemm(
             _address(operands.a),
@@ -129,7 +136,6 @@ class Kernel:
             problem.n,
             problem.k,
             self._processors,
-            programmatic_launch=early,
         )
         return _Fp8Gemm(
             gemm,

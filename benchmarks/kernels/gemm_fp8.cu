@@ -5,10 +5,10 @@ using namespace fusegen;
 
 using Point = Config<TILE_M, TILE_N, TILE_K, TILE_CLUSTER, Schedule::TILE_SCHEDULE, TILE_BUFFERS>;
 
-extern "C" int launch(const Fp8GemmArguments* in, void* stream, const char** call) {
+extern "C" int launch(const Fp8GemmArguments* in, Stream* stream, const char** call) {
   const Status status = launch_fp8_gemm<Gemm::KIND, FORMAT_A, FORMAT_B, ELEMENT,
                                         Fp8Scaling::SCALING, Accumulation::ACCUMULATION, Point>(
-      *in, static_cast<cudaStream_t>(stream));
+      *in, *stream);
   *call = status.call;
   return status.code;
 }

@@ -178,7 +178,6 @@ def _arguments(data: Input, recipe: Recipe, copies: str, extras: tuple[str, ...]
         row_align=ALIGNMENT,
         power_of_two=True,
         rng_state=data.random.data_ptr(),
-        programmatic_launch=True,
     )
     if copies != "columnwise":
         arguments.rowwise = _rowwise(data, recipe)
@@ -246,7 +245,6 @@ def _amax_works(kernels: Any, data: Input) -> Iterator[Work]:
             harness.address(data.splits),
             **data.sizes(),
             row_align=ALIGNMENT,
-            programmatic_launch=True,
         )
         setattr(arguments, what, data.sums.data_ptr())
         run = partial(kernels.call, "run_amax", HALF, arguments)
@@ -260,7 +258,6 @@ def _row_sum_work(kernels: Any, data: Input) -> Work:
         harness.address(data.splits),
         **data.sizes(),
         row_align=128,
-        programmatic_launch=True,
     )
     moved = data.segment_sums + 4 * COLUMNS * data.groups
     return Work(f"row sums, {data.name}", partial(kernels.call, "run_row_sums", arguments), moved)
@@ -270,20 +267,18 @@ def _delayed_work(kernels: Any, data: Input) -> Work:
     arguments = harness._Delayed(
         data.history.data_ptr(),
         data.scale.data_ptr(),
-        data.amax.data_ptr(),
         slots=SLOTS,
         groups=data.groups,
         max=448.0,
         margin=0,
         grouped=True,
-        programmatic_launch=True,
     )
     run = partial(kernels.call, "run_delayed", arguments)
     return Work(f"delayed update, {data.name}", run, 4 * data.groups * (2 * SLOTS + 3))
 
 
 def _clear_work(kernels: Any, data: Input) -> Work:
-    arguments = harness._Clear(programmatic_launch=True)
+    arguments = harness._Clear()
     arguments.buffers[0], arguments.counts[0] = data.sums.data_ptr(), data.sums.numel()
     run = partial(kernels.call, "run_clear", arguments)
     return Work(f"clear, {data.name}", run, data.sums.nbytes)
@@ -325,7 +320,7 @@ def _measure(work: Work, copy_rate: float) -> list[Row]:
 def run(*, quick: bool = False) -> Iterator[Case]:
     """Time every quantise kernel, dense and in groups; quick: not those before and after them."""
     print(build.build_quantize(), flush=True)
-    kernels = harness.Kernels(build.quantize_library("cuda"), "cuda")
+    kernels = harness.Kernels(build.quantize_library("cuda"), "cuda", early=True)
     copy_rate = common.copy_rate()
     for data in _inputs():
         for work in _works(kernels, data, quick):

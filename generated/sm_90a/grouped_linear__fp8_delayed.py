@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:919a745b6dcccd85
+# checksum sha256:b606a70dc0f94f7e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -449,24 +449,21 @@ buffers
   x_columnwise_scale        [E]                                 float32  4 E bytes                            result kept for the backward
   input_amax_history        [1024, E]                           float32  4 1024 E bytes                       workspace
   input_scale               [E]                                 float32  4 E bytes                            workspace
-  x_amax                    [E]                                 float32  4 E bytes                            workspace
   weight_amax_history       [1024, E]                           float32  4 1024 E bytes                       workspace
   weight_scale              [E]                                 float32  4 E bytes                            workspace
-  weight_amax               [E]                                 float32  4 E bytes                            workspace
   grad_output_amax_history  [1024, E]                           float32  4 1024 E bytes                       gradient in
   grad_output_scale         [E]                                 float32  4 E bytes                            gradient in
-  dy_amax                   [E]                                 float32  4 E bytes                            workspace
   dy_row_sums               [T // 128 + (2 * E + 1), N]         float32  4 (T // 128 + 2 E + 1) N bytes       workspace
 
 forward (x, weight, split_sizes, bias, input_amax_history, input_scale, weight_amax_history, weight_scale) -> y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax                     quantize_sm90_e4m3_tensor                                     2 T K + 24 E + 4 1024 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
-  2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale, weight_amax  quantize_sm90_e4m3_tensor                                     2 E N K + 4 1024 E + 16 E + E N align(K, 16) + E K align(N, 16) bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y                                          gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast  2 T N K flop  T align(K, 16) + 16 E + E N align(K, 16) + 2 E N + 2 T N bytes
+  1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                quantize_sm90_e4m3_tensor                                     2 T K + 20 E + 4 1024 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
+  2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale  quantize_sm90_e4m3_tensor                                     2 E N K + 4 1024 E + 12 E + E N align(K, 16) + E K align(N, 16) bytes
+  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y                             gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast  2 T N K flop  T align(K, 16) + 16 E + E N align(K, 16) + 2 E N + 2 T N bytes
 
 backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale, grad_output_amax_history, grad_output_scale) -> dx, dweight, dbias
-  1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dbias, dy_row_sums  quantize_sm90_e5m2_tensor                                           2 T N + 24 E + 4 1024 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N + 4 (T // 128 + 2 E + 1) N bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx                                                          gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128  2 T N K flop  T align(N, 16) + 16 E + E K align(N, 16) + 2 T K bytes                                                             if need_dx
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight                                                         gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128  2 T N K flop  N align(32 (T // 32 + E), 16) + 16 E + K align(32 (T // 32 + E), 16) + 2 E N K bytes                               if need_dweight
+  1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums  quantize_sm90_e5m2_tensor                                           2 T N + 20 E + 4 1024 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N + 4 (T // 128 + 2 E + 1) N bytes
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx                                                 gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128  2 T N K flop  T align(N, 16) + 16 E + E K align(N, 16) + 2 T K bytes                                                             if need_dx
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight                                                gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128  2 T N K flop  N align(32 (T // 32 + E), 16) + 16 E + K align(32 (T // 32 + E), 16) + 2 E N K bytes                               if need_dweight
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes              8 E bytes                            always

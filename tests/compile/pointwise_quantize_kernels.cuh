@@ -11,7 +11,7 @@ namespace {
 using Element = __nv_bfloat16;
 
 template <class Math>
-Status merged(int config, const PointwiseQuantizeArguments& in, cudaStream_t stream) {
+Status merged(int config, const PointwiseQuantizeArguments& in, Stream& stream) {
   using S = Scaling;
   const auto launch = [&](auto kind) {
     return launch_pointwise_quantize<decltype(kind), Math>(in, stream);
@@ -36,18 +36,17 @@ int report(const Status& status, const char** call) {
 
 extern "C" {
 
-int run_expression(int math, const PointwiseArguments* in, void* stream, const char** call) {
-  const auto s = static_cast<cudaStream_t>(stream);
+int run_expression(int math, const PointwiseArguments* in, Stream* stream, const char** call) {
   return report(with_math(math, [&](auto kind) {
-                  return launch_pointwise<decltype(kind), Element>(*in, s);
+                  return launch_pointwise<decltype(kind), Element>(*in, *stream);
                 }), call);
 }
 
-int run_merged(int math, int config, const PointwiseQuantizeArguments* in, void* stream,
+int run_merged(int math, int config, const PointwiseQuantizeArguments* in, Stream* stream,
                const char** call) {
-  const auto s = static_cast<cudaStream_t>(stream);
-  return report(with_math(math, [&](auto kind) { return merged<decltype(kind)>(config, *in, s); }),
-                call);
+  return report(with_math(math, [&](auto kind) {
+                  return merged<decltype(kind)>(config, *in, *stream);
+                }), call);
 }
 
 }  // extern "C"

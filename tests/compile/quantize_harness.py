@@ -30,6 +30,12 @@ UNWRITTEN = 0xA5
 Pointer, Long, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_bool
 
 
+class Stream(ctypes.Structure):
+    """``Stream`` of stream.h."""
+
+    _fields_ = [("handle", Pointer), ("after_kernel", Bool)]
+
+
 class _Copy(ctypes.Structure):
     _fields_ = [
         ("data", Pointer),
@@ -58,7 +64,6 @@ class _Quantize(ctypes.Structure):
         ("folded_amax", Pointer),
         ("row_sums", Pointer),
         ("rng_state", Pointer),
-        ("programmatic_launch", Bool),
     ]
 
 
@@ -92,7 +97,6 @@ class _RowSums(ctypes.Structure):
         ("columns", Long),
         ("groups", Long),
         ("row_align", Long),
-        ("programmatic_launch", Bool),
     ]
 
 
@@ -108,7 +112,6 @@ class _Amax(ctypes.Structure):
         ("of_transformed_group", Pointer),
         ("of_row", Pointer),
         ("of_column", Pointer),
-        ("programmatic_launch", Bool),
     ]
 
 
@@ -118,7 +121,6 @@ class _Clear(ctypes.Structure):
         ("counts", Long * 8),
         ("rng_state", Pointer),
         ("rng_steps", Long),
-        ("programmatic_launch", Bool),
     ]
 
 
@@ -126,13 +128,11 @@ class _Delayed(ctypes.Structure):
     _fields_ = [
         ("history", Pointer),
         ("scale", Pointer),
-        ("amax", Pointer),
         ("slots", Long),
         ("groups", Long),
         ("max", Float),
         ("margin", ctypes.c_int),
         ("grouped", Bool),
-        ("programmatic_launch", Bool),
     ]
 
 
@@ -154,7 +154,6 @@ class _Dequantize(ctypes.Structure):
         ("groups", Long),
         ("scale_group", Long),
         ("row_align", Long),
-        ("programmatic_launch", Bool),
     ]
 
 
@@ -170,7 +169,6 @@ class _DequantizeGroups(ctypes.Structure):
         ("groups", Long),
         ("pitch", Long),
         ("row_align", Long),
-        ("programmatic_launch", Bool),
     ]
 
 
@@ -256,17 +254,23 @@ def compile_for_cpu(header: str, folder: Path) -> Path:
 
 
 class Kernels:
-    """The C functions of a library."""
+    """The C functions of a library.
 
-    def __init__(self, library: Path, device: str) -> None:
+    Args:
+        early: whether kernels may start before the stream's previous one has ended.
+    """
+
+    def __init__(self, library: Path, device: str, *, early: bool = False) -> None:
         self._library = ctypes.CDLL(str(library))
+        self._early = early
         self.device = device
 
     def call(self, name: str, *args: object) -> None:
         call = ctypes.c_char_p()
-        stream = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else None
+        handle = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else None
+        stream = Stream(handle, self._early)
         passed = [ctypes.byref(a) if isinstance(a, ctypes.Structure) else a for a in args]
-        code = getattr(self._library, name)(*passed, Pointer(stream), ctypes.byref(call))
+        code = getattr(self._library, name)(*passed, ctypes.byref(stream), ctypes.byref(call))
         assert code == 0, f"{name}: {code} {call.value!r}"
 
     def floats(self, count: int) -> Buffer:

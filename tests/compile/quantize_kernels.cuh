@@ -38,25 +38,25 @@ Status with_config(int config, Launch launch) {
 }
 
 template <class Element>
-Status quantize(int config, const QuantizeArguments& in, cudaStream_t stream) {
+Status quantize(int config, const QuantizeArguments& in, Stream& stream) {
   return with_config<Element>(
       config, [&](auto kind) { return launch_quantize<decltype(kind)>(in, stream); });
 }
 
 template <class Element>
-Status step(int config, const QuantizeStepArguments& in, cudaStream_t stream) {
+Status step(int config, const QuantizeStepArguments& in, Stream& stream) {
   return with_config<Element>(
       config, [&](auto kind) { return launch_quantize_step<decltype(kind)>(in, stream); });
 }
 
 template <class Element>
-Status amax(const AmaxArguments& in, cudaStream_t stream) {
+Status amax(const AmaxArguments& in, Stream& stream) {
   return in.of_transformed_group != nullptr ? launch_amax<Element, true>(in, stream)
                                             : launch_amax<Element>(in, stream);
 }
 
 template <bool kTurned>
-Status dequantize(int config, const DequantizeArguments& in, cudaStream_t stream) {
+Status dequantize(int config, const DequantizeArguments& in, Stream& stream) {
   using S = Scaling;
   switch (config) {
     case 0: return launch_dequantize<DequantizeConfig<E4M3, S::tensor, kTurned>>(in, stream);
@@ -71,7 +71,7 @@ Status dequantize(int config, const DequantizeArguments& in, cudaStream_t stream
   }
 }
 
-Status dequantize_groups(int config, const DequantizeGroupsArguments& in, cudaStream_t stream) {
+Status dequantize_groups(int config, const DequantizeGroupsArguments& in, Stream& stream) {
   using S = Scaling;
   switch (config) {
     case 5: return launch_dequantize_groups<DequantizeConfig<E4M3, S::mx_1x32, true>>(in, stream);
@@ -85,46 +85,44 @@ Status dequantize_groups(int config, const DequantizeGroupsArguments& in, cudaSt
 
 extern "C" {
 
-int run_quantize(int half, int config, const QuantizeArguments* in, void* stream,
+int run_quantize(int half, int config, const QuantizeArguments* in, Stream* stream,
                  const char** call) {
-  const auto s = static_cast<cudaStream_t>(stream);
-  return report(half ? quantize<__half>(config, *in, s) : quantize<__nv_bfloat16>(config, *in, s),
-                call);
+  const auto run = half ? &quantize<__half> : &quantize<__nv_bfloat16>;
+  return report(run(config, *in, *stream), call);
 }
 
-int run_step(int half, int config, const QuantizeStepArguments* in, void* stream,
+int run_step(int half, int config, const QuantizeStepArguments* in, Stream* stream,
              const char** call) {
-  const auto s = static_cast<cudaStream_t>(stream);
-  return report(half ? step<__half>(config, *in, s) : step<__nv_bfloat16>(config, *in, s), call);
+  const auto run = half ? &step<__half> : &step<__nv_bfloat16>;
+  return report(run(config, *in, *stream), call);
 }
 
-int run_amax(int half, const AmaxArguments* in, void* stream, const char** call) {
-  const auto s = static_cast<cudaStream_t>(stream);
-  return report(half ? amax<__half>(*in, s) : amax<__nv_bfloat16>(*in, s), call);
+int run_amax(int half, const AmaxArguments* in, Stream* stream, const char** call) {
+  const auto run = half ? &amax<__half> : &amax<__nv_bfloat16>;
+  return report(run(*in, *stream), call);
 }
 
-int run_clear(const ClearArguments* in, void* stream, const char** call) {
-  return report(launch_clear(*in, static_cast<cudaStream_t>(stream)), call);
+int run_clear(const ClearArguments* in, Stream* stream, const char** call) {
+  return report(launch_clear(*in, *stream), call);
 }
 
-int run_delayed(const DelayedArguments* in, void* stream, const char** call) {
-  return report(launch_delayed(*in, static_cast<cudaStream_t>(stream)), call);
+int run_delayed(const DelayedArguments* in, Stream* stream, const char** call) {
+  return report(launch_delayed(*in, *stream), call);
 }
 
-int run_row_sums(const RowSumArguments* in, void* stream, const char** call) {
-  return report(launch_row_sums<float>(*in, static_cast<cudaStream_t>(stream)), call);
+int run_row_sums(const RowSumArguments* in, Stream* stream, const char** call) {
+  return report(launch_row_sums<float>(*in, *stream), call);
 }
 
-int run_dequantize(int turned, int config, const DequantizeArguments* in, void* stream,
+int run_dequantize(int turned, int config, const DequantizeArguments* in, Stream* stream,
                    const char** call) {
-  const auto s = static_cast<cudaStream_t>(stream);
-  return report(turned ? dequantize<true>(config, *in, s) : dequantize<false>(config, *in, s),
-                call);
+  const auto run = turned ? &dequantize<true> : &dequantize<false>;
+  return report(run(config, *in, *stream), call);
 }
 
-int run_dequantize_groups(int config, const DequantizeGroupsArguments* in, void* stream,
+int run_dequantize_groups(int config, const DequantizeGroupsArguments* in, Stream* stream,
                           const char** call) {
-  return report(dequantize_groups(config, *in, static_cast<cudaStream_t>(stream)), call);
+  return report(dequantize_groups(config, *in, *stream), call);
 }
 
 }  // extern "C"

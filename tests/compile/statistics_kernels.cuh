@@ -7,7 +7,7 @@ using namespace fusegen;
 namespace {
 
 template <class Element, bool columnwise>
-Status statistics(int config, const StatisticsArguments& in, cudaStream_t stream) {
+Status statistics(int config, const StatisticsArguments& in, Stream& stream) {
   using S = Scaling;
   const auto launch = [&](auto kind) { return launch_statistics<decltype(kind)>(in, stream); };
   switch (config) {
@@ -31,11 +31,11 @@ Status statistics(int config, const StatisticsArguments& in, cudaStream_t stream
 }  // namespace
 
 extern "C" int run_statistics(int half, int columnwise, int config, const StatisticsArguments* in,
-                              void* stream, const char** call) {
+                              Stream* stream, const char** call) {
   const auto run = half         ? columnwise ? statistics<__half, true> : statistics<__half, false>
                    : columnwise ? statistics<__nv_bfloat16, true>
                                 : statistics<__nv_bfloat16, false>;
-  const Status status = run(config, *in, static_cast<cudaStream_t>(stream));
+  const Status status = run(config, *in, *stream);
   *call = status.call;
   return status.code;
 }

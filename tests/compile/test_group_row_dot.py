@@ -14,10 +14,10 @@ from .quantize_harness import Buffer, Kernels, Long, Pointer, address, compile_f
 HEADER = """
 #include "fusegen/group_row_dot.cuh"
 
-extern "C" int run_group_row_dot(int half, const fusegen::GroupRowDotArguments* in, void* stream,
-                                 const char** call) {
-  const fusegen::Status status = half ? fusegen::launch_group_row_dot<__half>(*in, stream)
-                                      : fusegen::launch_group_row_dot<__nv_bfloat16>(*in, stream);
+extern "C" int run_group_row_dot(int half, const fusegen::GroupRowDotArguments* in,
+                                 fusegen::Stream* stream, const char** call) {
+  const fusegen::Status status = half ? fusegen::launch_group_row_dot<__half>(*in, *stream)
+                                      : fusegen::launch_group_row_dot<__nv_bfloat16>(*in, *stream);
   *call = status.call;
   return status.code;
 }

@@ -6,6 +6,8 @@ conversions, its timing and races between warps.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -151,10 +153,9 @@ def test_delayed_update(kernels: Kernels, slots: int, grouped: bool) -> None:
         source="history", history=slots, margin=margin,
     )  # fmt: skip
     wanted = reference.delayed_update(history, scale, amax, q, grouped=grouped)
-    history, scale, amax = (t.to(kernels.device) for t in (history, scale, amax))
-    arguments = _Delayed(
-        address(history), address(scale), address(amax), slots, groups, 57344.0, margin, grouped
-    )
+    history[0] = amax
+    history, scale = (t.to(kernels.device) for t in (history, scale))
+    arguments = _Delayed(address(history), address(scale), slots, groups, 57344.0, margin, grouped)
     kernels.call("run_delayed", arguments)
     assert torch.equal(history.cpu(), wanted[0])
     assert torch.equal(scale.cpu(), wanted[1])
@@ -374,7 +375,7 @@ class Step:
         amax, partials, arguments.row_amax, arguments.column_amax, sums = map(address, self.scratch)
         arguments.amax, arguments.partial_amax = amax, partials
         arguments.quantize.row_sums = sums
-        if self.q.block == (None, None):
+        if self.q.block == (None, None) and self.q.source != "history":
             wanted = reference.group_amax(case.x, self.q, split_sizes=case.splits)
             self.outputs["amax"] = self.scratch[0], wanted.view(torch.uint8)
 
@@ -409,8 +410,9 @@ def test_step(kernels: Kernels, recipe: str, case: str) -> None:
     "recipe", [name for name, recipe in RECIPES.items() if recipe.quantization.source == "history"]
 )
 def test_step_by_a_given_scale(kernels: Kernels, recipe: str) -> None:
-    """Neither history nor amax: a backward that makes a copy again has the scale alone."""
-    for case in ("ragged", "no rows", "dense", "nothing"):
+    """No history: the amax alone, to be reduced over ranks, or not even that where the backward
+    makes a copy again."""
+    for case, amax in product(("ragged", "no rows", "dense", "nothing"), (False, True)):
         data = _case(case, torch.bfloat16)
         step = Step(kernels, recipe, data, update=False)
         scale = step.scale
@@ -421,5 +423,10 @@ def test_step_by_a_given_scale(kernels: Kernels, recipe: str) -> None:
         step._add_copy("columnwise", made.columnwise)
         given = scale.to(kernels.device)
         step.arguments.quantize.scale = address(given)
+        if amax:
+            found = kernels.floats(step.case.groups)
+            step.arguments.amax = found.pointer()
+            wanted = reference.group_amax(data.x, step.q, split_sizes=data.splits)
+            step.outputs["amax"] = found, wanted.view(torch.uint8)
         kernels.call("run_step", step.run.half, step.run.recipe.config, step.arguments)
         check({n: (b.bytes(), w) for n, (b, w) in step.outputs.items()}, case)

@@ -46,7 +46,6 @@ class _Statistics(ctypes.Structure):
         ("partials", Pointer),
         ("blocks", Long),
         ("output", Pointer),
-        ("programmatic_launch", ctypes.c_bool),
     ]
 
 

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:3796ed6b4fa22fa3
+// checksum sha256:99a0d976e7347018
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -81,7 +81,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = x.scalar_type();
   const auto x_dense = dense(x);
@@ -93,23 +93,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   const Tensor weight_columnwise_scale = need_dx ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor x_columnwise = need_dweight ? empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor x_columnwise_scale = need_dweight ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const std::array<Lifetime, 6> lives{{
+  const std::array<Lifetime, 4> lives{{
       {padded(T * align(K, 16)), 1, 3},  // x_rowwise
       {padded(4 * E), 1, 3},  // x_rowwise_scale
-      {padded(4 * E), 1, 1},  // x_amax
       {padded(E * N * align(K, 16)), 2, 3},  // weight_rowwise
       {padded(4 * E), 2, 3},  // weight_rowwise_scale
-      {padded(4 * E), 2, 2},  // weight_amax
   }};
   const Workspace workspace(lives, x);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
-  void* const x_amax = workspace[2];
-  void* const weight_rowwise = workspace[3];
-  void* const weight_rowwise_scale = workspace[4];
-  void* const weight_amax = workspace[5];
+  void* const weight_rowwise = workspace[2];
+  void* const weight_rowwise_scale = workspace[3];
 
-  // 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax
+  // 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
@@ -124,7 +120,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.quantize.columnwise.data = need_dweight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dweight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.amax = floats(writable(x_amax));
     arguments.history = floats(writable(input_amax_history));
     arguments.scale = floats(writable(input_scale));
     arguments.slots = 1024;
@@ -133,7 +128,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.update = need_dx || need_dweight || need_dbias;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale, weight_amax
+  // 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
@@ -148,7 +143,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(N, 16);
-    arguments.amax = floats(writable(weight_amax));
     arguments.history = floats(writable(weight_amax_history));
     arguments.scale = floats(writable(weight_scale));
     arguments.slots = 1024;
@@ -226,7 +220,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
@@ -238,12 +232,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const Tensor dx = need_dx ? empty({T, K}, io, dy) : empty({0}, io, dy);
   const Tensor dweight = need_dweight ? empty({E, N, K}, io, dy) : empty({0}, io, dy);
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 6> lives{{
+  const std::array<Lifetime, 5> lives{{
       {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise
       {need_dx ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
       {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
       {need_dweight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
-      {padded(4 * E), 1, 1},  // dy_amax
       {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
   }};
   const Workspace workspace(lives, dy);
@@ -251,10 +244,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
-  void* const dy_amax = workspace[4];
-  void* const dy_row_sums = workspace[5];
+  void* const dy_row_sums = workspace[4];
 
-  // 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dbias, dy_row_sums
+  // 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
@@ -269,7 +261,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     arguments.quantize.columnwise.data = need_dweight ? writable(dy_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dweight ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.amax = floats(writable(dy_amax));
     arguments.sums = need_dbias ? writable(dbias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
     arguments.history = floats(writable(grad_output_amax_history));

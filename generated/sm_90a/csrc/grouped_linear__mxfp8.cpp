@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:8abc8a7eb2f310c9
+// checksum sha256:32de15671f273506
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -56,7 +56,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = x.scalar_type();
   const auto x_dense = dense(x);
@@ -208,7 +208,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);

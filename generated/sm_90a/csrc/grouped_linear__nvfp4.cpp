@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:e951e994a47908aa
+// checksum sha256:1e8f21fb88b9158b
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -59,7 +59,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = x.scalar_type();
   const auto x_dense = dense(x);
@@ -246,7 +246,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:ffc7bfbe154967fb
+// checksum sha256:420d8bdc2cad68c3
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_sm90_dgrad.h"
@@ -76,7 +76,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = x.scalar_type();
   const auto x_dense = dense(x);
@@ -204,7 +204,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:ca1fb627032265ee
+// checksum sha256:bc2ef2c32362b413
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -131,7 +131,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = x.scalar_type();
   const auto x_dense = dense(x);
@@ -151,37 +151,29 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const Tensor fc1_weight_columnwise_scale = need_dx ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor x_columnwise = need_dfc1_weight ? empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor x_columnwise_scale = need_dfc1_weight ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const std::array<Lifetime, 13> lives{{
+  const std::array<Lifetime, 9> lives{{
       {padded(T * align(H, 16)), 1, 3},  // x_rowwise
       {padded(4 * E), 1, 3},  // x_rowwise_scale
-      {padded(4 * E), 1, 1},  // x_amax
       {padded(E * (2 * F) * align(H, 16)), 2, 3},  // fc1_weight_rowwise
       {padded(4 * E), 2, 3},  // fc1_weight_rowwise_scale
-      {padded(4 * E), 2, 2},  // fc1_weight_amax
       {padded(T * align(F, 16)), 4, 6},  // a_rowwise
       {padded(4 * E), 4, 6},  // a_rowwise_scale
-      {padded(4 * E), 4, 4},  // a_amax
       {padded(E * H * align(F, 16)), 5, 6},  // fc2_weight_rowwise
       {padded(4 * E), 5, 6},  // fc2_weight_rowwise_scale
-      {padded(4 * E), 5, 5},  // fc2_weight_amax
       {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 3, 4},  // h
   }};
   const Workspace workspace(lives, x);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
-  void* const x_amax = workspace[2];
-  void* const fc1_weight_rowwise = workspace[3];
-  void* const fc1_weight_rowwise_scale = workspace[4];
-  void* const fc1_weight_amax = workspace[5];
-  void* const a_rowwise = workspace[6];
-  void* const a_rowwise_scale = workspace[7];
-  void* const a_amax = workspace[8];
-  void* const fc2_weight_rowwise = workspace[9];
-  void* const fc2_weight_rowwise_scale = workspace[10];
-  void* const fc2_weight_amax = workspace[11];
-  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[12];
+  void* const fc1_weight_rowwise = workspace[2];
+  void* const fc1_weight_rowwise_scale = workspace[3];
+  void* const a_rowwise = workspace[4];
+  void* const a_rowwise_scale = workspace[5];
+  void* const fc2_weight_rowwise = workspace[6];
+  void* const fc2_weight_rowwise_scale = workspace[7];
+  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[8];
 
-  // 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax
+  // 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
@@ -196,7 +188,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.quantize.columnwise.data = need_dfc1_weight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.amax = floats(writable(x_amax));
     arguments.history = floats(writable(fc1_input_amax_history));
     arguments.scale = floats(writable(fc1_input_scale));
     arguments.slots = 1024;
@@ -205,7 +196,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.update = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias || need_dfc2_bias;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_amax
+  // 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
@@ -220,7 +211,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    arguments.amax = floats(writable(fc1_weight_amax));
     arguments.history = floats(writable(fc1_weight_amax_history));
     arguments.scale = floats(writable(fc1_weight_scale));
     arguments.slots = 1024;
@@ -240,7 +230,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc1_weight_rowwise_scale)),
             },
             stream));
-  // 4. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale, a_amax  (y = gate * sigmoid(gate) * up * scales)
+  // 4. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
   {
     PointwiseQuantizeArguments arguments{};
     arguments.expression.operands = {pointer(h), pointer(h), pointer(probs_dense)};
@@ -259,7 +249,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.quantize.columnwise.data = need_dfc2_weight ? writable(a_columnwise) : nullptr;
     arguments.step.quantize.columnwise.scale = need_dfc2_weight ? writable(a_columnwise_scale) : nullptr;
     arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.step.amax = floats(writable(a_amax));
     arguments.step.history = floats(writable(fc2_input_amax_history));
     arguments.step.scale = floats(writable(fc2_input_scale));
     arguments.step.slots = 1024;
@@ -268,7 +257,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.update = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias || need_dfc2_bias;
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 5. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_amax
+  // 5. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
@@ -283,7 +272,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.quantize.columnwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(H, 16);
-    arguments.amax = floats(writable(fc2_weight_amax));
     arguments.history = floats(writable(fc2_weight_amax_history));
     arguments.scale = floats(writable(fc2_weight_scale));
     arguments.slots = 1024;
@@ -411,7 +399,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
@@ -432,19 +420,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const Tensor dprobs = need_dprobs ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 14> lives{{
+  const std::array<Lifetime, 12> lives{{
       {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
       {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
       {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
       {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
-      {padded(4 * E), 1, 1},  // dy_amax
       {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
       {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 2, 4},  // da
       {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 5},  // dh_rowwise
       {need_dx ? padded(4 * E) : kUnwanted, 4, 5},  // dh_rowwise_scale
       {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 4, 6},  // dh_columnwise
       {need_dfc1_weight ? padded(4 * E) : kUnwanted, 4, 6},  // dh_columnwise_scale
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * E) : kUnwanted, 4, 4},  // dh_amax
       {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 4, 4},  // dh_row_sums
       {need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : kUnwanted, 4, 4},  // dprobs_row_partials
   }};
@@ -453,18 +439,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
-  void* const dy_amax = workspace[4];
-  void* const dy_row_sums = workspace[5];
-  void* const da = workspace[6];
-  void* const dh_rowwise = workspace[7];
-  void* const dh_rowwise_scale = workspace[8];
-  void* const dh_columnwise = workspace[9];
-  void* const dh_columnwise_scale = workspace[10];
-  void* const dh_amax = workspace[11];
-  void* const dh_row_sums = workspace[12];
-  void* const dprobs_row_partials = workspace[13];
+  void* const dy_row_sums = workspace[4];
+  void* const da = workspace[5];
+  void* const dh_rowwise = workspace[6];
+  void* const dh_rowwise_scale = workspace[7];
+  void* const dh_columnwise = workspace[8];
+  void* const dh_columnwise_scale = workspace[9];
+  void* const dh_row_sums = workspace[10];
+  void* const dprobs_row_partials = workspace[11];
 
-  // 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dfc2_bias, dy_row_sums
+  // 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
@@ -479,7 +463,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc2_weight ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.amax = floats(writable(dy_amax));
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
     arguments.history = floats(writable(fc2_grad_output_amax_history));
@@ -516,7 +499,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dh_amax, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
+  // 4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
   if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
     {
       PointwiseQuantizeArguments arguments{};
@@ -538,7 +521,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
       arguments.step.quantize.columnwise.scale = need_dfc1_weight ? writable(dh_columnwise_scale) : nullptr;
       arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-      arguments.step.amax = floats(writable(dh_amax));
       arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.step.quantize.row_sums = floats(dh_row_sums);
       arguments.step.history = floats(writable(fc1_grad_output_amax_history));

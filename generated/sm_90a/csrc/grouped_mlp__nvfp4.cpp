@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:541bc8d348e754b7
+// checksum sha256:e3a4805409e5c93c
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -82,7 +82,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = x.scalar_type();
   const auto x_dense = dense(x);
@@ -451,7 +451,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
-  const cudaStream_t stream = current_stream(kCell, device);
+  Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);

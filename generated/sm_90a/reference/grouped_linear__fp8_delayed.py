@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:3f1a59a2f90f3bc8
+# checksum sha256:4a3569902f9dc4dc
 """grouped_linear__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -133,7 +133,7 @@ def forward(
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
-    # 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax
+    # 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x,
         INPUT,
@@ -152,7 +152,7 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale, weight_amax
+    # 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
     weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
         weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=weight_scale, layout=LAYOUT
     )
@@ -274,7 +274,7 @@ def backward(
         if x_columnwise is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dbias, dy_row_sums
+    # 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,

@@ -410,8 +410,7 @@ def _snapshot_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str
     """A copy of memory, in the order of the stream."""
     size = to_cpp(size_in_bytes(plan.buffer(step.out)))
     words = f"writable({step.out}), {reading(step.reads[0])}, {size}"
-    copying = f"cudaMemcpyAsync({words}, cudaMemcpyDeviceToDevice, stream)"
-    return ["check(kCell,", f"      {copying},", '      "cudaMemcpyAsync");']
+    return [f"check(kCell, copy_memory({words}, stream));"]
 
 
 def _pitch(plan: ModulePlan, copy: Copy) -> str:

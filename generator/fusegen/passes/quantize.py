@@ -259,7 +259,7 @@ class _Copies:
                 Reduction(amax, kept["amax_history"], kept["scale"], copies[0].role)
             )
             states = tuple(o for o in states if o.slot != "amax_history")
-        elif not self.arch.has_kernels or ("scale" in kept and "amax_history" not in kept):
+        elif not self.arch.has_kernels or "scale" in kept:
             needed = ()
         self.buffers |= {buffer.name: buffer for _, buffer in needed}
         step = quantize_step(tensor, copies, states, needed)

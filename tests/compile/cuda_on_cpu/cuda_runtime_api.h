@@ -42,10 +42,16 @@ inline uchar4 make_uchar4(unsigned char x, unsigned char y, unsigned char z, uns
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 using cudaStream_t = void*;
-enum { cudaLaunchAttributeProgrammaticStreamSerialization };
+enum {
+  cudaLaunchAttributeClusterDimension,
+  cudaLaunchAttributeProgrammaticStreamSerialization,
+};
 struct cudaLaunchAttribute {
   int id;
-  struct { int programmaticStreamSerializationAllowed; } val;
+  struct {
+    dim3 clusterDim;
+    int programmaticStreamSerializationAllowed;
+  } val;
 };
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -69,6 +75,10 @@ enum cudaMemcpyKind { cudaMemcpyDeviceToDevice };
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                    cudaStream_t) {
   std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* place, int value, size_t bytes, cudaStream_t) {
+  std::memset(place, value, bytes);
   return cudaSuccess;
 }
 

@@ -37,6 +37,8 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   for (int i = 0; i < 32; ++i) ballot |= unsigned(votes[i]) << i;
   return ballot;
 }
+inline void cudaGridDependencySynchronize() {}  // kernels run one after another
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
 inline void __syncthreads() { sim::sync_block(); }
 inline void __syncwarp() { sim::sync_warp(); }
 inline int __ffs(unsigned value) { return __builtin_ffs(int(value)); }

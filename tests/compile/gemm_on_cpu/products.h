@@ -23,6 +23,7 @@ using fusegen::Gemm;
 using fusegen::GemmArguments;
 using fusegen::Status;
 using fusegen::Store;
+using fusegen::Stream;
 using Result = __nv_bfloat16;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -344,7 +345,8 @@ void run_16_bits(const Case& in, Factor factor, Launch launch) {
 template <Gemm kind, Store store, class Config>
 void run_plain(const Case& in) {
   run_16_bits<kind, store>(in, [](int64_t) { return 1.0; }, [](const GemmArguments& arguments) {
-    return fusegen::launch_gemm<kind, Result, Config, store>(arguments, nullptr);
+    Stream stream;
+    return fusegen::launch_gemm<kind, Result, Config, store>(arguments, stream);
   });
 }
 
@@ -365,7 +367,8 @@ void run_decoded(const Case& in) {
   run_16_bits<kind, store>(in, factor, [&](const GemmArguments& arguments) {
     const fusegen::DecodedGemmArguments decoded{arguments, amaxes ? a.data() : nullptr,
                                                 amaxes ? b.data() : nullptr};
-    return fusegen::launch_decoded_gemm<kind, Result, Config, store>(decoded, nullptr);
+    Stream stream;
+    return fusegen::launch_decoded_gemm<kind, Result, Config, store>(decoded, stream);
   });
 }
 
@@ -422,8 +425,9 @@ void run_fp8(const Case& in) {
   const Fp8GemmArguments arguments{common.arguments, problem.pitch(),  problem.pitch(),
                                    a.scales.data(),  b.scales.data(),  in.scale_per_group,
                                    in.scale_per_group};
+  Stream stream;
   check_status(fusegen::launch_fp8_gemm<kind, A, B, Result, scaling, accumulation, Config, store>(
-      arguments, nullptr));
+      arguments, stream));
   common.check(problem, operands);
 }
 

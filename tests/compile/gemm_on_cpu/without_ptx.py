@@ -20,11 +20,6 @@ _PAIRS = ", ".join(
     f"round_pair(in[i * 8 + {at}], in[i * 8 + {at + 1}], Element())" for at in (0, 2, 4, 6)
 )
 REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
-    "gemm_sm90.cuh": (
-        # Kernels run one after another.
-        Replacement("griddepcontrol.wait", ""),
-        Replacement("griddepcontrol.launch_dependents", ""),
-    ),
     "epilogue.cuh": (
         Replacement("stmatrix.sync", f"sim::store_matrices(address, {{{_PAIRS}}});"),
         Replacement("tensor.4d.global", "sim::store_box(map, buffer, {at.x, at.y, at.z, at.w});"),

@@ -211,8 +211,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
 
 // `of_transformed_group` is written where kHadamard, and only there.
 template <class Element, bool kHadamard = false, class Source = TensorSource<Element>>
-static Status launch_amax(const AmaxArguments& in, cudaStream_t stream,
-                          const Source& source = {}) {
+static Status launch_amax(const AmaxArguments& in, Stream& stream, const Source& source = {}) {
   using namespace quantizing;
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (Status status = check_rows(in); !status.ok()) return status;
@@ -227,9 +226,9 @@ static Status launch_amax(const AmaxArguments& in, cudaStream_t stream,
   }
   const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
   const int64_t tiles = int64_t(row_tiles(groups, space)) * tiles_across(in.columns);
-  return launch_grid("cudaLaunchKernelEx(group_amax)", &group_amax_kernel<Source, kHadamard>,
-                     dim3(unsigned(tiles < kAmaxPartials ? tiles : kAmaxPartials)), kThreads, in,
-                     stream, source);
+  const Grid grid{dim3(unsigned(tiles < kAmaxPartials ? tiles : kAmaxPartials)), kThreads};
+  return launch_kernel("cudaLaunchKernelEx(group_amax)", &group_amax_kernel<Source, kHadamard>,
+                       grid, stream, in, source);
 }
 
 }  // namespace fusegen

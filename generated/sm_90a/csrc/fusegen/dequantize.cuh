@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Lines are a multiple of 8 elements; where turned there are a multiple of 8 of them, too.
 template <class Config>
-static Status launch_dequantize(const DequantizeArguments& in, cudaStream_t stream) {
+static Status launch_dequantize(const DequantizeArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (in.length % 8 != 0) return {kInvalid, "length: a multiple of 8"};
   if (Config::kTurned && in.lines % 8 != 0) return {kInvalid, "lines: a multiple of 8"};
@@ -228,13 +228,12 @@ static Status launch_dequantize(const DequantizeArguments& in, cudaStream_t stre
   if (line_tiles > 65535 || in.matrices > 65535) return {kInvalid, "lines <= 65535 * 64"};
   const dim3 grid(unsigned((in.length + kTile - 1) / kTile), unsigned(line_tiles),
                   unsigned(in.matrices));
-  return quantizing::launch_grid("cudaLaunchKernelEx(dequantize)",
-                                 &quantizing::dequantize_kernel<Config>, grid, quantizing::kThreads,
-                                 in, stream);
+  return launch_kernel("cudaLaunchKernelEx(dequantize)", &quantizing::dequantize_kernel<Config>,
+                       Grid{grid, quantizing::kThreads}, stream, in);
 }
 
 template <class Config>
-static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, cudaStream_t stream) {
+static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, Stream& stream) {
   static_assert(Config::kTurned && Config::kBlocks, "blocks of rows of a columnwise copy");
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (Status status = quantizing::check_rows(in); !status.ok()) return status;

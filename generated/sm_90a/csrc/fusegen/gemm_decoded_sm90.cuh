@@ -47,7 +47,7 @@ static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config>::kT
 
 // Internal linkage: see launch_gemm.
 template <Gemm kind, class Element, class Config, Store store = Store::io>
-static Status launch_decoded_gemm(const DecodedGemmArguments& in, cudaStream_t stream) {
+static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream) {
   using T = Traits<kind, __nv_bfloat16, Config>;
   const GemmArguments& gemm = in.gemm;
   if (Status status = check_arguments(gemm); !status.ok()) return status;

@@ -18,17 +18,10 @@
 #include <cstdint>
 
 #include "config_sm90.cuh"
+#include "launch.cuh"
 #include "mainloop_sm90.cuh"
 
 namespace fusegen {
-
-__device__ inline void wait_for_previous_kernel() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-__device__ inline void let_next_kernel_start() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
 
 // Finds the CTA's tiles for all other warps, running ahead of them. One warp.
 template <class Walk>
@@ -58,8 +51,7 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
   Cursor<TileRing::kDepth> record;
   uint32_t turn_phase = half == 0;  // the first turn is the first warpgroup's, without waiting
   bool mine = !T::kPingpong || half == 0;
-  for (Tile tile = control.ring.read(record, lane); tile.group >= 0;
-       tile = control.ring.read(record, lane)) {
+  for (Tile tile = control.ring.read(record); tile.group >= 0; tile = control.ring.read(record)) {
     if (T::kPingpong && !mine) {
       contraction.at.advance(blocks(tile.depth, Config::tile_k));
       mine = true;
@@ -120,7 +112,7 @@ __device__ void run_cta(const Operands operands, const CUtensorMap* map_d,
     control.stages.init(Config::cluster * kReadersPerStage);
     control.turn[0].init(T::kMathWarps / 2);
     control.turn[1].init(T::kMathWarps / 2);
-    control.ring.init(1 + T::kMathWarps);
+    control.ring.init(1 + 32 * T::kMathWarps);
     cutlass::arch::fence_barrier_init();
   }
   if (warp == 1 && lane == 0) {

@@ -16,7 +16,6 @@ struct GroupSumArguments {
   int64_t n;  // a multiple of 8
   int sm_count;
   const float* scales = nullptr;  // [tokens], which rows are multiplied by; nullptr: by none
-  bool programmatic_launch = false;
 };
 
 }  // namespace fusegen

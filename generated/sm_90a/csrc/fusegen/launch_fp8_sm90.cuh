@@ -11,6 +11,7 @@
 #include "launch_sm90.cuh"
 #include "ragged.cuh"
 #include "status.cuh"
+#include "stream.h"
 
 namespace fusegen {
 
@@ -106,7 +107,7 @@ Status check_fp8_arguments(const Fp8GemmArguments& in) {
 // Internal linkage: see launch_gemm.
 template <Gemm kind, class A, class B, class Element, Fp8Scaling scaling, Accumulation accumulation,
           class Config, Store store = Store::io>
-static Status launch_fp8_gemm(const Fp8GemmArguments& in, cudaStream_t stream) {
+static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream) {
   using T = Fp8Traits<kind, A, B, scaling, accumulation, Config>;
   if (Status status = check_fp8_arguments<kind>(in); !status.ok()) return status;
   using Result = Stored<Element, store>;

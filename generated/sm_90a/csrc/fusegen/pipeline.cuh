@@ -54,7 +54,7 @@ struct StageBarriers {
   }
 };
 
-// Tile records, written by the scheduler warp and read by every other working warp.
+// Tile records, written by the scheduler warp and read by every other working thread.
 struct TileRing {
   static constexpr int kDepth = 8;
 
@@ -62,10 +62,10 @@ struct TileRing {
   Barrier full[kDepth];
   Barrier empty[kDepth];
 
-  __device__ void init(uint32_t readers) {
+  __device__ void init(uint32_t reading_threads) {
     for (int i = 0; i < kDepth; ++i) {
       full[i].init(1);
-      empty[i].init(readers);
+      empty[i].init(reading_threads);
     }
   }
 
@@ -76,21 +76,11 @@ struct TileRing {
     cursor.advance();
   }
 
-  // Called by one thread per reader.
+  // Each thread that has read a record says so itself; after the last one nothing is written.
   __device__ Tile read(Cursor<kDepth>& cursor) const {
     full[cursor.slot].wait(cursor.phase);
     const Tile tile = tiles[cursor.slot];
-    empty[cursor.slot].arrive();
-    cursor.advance();
-    return tile;
-  }
-
-  // Called by a whole warp, which is one reader.
-  __device__ Tile read(Cursor<kDepth>& cursor, uint32_t lane) const {
-    full[cursor.slot].wait(cursor.phase);
-    const Tile tile = tiles[cursor.slot];
-    __syncwarp();
-    if (lane == 0) empty[cursor.slot].arrive();
+    if (tile.group >= 0) empty[cursor.slot].arrive();
     cursor.advance();
     return tile;
   }

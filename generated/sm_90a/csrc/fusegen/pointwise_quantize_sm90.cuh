@@ -311,7 +311,6 @@ struct RowTotalArguments {
   int64_t rows;
   int64_t groups;
   int64_t tiles;
-  bool programmatic_launch = false;
 };
 
 // Rows of all groups, for every thread of the block; `scratch` has a number for every warp.
@@ -351,7 +350,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Math, class Element>
-Status add_row_partials(const PointwiseQuantizeArguments& in, cudaStream_t stream) {
+Status add_row_partials(const PointwiseQuantizeArguments& in, Stream& stream) {
   constexpr int kSummed = result_with<Math>(Access::row);
   RowTotalArguments total{};
   total.partials = in.row_partials;
@@ -360,15 +359,15 @@ Status add_row_partials(const PointwiseQuantizeArguments& in, cudaStream_t strea
   total.rows = in.expression.rows;
   total.groups = in.step.quantize.groups;
   total.tiles = (in.expression.columns + kTileColumns - 1) / kTileColumns;
-  const dim3 grid(unsigned((total.rows + kThreads - 1) / kThreads));
+  const Grid grid{dim3(unsigned((total.rows + kThreads - 1) / kThreads)), kThreads};
   constexpr auto* kernel =
       Math::result(kSummed).wide ? &row_total_kernel<float> : &row_total_kernel<Element>;
-  return launch_grid("cudaLaunchKernelEx(row_total)", kernel, grid, kThreads, total, stream);
+  return launch_kernel("cudaLaunchKernelEx(row_total)", kernel, grid, stream, total);
 }
 
 // For the sake of the sums: an amax that nobody asks for.
 template <class Source>
-Status evaluate(const QuantizeArguments& in, cudaStream_t stream, const Source& source) {
+Status evaluate(const QuantizeArguments& in, Stream& stream, const Source& source) {
   return launch_tiles("cudaLaunchKernelEx(evaluate)", &row_amax_kernel<Source>, amax_arguments(in),
                       Space{int32_t(in.row_align), int32_t(in.rows)}, stream, source);
 }
@@ -377,7 +376,7 @@ Status evaluate(const QuantizeArguments& in, cudaStream_t stream, const Source& 
 
 // Of a result of two halves: both at once, unless a tile of columns is part of both.
 template <class Config, class Math, class Same>
-static Status launch_quantize(const QuantizeArguments& in, cudaStream_t stream,
+static Status launch_quantize(const QuantizeArguments& in, Stream& stream,
                               const quantizing::HalvesSource<Math, Same>& source) {
   using namespace quantizing;
   using Source = HalvesSource<Math, Same>;
@@ -397,8 +396,7 @@ static Status launch_quantize(const QuantizeArguments& in, cudaStream_t stream,
 }
 
 template <class Config, class Math>
-static Status launch_pointwise_quantize(const PointwiseQuantizeArguments& in,
-                                        cudaStream_t stream) {
+static Status launch_pointwise_quantize(const PointwiseQuantizeArguments& in, Stream& stream) {
   using namespace quantizing;
   constexpr bool kHalved = result_with<Math>(Access::first_half) >= 0;
   std::conditional_t<kHalved, HalvesSource<Math, Config>, ExpressionSource<Math, Config>> source{};

@@ -71,7 +71,6 @@ struct QuantizeArguments {
   // rows.
   float* row_sums = nullptr;
   const int64_t* rng_state = nullptr;  // [seed, offset] on the device, for stochastic rounding
-  bool programmatic_launch = false;
 };
 
 // Adds the partial sums that a quantise launch left in `row_sums`: output [groups, columns].
@@ -83,7 +82,6 @@ struct RowSumArguments {
   int64_t columns;
   int64_t groups;
   int64_t row_align = 32;  // the quantise launch's, or the rows of its blocks if those are more
-  bool programmatic_launch = false;
 };
 
 // Largest magnitudes; NaN counts for nothing. nullptr: not wanted. A group's is the largest of its
@@ -99,7 +97,6 @@ struct AmaxArguments {
   float* of_transformed_group = nullptr;  // the same, after the Hadamard transform along rows
   float* of_row = nullptr;                // [R]
   float* of_column = nullptr;             // [groups, columns]
-  bool programmatic_launch = false;
 };
 
 // Buffers of floats that are set to zero.
@@ -109,21 +106,18 @@ struct ClearArguments {
   int64_t counts[kMost] = {};
   int64_t* rng_state = nullptr;  // its offset is raised by rng_steps
   int64_t rng_steps = 0;
-  bool programmatic_launch = false;
 };
 
 // One step of delayed scaling, after everything that quantised with the old scale.
 struct DelayedArguments {
   static constexpr int kMostSlots = 1024;
-  float* history;     // [slots, groups]
-  float* scale;       // [groups]
-  const float* amax;  // [groups] of this step
+  float* history;  // [slots, groups], the amaxes of this step in slot 0
+  float* scale;    // [groups]
   int64_t slots;
   int64_t groups;
-  float max;          // largest value of the format
+  float max;       // largest value of the format
   int margin = 0;
   bool grouped = false;  // a group whose newest amax is 0 does not roll
-  bool programmatic_launch = false;
 };
 
 // Codes back to 16 bits: matrices of lines.
@@ -144,7 +138,6 @@ struct DequantizeArguments {
   int64_t groups = 0;
   int64_t scale_group = 0;               // stride of scales
   int64_t row_align = 0;                 // of the scales' groups, or 0: scales follow the lines
-  bool programmatic_launch = false;
 };
 
 // The columnwise copy of rows in groups back to 16 bits, rows first again, for a product that runs
@@ -160,7 +153,6 @@ struct DequantizeGroupsArguments {
   int64_t groups;
   int64_t pitch;
   int64_t row_align;
-  bool programmatic_launch = false;
 };
 
 }  // namespace fusegen

@@ -459,7 +459,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
 
 // At least one copy, a fold or row sums; see quantize.h for what each needs.
 template <class Config, class Source = TensorSource<typename Config::Element>>
-static Status launch_quantize(const QuantizeArguments& in, cudaStream_t stream,
+static Status launch_quantize(const QuantizeArguments& in, Stream& stream,
                               const Source& source = {}) {
   using namespace quantizing;
   if (Status status = check_rows(in); !status.ok()) return status;

@@ -9,7 +9,7 @@ namespace fusegen {
 // Scratch is uninitialised; state is changed where `update` says so.
 struct QuantizeStepArguments {
   QuantizeArguments quantize;
-  float* amax = nullptr;  // result [groups], where a scale spans a tensor or group
+  float* amax = nullptr;  // result [groups], where a scale spans a tensor or group; of no history
   float* partial_amax = nullptr;  // scratch [copies that are wanted, groups, kAmaxPartials]
   float* row_amax = nullptr;     // scratch [R], where a scale spans a row
   float* column_amax = nullptr;  // scratch [groups, columns], where a scale spans a column

@@ -44,7 +44,6 @@ struct GemmArguments {
   int64_t k;
   int sm_count;
   const float* row_scales = nullptr;  // [tokens], which Store::scaled_bias multiplies bias by
-  bool programmatic_launch = false;   // may start before the stream's previous kernel has ended
 };
 
 // A product of operands decoded to bf16. Its result is multiplied by amax_a amax_b / (448 6)^2 of

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "group_row_dot.h"
+#include "launch.cuh"
 
 namespace fusegen {
 
@@ -59,6 +60,8 @@ __device__ float dot(const uint4& a, const uint4& b, float sum) {
 template <class Element>
 static __global__ void __launch_bounds__(kThreads)
     kernel(const __grid_constant__ GroupRowDotArguments in) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const int lane = threadIdx.x % kWarp;
   const int64_t row = int64_t(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
   if (row >= in.tokens) return;
@@ -85,19 +88,16 @@ static __global__ void __launch_bounds__(kThreads)
 }  // namespace group_row_dot
 
 template <class Element>
-static Status launch_group_row_dot(const GroupRowDotArguments& in, cudaStream_t stream) {
+static Status launch_group_row_dot(const GroupRowDotArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   constexpr int64_t kRows = group_row_dot::kThreads / group_row_dot::kWarp;
   if (in.tokens < 0 || in.tokens > INT32_MAX) return {kInvalid, "0 <= tokens < 2^31"};
   if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
   if (in.n < 8 || in.n % 8 != 0) return {kInvalid, "n: a multiple of 8"};
   if (in.tokens == 0) return {};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned((in.tokens + kRows - 1) / kRows));
-  config.blockDim = dim3(group_row_dot::kThreads);
-  config.stream = stream;
-  const cudaError_t error = cudaLaunchKernelEx(&config, &group_row_dot::kernel<Element>, in);
-  return {static_cast<int>(error), "cudaLaunchKernelEx(group_row_dot)"};
+  const Grid grid{dim3(unsigned((in.tokens + kRows - 1) / kRows)), group_row_dot::kThreads};
+  return launch_kernel("cudaLaunchKernelEx(group_row_dot)", &group_row_dot::kernel<Element>, grid,
+                       stream, in);
 }
 
 }  // namespace fusegen

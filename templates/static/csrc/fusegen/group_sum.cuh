@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "group_sum.h"
+#include "launch.cuh"
 
 namespace fusegen {
 
@@ -130,7 +131,7 @@ static __global__ void __launch_bounds__(kThreads)
   const int64_t first_column = int64_t(blockIdx.y) * kColumns;
   const int64_t column = first_column + vector * kVector;
 
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_previous_kernel();
   const Range rows = group_range(split_sizes, tokens, blockIdx.z, threadIdx.x % 32);
   float sums[kVector] = {};
   if (column < n) {
@@ -141,7 +142,7 @@ static __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kVector; ++i) partial[lane_row][vector * kVector + i] = sums[i];
   __syncthreads();
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  let_next_kernel_start();
 
   if (threadIdx.x < kColumns) {
     float sum = 0.f;
@@ -163,7 +164,7 @@ static __global__ void __launch_bounds__(kThreads)
 }  // namespace group_sum
 
 template <class Element, class Output>
-static Status launch_group_sum(const GroupSumArguments& in, cudaStream_t stream) {
+static Status launch_group_sum(const GroupSumArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (in.tokens < 0) return {kInvalid, "tokens >= 0"};
   if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
@@ -179,26 +180,13 @@ static Status launch_group_sum(const GroupSumArguments& in, cudaStream_t stream)
          splits * column_blocks * in.groups < int64_t(kCtasPerSm) * in.sm_count) {
     splits *= 2;
   }
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = splits;
-  attributes[0].val.clusterDim.y = 1;
-  attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(splits, unsigned(column_blocks), unsigned(in.groups));
-  config.blockDim = dim3(group_sum::kThreads);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = in.programmatic_launch ? 2 : 1;
   const auto kernel = in.scales != nullptr ? &group_sum::kernel<Element, Output, true>
                                            : &group_sum::kernel<Element, Output, false>;
-  const cudaError_t error =
-      cudaLaunchKernelEx(&config, kernel, static_cast<const Element*>(in.input),
-                         static_cast<Output*>(in.output), in.split_sizes, in.scales, in.tokens,
-                         in.n);
-  return {static_cast<int>(error), "cudaLaunchKernelEx(group_sum)"};
+  Grid grid{dim3(splits, unsigned(column_blocks), unsigned(in.groups)), group_sum::kThreads};
+  grid.cluster = splits;
+  return launch_kernel("cudaLaunchKernelEx(group_sum)", kernel, grid, stream,
+                       static_cast<const Element*>(in.input), static_cast<Output*>(in.output),
+                       in.split_sizes, in.scales, in.tokens, in.n);
 }
 
 }  // namespace fusegen

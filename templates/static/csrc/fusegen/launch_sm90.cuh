@@ -9,9 +9,11 @@
 
 #include "gemm.h"
 #include "gemm_sm90.cuh"
+#include "launch.cuh"
 #include "ragged.cuh"
 #include "shared_memory.cuh"
 #include "status.cuh"
+#include "stream.h"
 
 namespace fusegen {
 
@@ -71,10 +73,10 @@ Bias<Element> bias_of(const GemmArguments& in) {
   return {static_cast<const Element*>(in.bias), in.row_scales};
 }
 
-// Grid, attributes and launch of a kernel of `run_cta`'s kind. `parameters` come before its shape.
+// Grid and launch of a kernel of `run_cta`'s kind. `parameters` come before its shape.
 template <Gemm kind, class T, class Config, class... Parameters>
 Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& allowed,
-                  const GemmArguments& in, cudaStream_t stream,
+                  const GemmArguments& in, Stream& stream,
                   const std::common_type_t<Parameters>&... parameters) {
   constexpr int64_t kMostSteps = (int64_t(1) << 31) - 1;
   const int64_t steps = most_steps<kind, Config>(in);
@@ -86,43 +88,30 @@ Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
   }
   const int clusters = in.sm_count / Config::cluster;
   if (clusters < 1) return {static_cast<int>(cudaErrorInvalidValue), "sm_count >= cluster size"};
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = Config::cluster;
-  attributes[0].val.clusterDim.y = 1;
-  attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned((steps < clusters ? steps : clusters) * Config::cluster));
-  config.blockDim = dim3(T::kThreads);
-  config.dynamicSmemBytes = T::kUsedBytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = in.programmatic_launch ? 2 : 1;
+  const unsigned ctas = unsigned((steps < clusters ? steps : clusters) * Config::cluster);
+  const Grid grid{dim3(ctas), T::kThreads, T::kUsedBytes, Config::cluster};
   const Shape shape{in.split_sizes, int32_t(in.tokens), int32_t(in.groups), int32_t(in.n),
                     int32_t(in.k)};
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, parameters..., shape);
-  return {static_cast<int>(error), "cudaLaunchKernelEx"};
+  return launch_kernel("cudaLaunchKernelEx(gemm)", kernel, grid, stream, parameters..., shape);
 }
 
 // A product of no tokens: its operands have no memory that a descriptor could describe, and only
 // wgrad has results.
 template <Gemm kind, class Result, Store store>
-Status multiply_nothing(const GemmArguments& in, cudaStream_t stream) {
+Status multiply_nothing(const GemmArguments& in, Stream& stream) {
   static_assert(store == Store::io ||
                     kind == (store == Store::scaled_bias ? Gemm::fprop : Gemm::wgrad),
                 "gradients of weights alone go elsewhere, and fprop alone has a bias");
   if (kind != Gemm::wgrad || adds(store)) return {};
   const size_t bytes = size_t(in.groups) * size_t(in.n) * size_t(in.k) * sizeof(Result);
-  return {static_cast<int>(cudaMemsetAsync(in.d, 0, bytes, stream)), "cudaMemsetAsync"};
+  return clear_memory(in.d, bytes, stream);
 }
 
 // Internal linkage, as of the kernel: the static below would otherwise be one object for every
 // shared library of the process that was built from this header (STB_GNU_UNIQUE), while each
 // library has kernels of its own to configure.
 template <Gemm kind, class Element, class Config, Store store = Store::io>
-static Status launch_gemm(const GemmArguments& in, cudaStream_t stream) {
+static Status launch_gemm(const GemmArguments& in, Stream& stream) {
   using T = Traits<kind, Element, Config>;
   if (Status status = check_arguments(in); !status.ok()) return status;
   using Result = Stored<Element, store>;

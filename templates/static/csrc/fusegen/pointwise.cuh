@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "launch.cuh"
 #include "pointwise.h"
 
 namespace fusegen {
@@ -246,6 +247,8 @@ template <class Math, class Element, int N>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     kernel(const __grid_constant__ PointwiseArguments in, uint32_t pieces_per_row,
            uint32_t pieces) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   constexpr int kTogether = vectors_together<Math>();
   constexpr bool kWholeRow = sums_rows<Math>();
   const int lane = threadIdx.x % kWarp;
@@ -280,26 +283,22 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 }
 
 template <class Math, class Element, int N>
-Status launch(const PointwiseArguments& in, cudaStream_t stream) {
+Status launch(const PointwiseArguments& in, Stream& stream) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t pieces_per_row = sums_rows<Math>() ? 1 : ceil_div(in.columns, kPiece<N>);
   const int64_t pieces = in.rows * pieces_per_row;
   if (pieces == 0) return {};
   if (pieces > INT32_MAX) return {cudaErrorInvalidValue, "pieces of rows: fewer than 2^31"};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(ceil_div(pieces, kThreads / kWarp)));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  const cudaError_t error = cudaLaunchKernelEx(&config, &kernel<Math, Element, N>, in,
-                                               uint32_t(pieces_per_row), uint32_t(pieces));
-  return {static_cast<int>(error), "cudaLaunchKernelEx(pointwise)"};
+  const Grid grid{dim3(unsigned(ceil_div(pieces, kThreads / kWarp))), kThreads};
+  return launch_kernel("cudaLaunchKernelEx(pointwise)", &kernel<Math, Element, N>, grid, stream, in,
+                       uint32_t(pieces_per_row), uint32_t(pieces));
 }
 
 }  // namespace pointwise
 
 // Addresses are multiples of 16 bytes; rows are too where the columns are a multiple of 8.
 template <class Math, class Element>
-Status launch_pointwise(PointwiseArguments in, cudaStream_t stream) {
+Status launch_pointwise(PointwiseArguments in, Stream& stream) {
   constexpr int kVector = 16 / sizeof(Element);
   if constexpr (!pointwise::has_rows<Math>()) {
     in.columns *= in.rows;

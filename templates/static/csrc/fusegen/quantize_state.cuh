@@ -29,7 +29,7 @@ static __global__ void __launch_bounds__(kThreads)
   __shared__ float scratch[kWarps];
   const int64_t group = blockIdx.x;
   wait_for_previous_kernel();
-  const float newest = fmaxf(in.history[group], in.amax[group]);  // slot 0 is empty between steps
+  const float newest = in.history[group];  // slot 0, empty between steps
   float kept[kEach];
   float largest = 0.0f;
 #pragma unroll
@@ -58,24 +58,24 @@ static __global__ void __launch_bounds__(kThreads)
 
 }  // namespace quantizing
 
-[[maybe_unused]] static Status launch_clear(const ClearArguments& in, cudaStream_t stream) {
+[[maybe_unused]] static Status launch_clear(const ClearArguments& in, Stream& stream) {
   constexpr int64_t kMostBlocks = 132;
   int64_t most = 1;
   for (const int64_t count : in.counts) most = count > most ? count : most;
   const int64_t blocks = (most + quantizing::kThreads - 1) / quantizing::kThreads;
-  const dim3 grid(unsigned(blocks < kMostBlocks ? blocks : kMostBlocks));
-  return quantizing::launch_grid("cudaLaunchKernelEx(clear)", &quantizing::clear_kernel, grid,
-                                 quantizing::kThreads, in, stream);
+  const dim3 most_blocks(unsigned(blocks < kMostBlocks ? blocks : kMostBlocks));
+  return launch_kernel("cudaLaunchKernelEx(clear)", &quantizing::clear_kernel,
+                       Grid{most_blocks, quantizing::kThreads}, stream, in);
 }
 
-[[maybe_unused]] static Status launch_delayed(const DelayedArguments& in, cudaStream_t stream) {
+[[maybe_unused]] static Status launch_delayed(const DelayedArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (in.slots < 1 || in.slots > DelayedArguments::kMostSlots) {
     return {kInvalid, "1 <= slots <= 1024"};
   }
   if (in.groups < 1) return {kInvalid, "groups >= 1"};
-  return quantizing::launch_grid("cudaLaunchKernelEx(delayed)", &quantizing::delayed_kernel,
-                                 dim3(unsigned(in.groups)), quantizing::kThreads, in, stream);
+  return launch_kernel("cudaLaunchKernelEx(delayed)", &quantizing::delayed_kernel,
+                       Grid{dim3(unsigned(in.groups)), quantizing::kThreads}, stream, in);
 }
 
 }  // namespace fusegen

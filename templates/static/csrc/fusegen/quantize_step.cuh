@@ -1,7 +1,5 @@
 // A quantise step: amaxes where scales span more than a tile, the quantise kernel, and after it the
-// state of delayed scaling and sums over rows. Each is a kernel of its own, in the order of the stream;
-// those after the first are launched while the one before still runs, and wait for its results. What
-// runs before the first may be no kernel.
+// state of delayed scaling and sums over rows. Each is a kernel of its own, in the order of the stream.
 #pragma once
 
 #include "amax_sm90.cuh"
@@ -31,7 +29,7 @@ inline int64_t all_rows(const QuantizeArguments& in) {
 }
 
 template <class Config, class Source>
-Status amax_of_groups(const AmaxArguments& in, cudaStream_t stream, const Source& source) {
+Status amax_of_groups(const AmaxArguments& in, Stream& stream, const Source& source) {
   using Element = typename Config::Element;
   if constexpr (Config::kHadamard) {
     if (in.of_transformed_group != nullptr) return launch_amax<Element, true>(in, stream, source);
@@ -41,7 +39,7 @@ Status amax_of_groups(const AmaxArguments& in, cudaStream_t stream, const Source
 
 // One scale per group, from the group's own amax.
 template <class Config, class Source>
-Status quantize_current(QuantizeStepArguments in, cudaStream_t stream, const Source& source) {
+Status quantize_current(QuantizeStepArguments in, Stream& stream, const Source& source) {
   AmaxArguments amax = amax_arguments(in.quantize);
   amax.of_group = in.partial_amax;
   Status status = launch_amax<typename Config::Element, false>(amax, stream, source);
@@ -49,41 +47,44 @@ Status quantize_current(QuantizeStepArguments in, cudaStream_t stream, const Sou
   in.quantize.rowwise.amax = in.partial_amax;
   in.quantize.columnwise.amax = in.partial_amax;
   in.quantize.rowwise.group_amax = in.amax;
-  in.quantize.programmatic_launch = true;
   return launch_quantize<Config>(in.quantize, stream, source);
 }
 
-// One scale per group that is given, or from a history that this step's amax joins; without a
-// history the amax itself may not be wanted.
+// One scale per group that is given; its amax may be wanted.
 template <class Config, class Source>
-Status quantize_delayed(QuantizeStepArguments in, cudaStream_t stream, const Source& source) {
+Status quantize_scaled(QuantizeStepArguments in, Stream& stream, const Source& source) {
   if (in.amax != nullptr) {
     ClearArguments clear{};
     clear.buffers[0] = in.amax;
     clear.counts[0] = in.quantize.groups;
     if (Status status = launch_clear(clear, stream); !status.ok()) return status;
-    in.quantize.programmatic_launch = true;
   }
-  if (in.history != nullptr) in.quantize.scale = in.scale;
   in.quantize.folded_amax = in.amax;
+  return launch_quantize<Config>(in.quantize, stream, source);
+}
+
+// One scale per group, from a history that the group's amax joins: in its slot 0, which is empty
+// between steps, so that nothing has to be cleared.
+template <class Config, class Source>
+Status quantize_delayed(QuantizeStepArguments in, Stream& stream, const Source& source) {
+  in.quantize.scale = in.scale;
+  in.quantize.folded_amax = in.update ? in.history : nullptr;
   Status status = launch_quantize<Config>(in.quantize, stream, source);
-  if (!status.ok() || in.history == nullptr || !in.update) return status;
+  if (!status.ok() || !in.update) return status;
   DelayedArguments delayed{};
   delayed.history = in.history;
   delayed.scale = in.scale;
-  delayed.amax = in.amax;
   delayed.slots = in.slots;
   delayed.groups = in.quantize.groups;
   delayed.max = in.max;
   delayed.margin = in.margin;
   delayed.grouped = in.grouped;
-  delayed.programmatic_launch = true;
   return launch_delayed(delayed, stream);
 }
 
 // One scale per row, and per column of a group.
 template <class Config, class Source>
-Status quantize_rows(QuantizeStepArguments in, cudaStream_t stream, const Source& source) {
+Status quantize_rows(QuantizeStepArguments in, Stream& stream, const Source& source) {
   const bool rowwise = in.quantize.rowwise.data != nullptr;
   const bool columnwise = in.quantize.columnwise.data != nullptr;
   AmaxArguments amax = amax_arguments(in.quantize);
@@ -95,19 +96,17 @@ Status quantize_rows(QuantizeStepArguments in, cudaStream_t stream, const Source
   clear.buffers[1] = amax.of_column;
   clear.counts[1] = columnwise ? in.quantize.groups * in.quantize.columns : 0;
   if (Status status = launch_clear(clear, stream); !status.ok()) return status;
-  amax.programmatic_launch = true;
   Status status = launch_amax<typename Config::Element, false>(amax, stream, source);
   if (!status.ok()) return status;
   in.quantize.rowwise.amax = amax.of_row;
   in.quantize.columnwise.amax = amax.of_column;
-  in.quantize.programmatic_launch = true;
   return launch_quantize<Config>(in.quantize, stream, source);
 }
 
 // Scales of blocks under one of the group, which a transform before the columnwise copy changes; the
 // random numbers move on afterwards.
 template <class Config, class Source>
-Status quantize_two_levels(QuantizeStepArguments in, cudaStream_t stream, const Source& source) {
+Status quantize_two_levels(QuantizeStepArguments in, Stream& stream, const Source& source) {
   const bool rowwise = in.rowwise_amax != nullptr, columnwise = in.columnwise_amax != nullptr;
   const bool transformed = Config::kHadamard && columnwise;
   float* const partials = in.partial_amax;
@@ -123,18 +122,16 @@ Status quantize_two_levels(QuantizeStepArguments in, cudaStream_t stream, const 
   in.quantize.columnwise.amax = transformed ? amax.of_transformed_group : amax.of_group;
   in.quantize.columnwise.group_amax = in.columnwise_amax;
   in.quantize.rng_state = in.rng_state;
-  in.quantize.programmatic_launch = true;
   status = launch_quantize<Config>(in.quantize, stream, source);
   if (!status.ok() || in.rng_state == nullptr || !in.update) return status;
   ClearArguments advance{};
   advance.rng_state = in.rng_state;
   advance.rng_steps = 1;
-  advance.programmatic_launch = true;
   return launch_clear(advance, stream);
 }
 
 template <class Config>
-Status sum_rows(const QuantizeStepArguments& in, cudaStream_t stream) {
+Status sum_rows(const QuantizeStepArguments& in, Stream& stream) {
   RowSumArguments sums{};
   sums.row_sums = in.quantize.row_sums;
   sums.output = in.sums;
@@ -143,17 +140,15 @@ Status sum_rows(const QuantizeStepArguments& in, cudaStream_t stream) {
   sums.columns = in.quantize.columns;
   sums.groups = in.quantize.groups;
   sums.row_align = work_space<Config>(in.quantize).align;
-  sums.programmatic_launch = true;
   return launch_row_sums<typename Config::Element>(sums, stream);
 }
 
 template <class Config, class Source>
-Status quantize_by_scaling(const QuantizeStepArguments& in, cudaStream_t stream,
-                           const Source& source) {
+Status quantize_by_scaling(const QuantizeStepArguments& in, Stream& stream, const Source& source) {
   if constexpr (Config::kScaling == Scaling::tensor) {
-    const bool kept = in.history != nullptr || in.quantize.scale != nullptr;
-    return kept ? quantize_delayed<Config>(in, stream, source)
-                : quantize_current<Config>(in, stream, source);
+    if (in.history != nullptr) return quantize_delayed<Config>(in, stream, source);
+    return in.quantize.scale != nullptr ? quantize_scaled<Config>(in, stream, source)
+                                        : quantize_current<Config>(in, stream, source);
   } else if constexpr (Config::kScaling == Scaling::row) {
     return quantize_rows<Config>(in, stream, source);
   } else if constexpr (Config::kRule == Rule::nvfp4) {
@@ -171,7 +166,7 @@ inline void want_empty(QuantizedCopy& copy) {
 }  // namespace quantizing
 
 template <class Config, class Source = TensorSource<typename Config::Element>>
-static Status launch_quantize_step(QuantizeStepArguments in, cudaStream_t stream,
+static Status launch_quantize_step(QuantizeStepArguments in, Stream& stream,
                                    const Source& source = {}) {
   if (in.quantize.rows == 0) {
     quantizing::want_empty(in.quantize.rowwise);

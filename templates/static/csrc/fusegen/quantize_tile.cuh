@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "launch.cuh"
 #include "quantize_math.cuh"
 #include "quantize_places.cuh"
 #include "status.cuh"
@@ -270,24 +271,6 @@ struct RowAmaxes {
   }
 };
 
-// Any launch of one kernel whose parameters are its arguments and the source of its input.
-template <int kSharedBytes = 0, class Arguments, class... Sources>
-Status launch_grid(const char* call, void (*kernel)(Arguments, Sources...), dim3 blocks,
-                   int threads, const Arguments& in, cudaStream_t stream,
-                   const Sources&... source) {
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = in.programmatic_launch ? 1 : 0;
-  return {static_cast<int>(cudaLaunchKernelEx(&config, kernel, in, source...)), call};
-}
-
 inline bool is_alignment(int64_t rows) {
   return rows >= kSliceRows && rows <= kTileRows && (rows & (rows - 1)) == 0;
 }
@@ -314,22 +297,15 @@ __device__ __forceinline__ int32_t row_tile_from_last() {
 // One block of threads per tile of 128 rows and `width` columns.
 template <int width = kTileColumns, int kSharedBytes = 0, class Arguments, class... Sources>
 Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), const Arguments& in,
-                    Space space, cudaStream_t stream, const Sources&... source) {
+                    Space space, Stream& stream, const Sources&... source) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   const int64_t tiles = row_tiles({in.split_sizes, int32_t(in.rows), int32_t(in.groups)}, space);
   const int64_t super_rows = (tiles + kSuperRow - 1) / kSuperRow;
   const int64_t column_tiles = (in.columns + width - 1) / width;
   if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};
   if (column_tiles > 65535) return {kInvalid, "columns: at most 65535 tiles"};
-  return launch_grid<kSharedBytes>(call, kernel, dim3(kSuperRow, unsigned(column_tiles), unsigned(super_rows)),
-                     kThreads, in, stream, source...);
-}
-
-__device__ __forceinline__ void wait_for_previous_kernel() {
-  cudaGridDependencySynchronize();
-}
-__device__ __forceinline__ void let_next_kernel_start() {
-  cudaTriggerProgrammaticLaunchCompletion();
+  const dim3 blocks(kSuperRow, unsigned(column_tiles), unsigned(super_rows));
+  return launch_kernel(call, kernel, Grid{blocks, kThreads, kSharedBytes}, stream, in, source...);
 }
 
 }  // namespace quantizing

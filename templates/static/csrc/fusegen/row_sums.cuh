@@ -64,16 +64,15 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace quantizing
 
 template <class Output>
-static Status launch_row_sums(const RowSumArguments& in, cudaStream_t stream) {
+static Status launch_row_sums(const RowSumArguments& in, Stream& stream) {
   if (Status status = quantizing::check_rows(in); !status.ok()) return status;
   if (!quantizing::is_alignment(in.row_align)) {
     return {static_cast<int>(cudaErrorInvalidValue), "row_align: a power of two, 16 to 128 rows"};
   }
-  const dim3 grid(unsigned((in.columns + quantizing::kThreads - 1) / quantizing::kThreads),
-                  unsigned(in.groups));
-  return quantizing::launch_grid("cudaLaunchKernelEx(row_sums)",
-                                 &quantizing::row_sum_kernel<Output>, grid, quantizing::kThreads,
-                                 in, stream);
+  constexpr int kThreads = quantizing::kThreads;
+  const dim3 blocks(unsigned((in.columns + kThreads - 1) / kThreads), unsigned(in.groups));
+  return launch_kernel("cudaLaunchKernelEx(row_sums)", &quantizing::row_sum_kernel<Output>,
+                       Grid{blocks, kThreads}, stream, in);
 }
 
 }  // namespace fusegen

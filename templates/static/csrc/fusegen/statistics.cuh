@@ -248,7 +248,7 @@ static __global__ void __launch_bounds__(kThreads)
 }  // namespace quantizing
 
 template <class Config>
-static Status launch_statistics(const StatisticsArguments& in, cudaStream_t stream) {
+static Status launch_statistics(const StatisticsArguments& in, Stream& stream) {
   using namespace quantizing;
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   static_assert(sizeof(Tally) == 48, "what the workspace has room for");
@@ -259,12 +259,11 @@ static Status launch_statistics(const StatisticsArguments& in, cudaStream_t stre
     return {kInvalid, "row_align: a power of two from 16 to 128 rows"};
   }
   if (Config::kRule == Rule::nvfp4 && in.amax == nullptr) return {kInvalid, "nv: amax"};
-  const Status status =
-      launch_grid("cudaLaunchKernelEx(statistics)", &statistics_kernel<Config>,
-                  dim3(unsigned(in.blocks)), kThreads, in, stream);
+  const Status status = launch_kernel("cudaLaunchKernelEx(statistics)", &statistics_kernel<Config>,
+                                      Grid{dim3(unsigned(in.blocks)), kThreads}, stream, in);
   if (!status.ok()) return status;
-  return launch_grid("cudaLaunchKernelEx(add_statistics)", &add_statistics_kernel, dim3(1), kThreads,
-                     in, stream);
+  return launch_kernel("cudaLaunchKernelEx(add_statistics)", &add_statistics_kernel,
+                       Grid{dim3(1), kThreads}, stream, in);
 }
 
 }  // namespace fusegen

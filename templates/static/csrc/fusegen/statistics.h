@@ -21,7 +21,6 @@ struct StatisticsArguments {
   void* partials;  // workspace of 48 bytes for each block
   int64_t blocks;  // of threads; the same number for the same order of sums
   float* output;   // [5]: amax, non-zero elements, underflow, saturation, relative error
-  bool programmatic_launch = false;
 };
 
 }  // namespace fusegen
