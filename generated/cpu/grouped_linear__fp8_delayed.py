@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6c67615b8667d9b8
+# checksum sha256:f6a748fa11c4dc3e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -140,6 +140,7 @@ _backward = _library.register(
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx,
         x: Tensor,
         weight: Tensor,
         split_sizes: Tensor,
@@ -153,8 +154,8 @@ class _GroupedLinear(torch.autograd.Function):
         need_dbias: bool,
         grad_output_amax_history: Tensor,
         grad_output_scale: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return _forward(
+    ) -> Tensor:
+        y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
             x,
             weight,
             split_sizes,
@@ -167,37 +168,6 @@ class _GroupedLinear(torch.autograd.Function):
             need_dweight,
             need_dbias,
         )
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        (
-            _,
-            _,
-            split_sizes,
-            _,
-            _,
-            _,
-            _,
-            _,
-            need_dx,
-            need_dweight,
-            _,
-            grad_output_amax_history,
-            grad_output_scale,
-        ) = inputs
-        _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
-        ctx.mark_non_differentiable(
-            *(
-                kept
-                for kept in (
-                    weight_columnwise,
-                    weight_columnwise_scale,
-                    x_columnwise,
-                    x_columnwise_scale,
-                )
-                if kept is not None
-            )
-        )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
@@ -208,6 +178,7 @@ class _GroupedLinear(torch.autograd.Function):
         )
         ctx.grad_output_amax_history = grad_output_amax_history
         ctx.grad_output_scale = grad_output_scale
+        return y
 
     @staticmethod
     def backward(ctx, dy, *_):
@@ -287,7 +258,7 @@ def grouped_linear(
     need_dweight = grad and weight.requires_grad
     need_dbias = grad and bias is not None and bias.requires_grad
     if need_dx or need_dweight or need_dbias:
-        y, *_ = _apply(
+        y = _apply(
             x,
             weight,
             split_sizes,

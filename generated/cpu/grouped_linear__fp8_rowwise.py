@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:97db4b51d9e3c29f
+# checksum sha256:f5500504b46b81ee
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -115,30 +115,16 @@ _backward = _library.register(
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx,
         x: Tensor,
         weight: Tensor,
         split_sizes: Tensor,
         bias: Tensor | None,
         need_dx: bool,
         need_dweight: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        return _forward(x, weight, split_sizes, bias, need_dx, need_dweight)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        _, _, split_sizes, _, _, _ = inputs
-        _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
-        ctx.mark_non_differentiable(
-            *(
-                kept
-                for kept in (
-                    weight_columnwise,
-                    weight_columnwise_scale,
-                    x_columnwise,
-                    x_columnwise_scale,
-                )
-                if kept is not None
-            )
+    ) -> Tensor:
+        y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
+            x, weight, split_sizes, bias, need_dx, need_dweight
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
@@ -148,6 +134,7 @@ class _GroupedLinear(torch.autograd.Function):
             x_columnwise,
             x_columnwise_scale,
         )
+        return y
 
     @staticmethod
     def backward(ctx, dy, *_):
@@ -192,7 +179,7 @@ def grouped_linear(
     need_dweight = grad and weight.requires_grad
     need_dbias = grad and bias is not None and bias.requires_grad
     if need_dx or need_dweight or need_dbias:
-        y, *_ = _apply(x, weight, split_sizes, bias, need_dx, need_dweight)
+        y = _apply(x, weight, split_sizes, bias, need_dx, need_dweight)
     else:
         y, *_ = _forward(x, weight, split_sizes, bias, need_dx, need_dweight)
     return y

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:34b24b82b03c966e
+# checksum sha256:edb0586a0565231e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -122,6 +122,7 @@ _backward = _library.register(
 class _GroupedMLP(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx,
         x: Tensor,
         fc1_weight: Tensor,
         fc2_weight: Tensor,
@@ -134,8 +135,8 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        return _forward(
+    ) -> Tensor:
+        y, h, a = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -149,26 +150,6 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        x, fc1_weight, fc2_weight, split_sizes, probs, _, _, _, _, _, _, _ = inputs
-        _, h, a = output
-        ctx.mark_non_differentiable(
-            *(
-                kept
-                for kept in (
-                    h,
-                    a,
-                )
-                if kept is not None
-            )
-        )
-        needs = ctx.needs_input_grad
-        need_dx = needs[0]
-        need_dfc1_weight = needs[1]
-        need_dprobs = needs[4]
-        need_dfc1_bias = needs[5]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             x if need_dfc1_weight else None,
@@ -179,6 +160,7 @@ class _GroupedMLP(torch.autograd.Function):
             a,
             fc2_weight if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
         )
+        return y
 
     @staticmethod
     def backward(ctx, dy, *_):
@@ -256,7 +238,7 @@ def grouped_mlp(
         or need_dfc1_bias
         or need_dfc2_bias
     ):
-        y, *_ = _apply(
+        y = _apply(
             x,
             fc1_weight,
             fc2_weight,

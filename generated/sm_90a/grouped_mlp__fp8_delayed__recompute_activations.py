@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:feb3b9d25604708a
+# checksum sha256:a4de01c45bff5b7a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -223,6 +223,7 @@ _backward = _library.register(
 class _GroupedMLP(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx,
         x: Tensor,
         fc1_weight: Tensor,
         fc2_weight: Tensor,
@@ -248,8 +249,18 @@ class _GroupedMLP(torch.autograd.Function):
         fc2_grad_output_scale: Tensor,
         fc1_grad_output_amax_history: Tensor,
         fc1_grad_output_scale: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return _forward(
+    ) -> Tensor:
+        (
+            y,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+            fc2_input_scale_used,
+        ) = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -271,63 +282,6 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
             need_dfc2_bias,
-        )
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        (
-            _,
-            _,
-            _,
-            split_sizes,
-            probs,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            need_dx,
-            need_dfc1_weight,
-            need_dfc2_weight,
-            need_dprobs,
-            need_dfc1_bias,
-            _,
-            fc2_grad_output_amax_history,
-            fc2_grad_output_scale,
-            fc1_grad_output_amax_history,
-            fc1_grad_output_scale,
-        ) = inputs
-        (
-            _,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-            fc2_input_scale_used,
-        ) = output
-        ctx.mark_non_differentiable(
-            *(
-                kept
-                for kept in (
-                    h,
-                    fc2_weight_columnwise,
-                    fc2_weight_columnwise_scale,
-                    fc1_weight_columnwise,
-                    fc1_weight_columnwise_scale,
-                    x_columnwise,
-                    x_columnwise_scale,
-                    fc2_input_scale_used,
-                )
-                if kept is not None
-            )
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
@@ -354,6 +308,7 @@ class _GroupedMLP(torch.autograd.Function):
         ctx.fc2_grad_output_scale = fc2_grad_output_scale
         ctx.fc1_grad_output_amax_history = fc1_grad_output_amax_history
         ctx.fc1_grad_output_scale = fc1_grad_output_scale
+        return y
 
     @staticmethod
     def backward(ctx, dy, *_):
@@ -506,7 +461,7 @@ def grouped_mlp(
         or need_dfc1_bias
         or need_dfc2_bias
     ):
-        y, *_ = _apply(
+        y = _apply(
             x,
             fc1_weight,
             fc2_weight,

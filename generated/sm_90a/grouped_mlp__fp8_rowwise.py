@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:9296362a98328a1f
+# checksum sha256:4dc4e57f637a1bd8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -194,6 +194,7 @@ _backward = _library.register(
 class _GroupedMLP(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx,
         x: Tensor,
         fc1_weight: Tensor,
         fc2_weight: Tensor,
@@ -206,19 +207,19 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
-    ) -> tuple[
-        Tensor,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-    ]:
-        return _forward(
+    ) -> Tensor:
+        (
+            y,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -232,44 +233,6 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        _, _, _, split_sizes, probs, _, _, _, _, _, _, _ = inputs
-        (
-            _,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = output
-        ctx.mark_non_differentiable(
-            *(
-                kept
-                for kept in (
-                    h,
-                    fc2_weight_columnwise,
-                    fc2_weight_columnwise_scale,
-                    a_columnwise,
-                    a_columnwise_scale,
-                    fc1_weight_columnwise,
-                    fc1_weight_columnwise_scale,
-                    x_columnwise,
-                    x_columnwise_scale,
-                )
-                if kept is not None
-            )
-        )
-        needs = ctx.needs_input_grad
-        need_dx = needs[0]
-        need_dfc1_weight = needs[1]
-        need_dprobs = needs[4]
-        need_dfc1_bias = needs[5]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
@@ -284,6 +247,7 @@ class _GroupedMLP(torch.autograd.Function):
             x_columnwise,
             x_columnwise_scale,
         )
+        return y
 
     @staticmethod
     def backward(ctx, dy, *_):
@@ -361,7 +325,7 @@ def grouped_mlp(
         or need_dfc1_bias
         or need_dfc2_bias
     ):
-        y, *_ = _apply(
+        y = _apply(
             x,
             fc1_weight,
             fc2_weight,

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:95285976218ba634
+# checksum sha256:19ff0d0e4bb2bca8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e2m1_e2m1_nv_1x16_nv_16x16_fp32; operands are decoded to bfloat16.
@@ -241,6 +241,7 @@ _backward = _library.register(
 class _GroupedMLP(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx,
         x: Tensor,
         fc1_weight: Tensor,
         fc2_weight: Tensor,
@@ -254,42 +255,9 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs: bool,
         need_dfc1_bias: bool,
         rng_state: Tensor,
-    ) -> tuple[
-        Tensor,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-        Tensor | None,
-    ]:
-        return _forward(
-            x,
-            fc1_weight,
-            fc2_weight,
-            split_sizes,
-            probs,
-            fc1_bias,
-            fc2_bias,
-            need_dx,
-            need_dfc1_weight,
-            need_dfc2_weight,
-            need_dprobs,
-            need_dfc1_bias,
-        )
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        _, _, _, split_sizes, probs, _, _, _, _, _, _, _, rng_state = inputs
+    ) -> Tensor:
         (
-            _,
+            y,
             h,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
@@ -303,33 +271,20 @@ class _GroupedMLP(torch.autograd.Function):
             x_columnwise,
             x_columnwise_scale,
             x_columnwise_amax,
-        ) = output
-        ctx.mark_non_differentiable(
-            *(
-                kept
-                for kept in (
-                    h,
-                    fc2_weight_columnwise,
-                    fc2_weight_columnwise_scale,
-                    fc2_weight_columnwise_amax,
-                    a_columnwise,
-                    a_columnwise_scale,
-                    a_columnwise_amax,
-                    fc1_weight_columnwise,
-                    fc1_weight_columnwise_scale,
-                    fc1_weight_columnwise_amax,
-                    x_columnwise,
-                    x_columnwise_scale,
-                    x_columnwise_amax,
-                )
-                if kept is not None
-            )
+        ) = _forward(
+            x,
+            fc1_weight,
+            fc2_weight,
+            split_sizes,
+            probs,
+            fc1_bias,
+            fc2_bias,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
         )
-        needs = ctx.needs_input_grad
-        need_dx = needs[0]
-        need_dfc1_weight = needs[1]
-        need_dprobs = needs[4]
-        need_dfc1_bias = needs[5]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
@@ -349,6 +304,7 @@ class _GroupedMLP(torch.autograd.Function):
             x_columnwise_amax,
         )
         ctx.rng_state = rng_state
+        return y
 
     @staticmethod
     def backward(ctx, dy, *_):
@@ -438,7 +394,7 @@ def grouped_mlp(
         or need_dfc1_bias
         or need_dfc2_bias
     ):
-        y, *_ = _apply(
+        y = _apply(
             x,
             fc1_weight,
             fc2_weight,

@@ -38,10 +38,11 @@ class AutogradText:
         parameters: of ``forward``.
         op_arguments: what the forward op is called with.
         apply_arguments: of ``apply``: those, then what only the backward changes.
-        unpack_inputs: targets of ``setup_context``'s inputs; ``_`` for what it does not read.
-        kept_results: results of the forward op besides the output.
+        results: of the forward op.
+        taken: those of them that ``forward`` returns.
+        returns: return type of ``forward``.
         needs: sources of the flags, where autograd tells what it needs.
-        saving_needs: those of them that decide what is kept.
+        saving_needs: those of them that decide what is kept, where no flag of ``forward`` tells.
         saved: sources of everything kept for the backward.
         held: copies of weights that the backward reads; they may not change before it.
         carried: state of the backward; it is neither saved nor returned.
@@ -58,8 +59,9 @@ class AutogradText:
     parameters: tuple[str, ...]
     op_arguments: tuple[str, ...]
     apply_arguments: tuple[str, ...]
-    unpack_inputs: str
-    kept_results: tuple[str, ...]
+    results: tuple[str, ...]
+    taken: tuple[str, ...]
+    returns: str
     needs: Mapping[str, str]
     saving_needs: tuple[tuple[str, str], ...]
     saved: tuple[str, ...]
@@ -93,11 +95,10 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     words = (*groups, *queue, *buffers, *dummies)
     op_arguments = (*(a.name for a in arguments), *plan.forward.flags, *scalars)
     apply_arguments = (*op_arguments, *passed, *words)
-    kept_by_flags = {flag for result in plan.saved for flag in result.when}
-    flags = {*plan.forward.flags} if not plan.forward.returns_none else set()
-    asked_of_inputs = {f for r in plan.saved if r.buffer in given for f in r.when} - flags
+    asked_of_inputs = {f for r in plan.saved if r.buffer in given for f in r.when}
+    untold = asked_of_inputs - {*plan.forward.flags}
     saved = tuple(result.buffer for result in plan.saved)
-    unpacked = {*(kept_by_flags & flags), *saved, *scalars, *tensors, *words}
+    amaxes = tuple(reduction.amax for reduction in plan.reductions_of(plan.forward))
     backward = {argument.buffer for argument in plan.backward.arguments}
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
     return AutogradText(
@@ -114,11 +115,11 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         ),
         op_arguments=op_arguments,
         apply_arguments=apply_arguments,
-        unpack_inputs=", ".join(name if name in unpacked else "_" for name in apply_arguments)
-        + ("," if len(apply_arguments) == 1 else ""),
-        kept_results=tuple(r.buffer for r in plan.forward.results[len(plan.outputs) :]),
+        results=("y", *(result.buffer for result in plan.forward.results[1:])),
+        taken=("y", *amaxes),
+        returns="tuple[Tensor, ...]" if amaxes else "Tensor",
         needs=needs,
-        saving_needs=tuple(each for each in needs.items() if each[0] in asked_of_inputs),
+        saving_needs=tuple(each for each in needs.items() if each[0] in untold),
         saved=tuple(_saved_source(plan, result) for result in plan.saved),
         held=held,
         carried=(*(name for name in tensors if name not in held), *words),

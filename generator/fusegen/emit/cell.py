@@ -80,7 +80,6 @@ class CellContext:
         keyword_only: whether the function has keywords besides its tensors.
         forward_reductions: state that moves on after the forward op.
         main_grads: gradients that go to buffers of the caller's.
-        take_forward: ``y, *_, x_amax =``: what the function takes of a call with gradients.
         first: the argument that gives device and dtype.
         without_memory: names of arguments that stand for quantised copies.
         own_type: others of the module's own type, which autocast decides where it is on.
@@ -114,7 +113,6 @@ class CellContext:
     wgrad: WgradText | None
     keyword_only: bool
     forward_reductions: tuple[ReductionText, ...]
-    take_forward: str
     main_grads: tuple[MainGradText, ...]
     differentiable: tuple[TensorText, ...]
     first: str
@@ -189,7 +187,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
-    rest = ("*_",) if autograd.kept_results else ()
+    rest = ("*_",) if len(autograd.results) > 1 else ()
     return CellContext(
         cell=plan.cell,
         summary=plan.summary,
@@ -212,7 +210,6 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad),
         main_grads=main_grads,
         forward_reductions=tuple(reduction_text(plan, each, each.amax) for each in reductions),
-        take_forward=", ".join(("y", *rest, *(each.amax for each in reductions))) + " =",
         take_output=", ".join(("y", *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],

@@ -134,12 +134,9 @@ def given(cell: str, name: str, weight: Tensor, stands: Tensor) -> Tensor:
 
 class _Cast(torch.autograd.Function):
     @staticmethod
-    def forward(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = weight.dtype
         return placeholder(weight.shape, weight.device, dtype)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.dtype = inputs[0].dtype
 
     @staticmethod
     def backward(ctx, dy):
