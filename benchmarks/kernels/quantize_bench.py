@@ -264,14 +264,9 @@ def _row_sum_work(kernels: Any, data: Input) -> Work:
 
 
 def _delayed_work(kernels: Any, data: Input) -> Work:
-    arguments = harness._Delayed(
-        data.history.data_ptr(),
-        data.scale.data_ptr(),
-        slots=SLOTS,
-        groups=data.groups,
-        max=448.0,
-        margin=0,
-        grouped=True,
+    arguments = harness.Delayed(count=1)
+    arguments.states[0] = harness.DelayedState(
+        data.history.data_ptr(), data.scale.data_ptr(), SLOTS, data.groups, 448.0, 0, True
     )
     run = partial(kernels.call, "run_delayed", arguments)
     return Work(f"delayed update, {data.name}", run, 4 * data.groups * (2 * SLOTS + 3))

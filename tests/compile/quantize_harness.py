@@ -67,6 +67,26 @@ class _Quantize(ctypes.Structure):
     ]
 
 
+class DelayedState(ctypes.Structure):
+    """``DelayedState`` of quantize.h."""
+
+    _fields_ = [
+        ("history", Pointer),
+        ("scale", Pointer),
+        ("slots", Long),
+        ("groups", Long),
+        ("max", Float),
+        ("margin", ctypes.c_int),
+        ("grouped", Bool),
+    ]
+
+
+class Delayed(ctypes.Structure):
+    """``DelayedArguments`` of quantize.h."""
+
+    _fields_ = [("states", DelayedState * 8), ("count", ctypes.c_int)]
+
+
 class _Step(ctypes.Structure):
     _fields_ = [
         ("quantize", _Quantize),
@@ -78,12 +98,9 @@ class _Step(ctypes.Structure):
         ("columnwise_amax", Pointer),
         ("sums", Pointer),
         ("rng_state", Pointer),
-        ("history", Pointer),
-        ("scale", Pointer),
-        ("slots", Long),
-        ("max", Float),
-        ("margin", ctypes.c_int),
-        ("grouped", Bool),
+        ("state", DelayedState),
+        ("due", Pointer),
+        ("moves_states", Bool),
         ("update", Bool),
     ]
 
@@ -121,18 +138,6 @@ class _Clear(ctypes.Structure):
         ("counts", Long * 8),
         ("rng_state", Pointer),
         ("rng_steps", Long),
-    ]
-
-
-class _Delayed(ctypes.Structure):
-    _fields_ = [
-        ("history", Pointer),
-        ("scale", Pointer),
-        ("slots", Long),
-        ("groups", Long),
-        ("max", Float),
-        ("margin", ctypes.c_int),
-        ("grouped", Bool),
     ]
 
 

@@ -6,6 +6,7 @@ conversions, its timing and races between warps.
 
 from __future__ import annotations
 
+import ctypes
 from itertools import product
 
 import pytest
@@ -21,9 +22,10 @@ from .quantize_harness import (
     RECIPES,
     Buffer,
     Case,
+    Delayed,
+    DelayedState,
     Kernels,
     Run,
-    _Delayed,
     _Dequantize,
     _DequantizeGroups,
     _Step,
@@ -155,10 +157,16 @@ def test_delayed_update(kernels: Kernels, slots: int, grouped: bool) -> None:
     wanted = reference.delayed_update(history, scale, amax, q, grouped=grouped)
     history[0] = amax
     history, scale = (t.to(kernels.device) for t in (history, scale))
-    arguments = _Delayed(address(history), address(scale), slots, groups, 57344.0, margin, grouped)
+    state = (slots, groups, 57344.0, margin, grouped)
+    arguments = Delayed(count=2)
+    arguments.states[0] = DelayedState(address(history), address(scale), *state)
+    one = torch.tensor([[3.5]], device=kernels.device)  # fewer groups than the other has
+    other = torch.tensor([7.0], device=kernels.device)
+    arguments.states[1] = DelayedState(address(one), address(other), 1, 1, 448.0)
     kernels.call("run_delayed", arguments)
     assert torch.equal(history.cpu(), wanted[0])
     assert torch.equal(scale.cpu(), wanted[1])
+    assert (one.item(), other.item()) == (0.0, 128.0)
 
 
 def test_clear_advances_the_random_state(kernels: Kernels) -> None:
@@ -340,10 +348,21 @@ class Step:
         states = (self.scale, self.history, self.rng_state)
         kept = [None if t is None else t.clone().to(device) for t in states]
         arguments = self.arguments
-        arguments.scale, arguments.history, arguments.rng_state = map(address, kept)
-        arguments.slots, arguments.margin = self.q.history, self.q.margin
-        arguments.max = reference.MAX[self.q.format]
-        arguments.grouped = splits is not None
+        scale, history, rng_state = map(address, kept)
+        arguments.rng_state = rng_state
+        due = Delayed()
+        if history is not None:
+            largest, margin = reference.MAX[self.q.format], self.q.margin
+            arguments.state = DelayedState(
+                history,
+                scale,
+                self.q.history,
+                self.case.groups,
+                largest,
+                margin,
+                splits is not None,
+            )
+            arguments.due, arguments.moves_states = ctypes.addressof(due), True
         sums = Buffer(2 * self.case.groups * self.case.columns, device)
         arguments.sums = sums.pointer()
         self.kernels.call("run_step", self.run.half, self.run.recipe.config, arguments)

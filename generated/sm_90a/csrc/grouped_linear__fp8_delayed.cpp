@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:99a0d976e7347018
+// checksum sha256:50cc6c361b431306
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -104,6 +104,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   void* const x_rowwise_scale = workspace[1];
   void* const weight_rowwise = workspace[2];
   void* const weight_rowwise_scale = workspace[3];
+  DelayedArguments due{};
 
   // 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
@@ -120,11 +121,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.quantize.columnwise.data = need_dweight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dweight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.history = floats(writable(input_amax_history));
-    arguments.scale = floats(writable(input_scale));
-    arguments.slots = 1024;
-    arguments.max = 448.0f;
-    arguments.grouped = true;
+    arguments.state.history = floats(writable(input_amax_history));
+    arguments.state.scale = floats(writable(input_scale));
+    arguments.state.slots = 1024;
+    arguments.state.groups = E;
+    arguments.state.max = 448.0f;
+    arguments.state.grouped = true;
+    arguments.due = &due;
     arguments.update = need_dx || need_dweight || need_dbias;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
@@ -143,11 +146,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(N, 16);
-    arguments.history = floats(writable(weight_amax_history));
-    arguments.scale = floats(writable(weight_scale));
-    arguments.slots = 1024;
-    arguments.max = 448.0f;
-    arguments.grouped = true;
+    arguments.state.history = floats(writable(weight_amax_history));
+    arguments.state.scale = floats(writable(weight_scale));
+    arguments.state.slots = 1024;
+    arguments.state.groups = E;
+    arguments.state.max = 448.0f;
+    arguments.state.grouped = true;
+    arguments.due = &due;
+    arguments.moves_states = true;
     arguments.update = need_dx || need_dweight || need_dbias;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
@@ -245,6 +251,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
+  DelayedArguments due{};
 
   // 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
   {
@@ -263,11 +270,14 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.sums = need_dbias ? writable(dbias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    arguments.history = floats(writable(grad_output_amax_history));
-    arguments.scale = floats(writable(grad_output_scale));
-    arguments.slots = 1024;
-    arguments.max = 57344.0f;
-    arguments.grouped = true;
+    arguments.state.history = floats(writable(grad_output_amax_history));
+    arguments.state.scale = floats(writable(grad_output_scale));
+    arguments.state.slots = 1024;
+    arguments.state.groups = E;
+    arguments.state.max = 57344.0f;
+    arguments.state.grouped = true;
+    arguments.due = &due;
+    arguments.moves_states = true;
     arguments.update = true;
     check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
   }

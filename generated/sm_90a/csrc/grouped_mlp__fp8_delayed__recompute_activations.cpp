@@ -4,7 +4,7 @@
 //      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:e504ad187b0bdd7a
+// checksum sha256:0db1551f1abd8a97
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -172,6 +172,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   void* const fc2_weight_rowwise = workspace[6];
   void* const fc2_weight_rowwise_scale = workspace[7];
   void* const h = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[8];
+  DelayedArguments due{};
 
   // 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
@@ -188,11 +189,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.quantize.columnwise.data = need_dfc1_weight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.history = floats(writable(fc1_input_amax_history));
-    arguments.scale = floats(writable(fc1_input_scale));
-    arguments.slots = 1024;
-    arguments.max = 448.0f;
-    arguments.grouped = true;
+    arguments.state.history = floats(writable(fc1_input_amax_history));
+    arguments.state.scale = floats(writable(fc1_input_scale));
+    arguments.state.slots = 1024;
+    arguments.state.groups = E;
+    arguments.state.max = 448.0f;
+    arguments.state.grouped = true;
+    arguments.due = &due;
     arguments.update = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias || need_dfc2_bias;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
@@ -211,11 +214,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    arguments.history = floats(writable(fc1_weight_amax_history));
-    arguments.scale = floats(writable(fc1_weight_scale));
-    arguments.slots = 1024;
-    arguments.max = 448.0f;
-    arguments.grouped = true;
+    arguments.state.history = floats(writable(fc1_weight_amax_history));
+    arguments.state.scale = floats(writable(fc1_weight_scale));
+    arguments.state.slots = 1024;
+    arguments.state.groups = E;
+    arguments.state.max = 448.0f;
+    arguments.state.grouped = true;
+    arguments.due = &due;
     arguments.update = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias || need_dfc2_bias;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
@@ -250,11 +255,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.quantize.rowwise.data = writable(a_rowwise);
     arguments.step.quantize.rowwise.scale = writable(a_rowwise_scale);
     arguments.step.quantize.rowwise.pitch = align(F, 16);
-    arguments.step.history = floats(writable(fc2_input_amax_history));
-    arguments.step.scale = floats(writable(fc2_input_scale));
-    arguments.step.slots = 1024;
-    arguments.step.max = 448.0f;
-    arguments.step.grouped = true;
+    arguments.step.state.history = floats(writable(fc2_input_amax_history));
+    arguments.step.state.scale = floats(writable(fc2_input_scale));
+    arguments.step.state.slots = 1024;
+    arguments.step.state.groups = E;
+    arguments.step.state.max = 448.0f;
+    arguments.step.state.grouped = true;
+    arguments.step.due = &due;
     arguments.step.update = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias || need_dfc2_bias;
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
   }
@@ -273,11 +280,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.quantize.columnwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(H, 16);
-    arguments.history = floats(writable(fc2_weight_amax_history));
-    arguments.scale = floats(writable(fc2_weight_scale));
-    arguments.slots = 1024;
-    arguments.max = 448.0f;
-    arguments.grouped = true;
+    arguments.state.history = floats(writable(fc2_weight_amax_history));
+    arguments.state.scale = floats(writable(fc2_weight_scale));
+    arguments.state.slots = 1024;
+    arguments.state.groups = E;
+    arguments.state.max = 448.0f;
+    arguments.state.grouped = true;
+    arguments.due = &due;
+    arguments.moves_states = true;
     arguments.update = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias || need_dfc2_bias;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
@@ -446,6 +456,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const dh_columnwise_scale = workspace[11];
   void* const dh_row_sums = workspace[12];
   void* const dprobs_row_partials = workspace[13];
+  DelayedArguments due{};
 
   // 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
   {
@@ -464,11 +475,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    arguments.history = floats(writable(fc2_grad_output_amax_history));
-    arguments.scale = floats(writable(fc2_grad_output_scale));
-    arguments.slots = 1024;
-    arguments.max = 57344.0f;
-    arguments.grouped = true;
+    arguments.state.history = floats(writable(fc2_grad_output_amax_history));
+    arguments.state.scale = floats(writable(fc2_grad_output_scale));
+    arguments.state.slots = 1024;
+    arguments.state.groups = E;
+    arguments.state.max = 57344.0f;
+    arguments.state.grouped = true;
+    arguments.due = &due;
+    arguments.moves_states = !(need_dx || need_dfc1_weight || need_dfc1_bias);
     arguments.update = true;
     check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
   }
@@ -543,11 +557,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
       arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.step.quantize.row_sums = floats(dh_row_sums);
-      arguments.step.history = floats(writable(fc1_grad_output_amax_history));
-      arguments.step.scale = floats(writable(fc1_grad_output_scale));
-      arguments.step.slots = 1024;
-      arguments.step.max = 57344.0f;
-      arguments.step.grouped = true;
+      arguments.step.state.history = floats(writable(fc1_grad_output_amax_history));
+      arguments.step.state.scale = floats(writable(fc1_grad_output_scale));
+      arguments.step.state.slots = 1024;
+      arguments.step.state.groups = E;
+      arguments.step.state.max = 57344.0f;
+      arguments.step.state.grouped = true;
+      arguments.step.due = &due;
+      arguments.step.moves_states = true;
       arguments.step.update = need_dx || need_dfc1_weight || need_dfc1_bias;
       check(kCell, pointwise_scaled_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
     }

@@ -73,6 +73,7 @@ class LaunchProgram:
         dims: dimensions.
         size_checks: checks of sizes.
         uses_sms: whether a launch asks how many multiprocessors there are.
+        delays: whether states of delayed scaling move on.
         operands: contiguous, aligned arguments.
         results: allocations.
         workspace: allocations inside the call.
@@ -89,6 +90,7 @@ class LaunchProgram:
     dims: tuple[str, ...]
     size_checks: tuple[str, ...]
     uses_sms: bool
+    delays: bool
     operands: tuple[str, ...]
     results: tuple[str, ...]
     workspace: tuple[str, ...]
@@ -157,6 +159,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         dims=tuple(_bind_line(b, given) for b in program.bindings if b.symbol in words),
         size_checks=size_checks,
         uses_sms="sms" in words,
+        delays=any(_keeps_history(step) for step in program.unmerged.steps),
         operands=tuple(
             f"const auto {name}_dense = dense({name});"
             for name, argument in given.items()
@@ -617,14 +620,32 @@ def _state_fields(
         return fields | {"quantize.scale": f"floats({reading(scale)})"}
     spec = dict(plan.quantizations)[step.copies[0].role]
     return fields | {
-        "history": f"floats(writable({history}))",
-        "scale": f"floats(writable({scale}))",
-        "slots": str(spec.scale.history),
-        "max": f"{dtypes.largest(spec.format)}f",
-        "margin": str(spec.scale.margin) if spec.scale.margin else "",
-        "grouped": "true" if plan.per_group(scale) else "",
+        "state.history": f"floats(writable({history}))",
+        "state.scale": f"floats(writable({scale}))",
+        "state.slots": str(spec.scale.history),
+        "state.groups": to_cpp(plan.buffer(scale).shape.dims[0]),
+        "state.max": f"{dtypes.largest(spec.format)}f",
+        "state.margin": str(spec.scale.margin) if spec.scale.margin else "",
+        "state.grouped": "true" if plan.per_group(scale) else "",
+        "due": "&due",
+        "moves_states": _moves_states(program, step),
         "update": update,
     }
+
+
+def _keeps_history(step: Step) -> bool:
+    """Whether its scale follows from amaxes of steps before it."""
+    return step.input("amax_history") is not None
+
+
+def _moves_states(program: Program, step: Step) -> str:
+    """Whether no later step of the call does: empty where one always does."""
+    steps = program.unmerged.steps
+    later = [each for each in steps[steps.index(step) + 1 :] if _keeps_history(each)]
+    if any(not each.when for each in later):
+        return ""
+    flags = dict.fromkeys(flag for each in later for flag in each.when)
+    return f"!({any_of(tuple(flags))})" if flags else "true"
 
 
 def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) -> dict[str, str]:

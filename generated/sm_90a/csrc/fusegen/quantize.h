@@ -108,9 +108,8 @@ struct ClearArguments {
   int64_t rng_steps = 0;
 };
 
-// One step of delayed scaling, after everything that quantised with the old scale.
-struct DelayedArguments {
-  static constexpr int kMostSlots = 1024;
+// State of delayed scaling that moves on, after everything that quantised with the old scale.
+struct DelayedState {
   float* history;  // [slots, groups], the amaxes of this step in slot 0
   float* scale;    // [groups]
   int64_t slots;
@@ -118,6 +117,13 @@ struct DelayedArguments {
   float max;       // largest value of the format
   int margin = 0;
   bool grouped = false;  // a group whose newest amax is 0 does not roll
+};
+
+struct DelayedArguments {
+  static constexpr int kMost = 8;
+  static constexpr int kMostSlots = 1024;
+  DelayedState states[kMost];
+  int count = 0;
 };
 
 // Codes back to 16 bits: matrices of lines.

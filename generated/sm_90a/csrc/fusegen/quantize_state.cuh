@@ -22,20 +22,23 @@ static __global__ void __launch_bounds__(kThreads)
   if (first == 0 && in.rng_state != nullptr) in.rng_state[1] += in.rng_steps;
 }
 
-// One block per group, the whole history of a group in registers while it rolls.
+// One block per state and group, the whole history of a group in registers while it rolls.
 static __global__ void __launch_bounds__(kThreads)
     delayed_kernel(const __grid_constant__ DelayedArguments in) {
   constexpr int kEach = DelayedArguments::kMostSlots / kThreads;
   __shared__ float scratch[kWarps];
+  const DelayedState& state = in.states[blockIdx.y];
   const int64_t group = blockIdx.x;
+  if (group >= state.groups) return;
   wait_for_previous_kernel();
-  const float newest = in.history[group];  // slot 0, empty between steps
+  const float newest = state.history[group];  // slot 0, empty between steps
   float kept[kEach];
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int64_t slot = i * kThreads + threadIdx.x;
-    kept[i] = slot == 0 ? newest : slot < in.slots ? in.history[slot * in.groups + group] : 0.0f;
+    const bool read = slot > 0 && slot < state.slots;
+    kept[i] = slot == 0 ? newest : read ? state.history[slot * state.groups + group] : 0.0f;
     largest = fmaxf(largest, kept[i]);
   }
   largest = warp_amax(largest);
@@ -44,15 +47,16 @@ static __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, scratch[w]);
   if (threadIdx.x == 0) {
-    in.scale[group] = delayed_scale(largest, in.scale[group], in.max, in.margin);
+    state.scale[group] = delayed_scale(largest, state.scale[group], state.max, state.margin);
   }
-  if (in.grouped && newest == 0.0f) return;
+  if (state.grouped && newest == 0.0f) return;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int64_t slot = i * kThreads + threadIdx.x;
-    if (slot >= in.slots) continue;
-    if (slot != 1) in.history[(slot == 0 ? in.slots - 1 : slot - 1) * in.groups + group] = kept[i];
-    if (slot == 0) in.history[group] = 0.0f;
+    if (slot >= state.slots) continue;
+    const int64_t before = slot == 0 ? state.slots - 1 : slot - 1;
+    if (slot != 1) state.history[before * state.groups + group] = kept[i];
+    if (slot == 0) state.history[group] = 0.0f;
   }
 }
 
@@ -70,12 +74,19 @@ static __global__ void __launch_bounds__(kThreads)
 
 [[maybe_unused]] static Status launch_delayed(const DelayedArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  if (in.slots < 1 || in.slots > DelayedArguments::kMostSlots) {
-    return {kInvalid, "1 <= slots <= 1024"};
+  int64_t most = 0;
+  for (int i = 0; i < in.count; ++i) {
+    const DelayedState& state = in.states[i];
+    if (state.slots < 1 || state.slots > DelayedArguments::kMostSlots) {
+      return {kInvalid, "1 <= slots <= 1024"};
+    }
+    if (state.groups < 1) return {kInvalid, "groups >= 1"};
+    most = state.groups > most ? state.groups : most;
   }
-  if (in.groups < 1) return {kInvalid, "groups >= 1"};
+  if (in.count == 0) return {};
   return launch_kernel("cudaLaunchKernelEx(delayed)", &quantizing::delayed_kernel,
-                       Grid{dim3(unsigned(in.groups)), quantizing::kThreads}, stream, in);
+                       Grid{dim3(unsigned(most), unsigned(in.count)), quantizing::kThreads}, stream,
+                       in);
 }
 
 }  // namespace fusegen

@@ -9,7 +9,7 @@ namespace fusegen {
 // Scratch is uninitialised; state is changed where `update` says so.
 struct QuantizeStepArguments {
   QuantizeArguments quantize;
-  float* amax = nullptr;  // result [groups], where a scale spans a tensor or group; of no history
+  float* amax = nullptr;  // result [groups], where a scale spans a tensor or group, not delayed
   float* partial_amax = nullptr;  // scratch [copies that are wanted, groups, kAmaxPartials]
   float* row_amax = nullptr;     // scratch [R], where a scale spans a row
   float* column_amax = nullptr;  // scratch [groups, columns], where a scale spans a column
@@ -17,13 +17,10 @@ struct QuantizeStepArguments {
   float* columnwise_amax = nullptr;  // tensor above it; of the copies that are wanted
   void* sums = nullptr;  // result [groups, columns], over rows; quantize.row_sums is its workspace
   int64_t* rng_state = nullptr;  // state [seed, offset] of stochastic rounding
-  float* history = nullptr;      // state [slots, groups] of delayed scaling
-  float* scale = nullptr;        // state [groups]
-  int64_t slots = 0;
-  float max = 0;                 // largest value of the format
-  int margin = 0;
-  bool grouped = false;          // a group whose newest amax is 0 does not roll
-  bool update = false;           // whether the state moves on
+  DelayedState state = {};           // of delayed scaling
+  DelayedArguments* due = nullptr;   // states that a call moves on, or nullptr: no delayed scaling
+  bool moves_states = false;         // whether those that are due by now move on after this step
+  bool update = false;               // whether this step's state moves on
 };
 
 }  // namespace fusegen

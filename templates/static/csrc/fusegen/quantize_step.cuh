@@ -64,22 +64,19 @@ Status quantize_scaled(QuantizeStepArguments in, Stream& stream, const Source& s
 }
 
 // One scale per group, from a history that the group's amax joins: in its slot 0, which is empty
-// between steps, so that nothing has to be cleared.
+// between steps, so that nothing has to be cleared. The states of a call move on together.
 template <class Config, class Source>
 Status quantize_delayed(QuantizeStepArguments in, Stream& stream, const Source& source) {
-  in.quantize.scale = in.scale;
-  in.quantize.folded_amax = in.update ? in.history : nullptr;
+  in.quantize.scale = in.state.scale;
+  in.quantize.folded_amax = in.update ? in.state.history : nullptr;
   Status status = launch_quantize<Config>(in.quantize, stream, source);
-  if (!status.ok() || !in.update) return status;
-  DelayedArguments delayed{};
-  delayed.history = in.history;
-  delayed.scale = in.scale;
-  delayed.slots = in.slots;
-  delayed.groups = in.quantize.groups;
-  delayed.max = in.max;
-  delayed.margin = in.margin;
-  delayed.grouped = in.grouped;
-  return launch_delayed(delayed, stream);
+  if (!status.ok()) return status;
+  DelayedArguments& due = *in.due;
+  if (in.update) due.states[due.count++] = in.state;
+  if (!in.moves_states && due.count < DelayedArguments::kMost) return {};
+  status = launch_delayed(due, stream);
+  due.count = 0;
+  return status;
 }
 
 // One scale per row, and per column of a group.
@@ -146,7 +143,7 @@ Status sum_rows(const QuantizeStepArguments& in, Stream& stream) {
 template <class Config, class Source>
 Status quantize_by_scaling(const QuantizeStepArguments& in, Stream& stream, const Source& source) {
   if constexpr (Config::kScaling == Scaling::tensor) {
-    if (in.history != nullptr) return quantize_delayed<Config>(in, stream, source);
+    if (in.due != nullptr) return quantize_delayed<Config>(in, stream, source);
     return in.quantize.scale != nullptr ? quantize_scaled<Config>(in, stream, source)
                                         : quantize_current<Config>(in, stream, source);
   } else if constexpr (Config::kScaling == Scaling::row) {
