@@ -16,6 +16,14 @@ void decode_all(float* values) {
   for (uint32_t code = 0; code < 1u << Format::kBits; ++code) values[code] = decode<Format>(code);
 }
 
+// The code of a value as the kernels put it together: of its magnitude, and its sign; NaN has none.
+template <class TermOf>
+uint8_t e2m1_code(float value, const TermOf& term_of) {
+  const float magnitude = fabsf(value);
+  const uint32_t sign = value != value ? 0 : bits_of(value) >> 28;
+  return uint8_t(with_signs(e2m1_codes<1>(&magnitude, term_of, 0) & 0xF, sign) & 0xF);
+}
+
 }  // namespace
 
 extern "C" {
@@ -27,9 +35,7 @@ void encode_e5m2(const float* values, uint8_t* codes, long count) {
   encode_all<E5M2>(values, codes, count);
 }
 void encode_e2m1(const float* values, uint8_t* codes, long count) {
-  for (long i = 0; i < count; ++i) {
-    codes[i] = uint8_t(e2m1_codes<1>(values + i, NearestE2M1{}, 0) & 0xF);
-  }
+  for (long i = 0; i < count; ++i) codes[i] = e2m1_code(values[i], NearestE2M1{});
 }
 void decode_e4m3(float* values) { decode_all<E4M3>(values); }
 void decode_e5m2(float* values) { decode_all<E5M2>(values); }
@@ -83,7 +89,7 @@ void random_words(const uint32_t* counters, const uint32_t* keys, uint32_t* word
 void stochastic_codes(const float* values, const uint8_t* bytes, uint8_t* codes, long count) {
   for (long i = 0; i < count; ++i) {
     const uint32_t word = bytes[i];
-    codes[i] = uint8_t(e2m1_codes<1>(values + i, StochasticE2M1{&word}, 0) & 0xF);
+    codes[i] = e2m1_code(values[i], StochasticE2M1{&word});
   }
 }
 

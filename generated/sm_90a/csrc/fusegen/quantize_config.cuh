@@ -133,8 +133,8 @@ __device__ __forceinline__ void draw(PhiloxWords (&drawn)[Count], const int64_t*
   philox(drawn, uint32_t(seed), uint32_t(seed >> 32));
 }
 
-// Codes of scaled values, the first in the lowest bits. `random` where rounding is stochastic:
-// bytes for the values, in order.
+// Codes of scaled values, the first in the lowest bits; of E2M1 those of magnitudes, without signs.
+// `random` where rounding is stochastic: bytes for the values, in order.
 template <class Config, int Count>
 __device__ __forceinline__ void encode_values(uint32_t* words, const float (&scaled)[Count],
                                               [[maybe_unused]] const uint32_t* random) {

@@ -169,12 +169,6 @@ FUSEGEN_INLINE float add_product_down(float a, float b, float c) {
 
 FUSEGEN_INLINE uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// |value|, at most the largest of E2M1; of NaN that, too.
-FUSEGEN_INLINE float e2m1_magnitude(float value) {
-  const float magnitude = fabsf(value);
-  return magnitude < E2M1::kMax ? magnitude : E2M1::kMax;
-}
-
 // Byte `index` of a word as the third, all others zero.
 FUSEGEN_INLINE uint32_t third_byte(uint32_t word, int index) {
 #ifdef __CUDA_ARCH__
@@ -184,37 +178,19 @@ FUSEGEN_INLINE uint32_t third_byte(uint32_t word, int index) {
 #endif
 }
 
-// `bits` moved up by 4, below them the top 4 of `more`.
-FUSEGEN_INLINE uint32_t shifted_in(uint32_t bits, uint32_t more) {
-#ifdef __CUDA_ARCH__
-  return __funnelshift_l(more, bits, 4);
-#else
-  return bits << 4 | more >> 28;
-#endif
-}
-
-// The sign in bit 31; NaN counts as positive, and products that are NaN are positive on the GPU.
-FUSEGEN_INLINE uint32_t sign_bits(float product) {
-#ifndef __CUDA_ARCH__
-  if (product != product) return 0;
-#endif
-  return bits_of(product);
-}
-
-// Codes of E2M1 are 1/2 apart below 2, 1 up to 4 and 2 up to 6, as is the unit in the last place of a
-// sum that passes a power of two there: 2^23 at 2 in `fine`, 2^24 at 4 in `coarse`. Sums are rounded to
-// nearest even; below 4 `coarse` is never less than `fine`, above never more.
+// Codes of E2M1 are 1/2 apart below 2, 1 up to 4 and 2 up to 6. The sum `fine` is rounded to halves, to
+// nearest even; `coarse`, of half the magnitude, to wholes below 4, where it passes 2^23, and to twos above.
+// Their bits count codes, so that the code is the lesser: the finer grid's where that one applies. NaN is
+// more than either.
 struct NearestE2M1 {
   static constexpr int kMost = 8;  // codes to a sum
-  static constexpr float kFine = 8388606.0f, kCoarse = 16777212.0f;  // 2^23 - 2, 2^24 - 4
-  static constexpr uint32_t kSurplus = 0x4AFFFFFCu;  // of a term: kFine's bits
+  static constexpr float kFine = 8388605.0f, kCoarse = 8388606.0f;  // 2^23 - 3, 2^23 - 2
+  static constexpr uint32_t kSurplus = 0x4AFFFFFAu;  // of a term: kFine's bits
 
-  FUSEGEN_INLINE uint32_t operator()(int, float value) const {
-    constexpr uint32_t kCoarseSurplus = 0x4B7FFFFCu - 2;  // kCoarse's bits, which stand for 2
-    const float magnitude = e2m1_magnitude(value);
+  FUSEGEN_INLINE uint32_t operator()(int, float magnitude) const {
     const uint32_t fine = bits_of(magnitude + kFine);
-    const uint32_t coarse = bits_of(magnitude + kCoarse) - (kCoarseSurplus - kSurplus);
-    return least_of(coarse, fine);
+    const uint32_t coarse = bits_of(add_product(magnitude, 0.5f, kCoarse));
+    return least_of(least_of(fine, coarse), kSurplus + E2M1::kLargest);
   }
 };
 
@@ -227,8 +203,8 @@ struct StochasticE2M1 {
 
   const uint32_t* bytes;
 
-  FUSEGEN_INLINE uint32_t operator()(int index, float value) const {
-    const float bounded = e2m1_magnitude(value);
+  FUSEGEN_INLINE uint32_t operator()(int index, float magnitude) const {
+    const float bounded = magnitude < E2M1::kMax ? magnitude : E2M1::kMax;  // of NaN, too
     // Bits 16 to 23 count in units of 2^-133, subnormal or not; a step is half of 1, 2 or 4.
     const float part = float_of(third_byte(bytes[index / 4], index % 4));
     const uint32_t exponent = (bits_of(bounded) & kInfinityBits) + (124u << 23);
@@ -240,26 +216,29 @@ struct StochasticE2M1 {
   }
 };
 
-// Codes of `Count` products from `first` on, the first in the lowest bits; bits above them may be
-// any. `term_of(i, value)` is the code of a magnitude plus a surplus; what else it has, kMost codes
-// do not reach.
+// Codes of `Count` magnitudes from `first` on, the first in the lowest bits; bits above them may be
+// any. `term_of(i, magnitude)` is a code plus a surplus; what else it has, kMost codes do not reach.
 template <int Count, class TermOf>
-FUSEGEN_INLINE uint32_t e2m1_codes(const float* products, const TermOf& term_of, int first) {
+FUSEGEN_INLINE uint32_t e2m1_codes(const float* magnitudes, const TermOf& term_of, int first) {
   static_assert(Count <= TermOf::kMost);
   constexpr uint32_t kAll = 0xFFFFFFFFu >> (32 - 4 * Count), kOnes = 0x11111111u & kAll;
-  uint32_t sum = 0, signs = 0;
+  uint32_t sum = 0;
 FUSEGEN_UNROLL
   for (int i = Count - 1; i >= 0; --i) {
-    sum = sum * 16 + term_of(first + i, products[first + i]);
-    signs = shifted_in(signs, sign_bits(products[first + i]));
+    sum = sum * 16 + term_of(first + i, magnitudes[first + i]);
   }
-  return (sum - (TermOf::kSurplus * kOnes & kAll)) | (signs & (kOnes << 3));
+  return sum - (TermOf::kSurplus * kOnes & kAll);
 }
 
-// fp32 -> bfloat16 -> fp32, nearest even; NaN stays NaN.
+// The same with signs, which are the top bits of 4 in `signs`, where all others may be any.
+FUSEGEN_INLINE uint32_t with_signs(uint32_t codes, uint32_t signs) {
+  return codes | (signs & 0x88888888u);
+}
+
+// fp32 -> bfloat16 -> fp32, nearest even; NaN becomes the positive one that the hardware gives.
 FUSEGEN_INLINE float round_to_bfloat16(float value) {
   const uint32_t bits = bits_of(value);
-  if ((bits & 0x7FFFFFFFu) > kInfinityBits) return float_of(bits | 1u << 22);
+  if ((bits & 0x7FFFFFFFu) > kInfinityBits) return float_of(0x7FFF0000u);
   return float_of((bits + 0x7FFFu + ((bits >> 16) & 1)) & 0xFFFF0000u);
 }
 

@@ -132,9 +132,12 @@ class TileWriter {
 
   static constexpr int kAtOnce = 4;  // rows that are encoded: more take registers that kernels lack
 
-  // Columns past the last one are zeros, and fill the pitch.
-  template <class CodesOf>
-  __device__ __forceinline__ void store_rows(CodesOf codes_of) {
+  static constexpr int kWordRows = 32 / (kLaneColumns * Format::kBits);  // whose codes fill a word
+
+  // `word_of(r)` has codes of kWordRows rows from r on. Columns past the last one are zeros, and fill
+  // the pitch.
+  template <class WordOf>
+  __device__ __forceinline__ void store_rows(WordOf word_of) {
     using Codes = std::conditional_t<Format::kBits == 8, uint32_t, uint16_t>;
     const int end = blocks(columns_ * Format::kBits, 128) * 128 / Format::kBits;
     const int count = column_ < end ? slice().rows() : 0;
@@ -145,7 +148,11 @@ class TileWriter {
     for (int first = 0; first < kWarpRows; first += kAtOnce) {
       Codes codes[kAtOnce];
 #pragma unroll
-      for (int r = 0; r < kAtOnce; ++r) codes[r] = Codes(here(codes_of(first + r)));
+      for (int r = 0; r < kAtOnce; r += kWordRows) {
+        const uint32_t word = here(word_of(first + r));
+#pragma unroll
+        for (int i = 0; i < kWordRows; ++i) codes[r + i] = Codes(word >> (i * 32 / kWordRows));
+      }
       if (first + kAtOnce <= count) {
 #pragma unroll
         for (int r = 0; r < kAtOnce; ++r) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
@@ -163,14 +170,28 @@ class TileWriter {
     *reinterpret_cast<Codes*>(to) = codes;
   }
 
-  __device__ __forceinline__ uint32_t encode_row(int r, float factor) {
-    float scaled[kLaneColumns];
+  // What is encoded of an element: of E2M1 the magnitude, since signs come from pairs.
+  __device__ __forceinline__ static float encoded(float value) {
+    return Format::kBits == 4 ? fabsf(value) : value;
+  }
+
+  // Codes of kWordRows rows from r on, each scaled by its factor_of(row).
+  template <class FactorOf>
+  __device__ __forceinline__ uint32_t encode_rows(int r, FactorOf factor_of) {
+    float scaled[kWordRows * kLaneColumns];
+    uint32_t random[kWordRows] = {};
 #pragma unroll
-    for (int c = 0; c < kLaneColumns; ++c) scaled[c] = values_.at(r, c) * factor;
-    uint32_t codes, random = 0;
-    if constexpr (Config::kStochastic) random = shared_.random.words[warp_][lane_ / 4][r][lane_ % 4];
-    encode_values<Config>(&codes, scaled, &random);
-    return codes;
+    for (int i = 0; i < kWordRows; ++i) {
+      const float factor = factor_of(r + i);
+#pragma unroll
+      for (int c = 0; c < kLaneColumns; ++c) {
+        scaled[i * kLaneColumns + c] = encoded(values_.at(r + i, c)) * factor;
+      }
+      if constexpr (Config::kStochastic) random[i] = shared_.random.words[warp_][lane_ / 4][r + i][lane_ % 4];
+    }
+    uint32_t codes;
+    encode_values<Config>(&codes, scaled, random);
+    return Format::kBits == 4 ? with_signs(codes, values_.row_signs(r)) : codes;
   }
 
   // Each lane draws for every fourth row of its run of 16 columns, and 4 lanes share what they drew.
@@ -200,6 +221,7 @@ class TileWriter {
   __device__ __forceinline__ void encode_columns(FactorOf factor_of) {
     if (!has_rows()) return stage_zeros();
     PhiloxWords random[2];
+    uint2 signs[kWarpRows / 8];  // of two columns
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
       if (Config::kStochastic && c % 2 == 0) draw_columns(random, c);
@@ -210,10 +232,26 @@ class TileWriter {
       if constexpr (Config::kHadamard) hadamard(run, pairs);
       const float factor = factor_of(c, pairs);
 #pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) run[r] *= factor;
+      for (int r = 0; r < kWarpRows; ++r) run[r] = encoded(run[r]) * factor;
       uint32_t words[Config::kRunWords];
       encode_values<Config>(words, run, random[c % 2].words);
+      if constexpr (Format::kBits == 4) sign_columns(words, signs, pairs, c);
       stage(words, c);
+    }
+  }
+
+  // Signs of column c: `signs` are kept from the even to the odd one; `pairs` are of a transform.
+  __device__ __forceinline__ void sign_columns(uint32_t (&words)[2], uint2 (&signs)[2],
+                                               const uint32_t (&pairs)[kWarpRows / 2], int c) const {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      if constexpr (Config::kHadamard) {
+        const uint32_t* run = pairs + 4 * w;
+        words[w] = with_signs(words[w], signs_along({run[0], run[1], run[2], run[3]}));
+      } else {
+        if (c % 2 == 0) signs[w] = values_.column_signs(8 * w, c / 2);
+        words[w] = with_signs(words[w], c % 2 == 0 ? signs[w].x : signs[w].y);
+      }
     }
   }
 
@@ -230,7 +268,7 @@ class TileWriter {
   }
 
   // The same from codes of rows.
-  __device__ void stage_turned(const uint32_t (&codes)[kWarpRows]) {
+  __device__ void stage_turned(const uint32_t (&codes)[kWarpRows / kWordRows]) {
     uint32_t words[kLaneColumns][Config::kRunWords];
     if constexpr (Format::kBits == 8) {
       turn_bytes(codes, words);
@@ -260,7 +298,7 @@ class TileWriter {
 
   // Bytes of even and of odd rows, each of two columns beside each other, are put together; then
   // nibbles change places.
-  static __device__ __forceinline__ void turn_nibbles(const uint32_t (&codes)[kWarpRows],
+  static __device__ __forceinline__ void turn_nibbles(const uint32_t (&codes)[kWarpRows / 2],
                                                       uint32_t (&words)[kLaneColumns][2]) {
     constexpr uint32_t kLow = 0x0F0F0F0Fu;
 #pragma unroll
@@ -268,9 +306,9 @@ class TileWriter {
       uint32_t pairs[2][2];  // of columns; of even and odd rows
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
-        const uint32_t* rows = codes + 8 * w + odd;
-        const uint32_t first = __byte_perm(rows[0], rows[2], 0x5140);
-        const uint32_t last = __byte_perm(rows[4], rows[6], 0x5140);
+        const uint32_t* rows = codes + 4 * w;  // two to a word
+        const uint32_t first = __byte_perm(rows[0], rows[1], odd ? 0x7362 : 0x5140);
+        const uint32_t last = __byte_perm(rows[2], rows[3], odd ? 0x7362 : 0x5140);
         pairs[0][odd] = __byte_perm(first, last, 0x5410);
         pairs[1][odd] = __byte_perm(first, last, 0x7632);
       }
