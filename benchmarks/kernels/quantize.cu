@@ -13,7 +13,7 @@ __global__ void every_float(unsigned long long* differences, unsigned* example, 
     unsigned found;
     if constexpr (Format::kBits == 4) {
       const float magnitude = fabsf(value) * one;  // E2M1 codes are those of products
-      const unsigned code = e2m1_codes<1>(&magnitude, NearestE2M1{}, 0) & 0xF;
+      const unsigned code = nearest_e2m1<1>(&magnitude) & 0xF;
       const unsigned sign = value != value ? 0 : bits_of(value) >> 28;
       found = with_signs(code * 0x11, sign | (sign ^ (value != value ? 0 : 8)) << 4) & 0xFF;
     } else {
