@@ -147,6 +147,18 @@ __device__ __forceinline__ uint32_t maximum<__half>(uint32_t a, uint32_t b) {
   return bits(__hmax2(pair_of<__half2>(a), pair_of<__half2>(b)));
 }
 
+// Of pairs that have a NaN, or a NaN for either half that has one.
+template <class Element>
+__device__ __forceinline__ uint32_t maximum_or_nan(uint32_t a, uint32_t b);
+template <>
+__device__ __forceinline__ uint32_t maximum_or_nan<__nv_bfloat16>(uint32_t a, uint32_t b) {
+  return bits(__hmax2_nan(pair_of<__nv_bfloat162>(a), pair_of<__nv_bfloat162>(b)));
+}
+template <>
+__device__ __forceinline__ uint32_t maximum_or_nan<__half>(uint32_t a, uint32_t b) {
+  return bits(__hmax2_nan(pair_of<__half2>(a), pair_of<__half2>(b)));
+}
+
 // |pair|, NaN and all; the next maximum with a number drops NaN.
 template <class Element>
 __device__ __forceinline__ uint32_t magnitude(uint32_t pair);
@@ -233,7 +245,15 @@ struct Values {
     return widen<Element>(pairs[row][column / 2], column % 2);
   }
 
+  // Makes NaN positive, where a lane of the warp has any.
   __device__ __forceinline__ void quiet_nans() {
+    uint32_t largest = pairs[0][0];
+#pragma unroll
+    for (auto& row : pairs) {
+      for (uint32_t pair : row) largest = maximum_or_nan<Element>(largest, pair);
+    }
+    const float sum = widen_low<Element>(largest) + widen_high<Element>(largest);
+    if (!__any_sync(kAll, sum != sum)) return;
 #pragma unroll
     for (auto& row : pairs) {
       for (uint32_t& pair : row) pair = quiet<Element>(pair);

@@ -221,7 +221,7 @@ class TileWriter {
   __device__ __forceinline__ void encode_columns(FactorOf factor_of) {
     if (!has_rows()) return stage_zeros();
     PhiloxWords random[2];
-    uint2 signs[kWarpRows / 8];  // of two columns
+    uint2 of_two[kWarpRows / 8];  // signs of two columns
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
       if (Config::kStochastic && c % 2 == 0) draw_columns(random, c);
@@ -231,27 +231,38 @@ class TileWriter {
       uint32_t pairs[kWarpRows / 2] = {};
       if constexpr (Config::kHadamard) hadamard(run, pairs);
       const float factor = factor_of(c, pairs);
+      Signs signs;
+      if constexpr (Config::kHadamard) transformed_signs(signs, pairs);  // before they take registers
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) run[r] = encoded(run[r]) * factor;
       uint32_t words[Config::kRunWords];
       encode_values<Config>(words, run, random[c % 2].words);
-      if constexpr (Format::kBits == 4) sign_columns(words, signs, pairs, c);
+      if constexpr (Format::kBits == 4) {
+        if constexpr (!Config::kHadamard) column_signs(signs, of_two, c);
+#pragma unroll
+        for (int w = 0; w < kWarpRows / 8; ++w) words[w] = with_signs(words[w], signs[w]);
+      }
       stage(words, c);
     }
   }
 
-  // Signs of column c: `signs` are kept from the even to the odd one; `pairs` are of a transform.
-  __device__ __forceinline__ void sign_columns(uint32_t (&words)[2], uint2 (&signs)[2],
-                                               const uint32_t (&pairs)[kWarpRows / 2], int c) const {
+  using Signs = uint32_t[kWarpRows / 8];
+
+  __device__ __forceinline__ static void transformed_signs(Signs& signs,
+                                                           const uint32_t (&pairs)[kWarpRows / 2]) {
 #pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      if constexpr (Config::kHadamard) {
-        const uint32_t* run = pairs + 4 * w;
-        words[w] = with_signs(words[w], signs_along({run[0], run[1], run[2], run[3]}));
-      } else {
-        if (c % 2 == 0) signs[w] = values_.column_signs(8 * w, c / 2);
-        words[w] = with_signs(words[w], c % 2 == 0 ? signs[w].x : signs[w].y);
-      }
+    for (int w = 0; w < kWarpRows / 8; ++w) {
+      const uint32_t* run = pairs + 4 * w;
+      signs[w] = here(signs_along({run[0], run[1], run[2], run[3]}));
+    }
+  }
+
+  // Signs of column c; at an even one those of two are made.
+  __device__ __forceinline__ void column_signs(Signs& signs, uint2 (&of_two)[kWarpRows / 8], int c) const {
+#pragma unroll
+    for (int w = 0; w < kWarpRows / 8; ++w) {
+      if (c % 2 == 0) of_two[w] = values_.column_signs(8 * w, c / 2);
+      signs[w] = c % 2 == 0 ? of_two[w].x : of_two[w].y;
     }
   }
 
