@@ -194,23 +194,32 @@ class TileWriter {
     return Format::kBits == 4 ? with_signs(codes, values_.row_signs(r)) : codes;
   }
 
-  // Each lane draws for every fourth row of its run of 16 columns, and 4 lanes share what they drew.
-  // Two rows at once: more take registers, one alone would have the keys of the rounds to itself.
+  // Each lane draws for every fourth row of its run of 16 columns, and 4 lanes share what they drew. As
+  // many rows at once as registers allow: they share the keys of the rounds.
   __device__ __forceinline__ void draw_rows() {
-    const int run = lane_ / 4;
+    if constexpr (Config::kHadamard) {
+      draw_every_fourth<4>(lane_ % 4);
+    } else {
 #pragma unroll 1
-    for (int r = lane_ % 4; r < kWarpRows; r += 8) {
-      PhiloxWords drawn[2];
-      const int64_t first = (first_row() + r) * blocks(columns_, 16) + column_ / 16;
-      draw(drawn, in_.rng_state, {first, first + 4 * blocks(columns_, 16)}, 0);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t* words = drawn[i].words;
-        *reinterpret_cast<uint4*>(shared_.random.words[warp_][run][r + 4 * i]) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-      }
+      for (int r = lane_ % 4; r < kWarpRows; r += 8) draw_every_fourth<2>(r);
     }
     __syncwarp();
+  }
+
+  template <int kRows>
+  __device__ __forceinline__ void draw_every_fourth(int row) {
+    const int64_t across = blocks(columns_, 16), first = (first_row() + row) * across + column_ / 16;
+    int64_t runs[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) runs[i] = first + 4 * i * across;
+    PhiloxWords drawn[kRows];
+    draw(drawn, in_.rng_state, runs, 0);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const uint32_t* words = drawn[i].words;
+      *reinterpret_cast<uint4*>(shared_.random.words[warp_][lane_ / 4][row + 4 * i]) =
+          make_uint4(words[0], words[1], words[2], words[3]);
+    }
   }
 
   // ---- columnwise
