@@ -12,8 +12,10 @@ __global__ void every_float(unsigned long long* differences, unsigned* example, 
     const float value = __uint_as_float(static_cast<unsigned>(bits));
     unsigned found;
     if constexpr (Format::kBits == 4) {
-      const float products[2] = {value * one, -value * one};  // E2M1 codes are those of products
-      found = e2m1_codes<2>(products, NearestE2M1{}, 0) & 0xFF;
+      const float magnitude = fabsf(value) * one;  // E2M1 codes are those of products
+      const unsigned code = nearest_e2m1<1>(&magnitude) & 0xF;
+      const unsigned sign = value != value ? 0 : bits_of(value) >> 28;
+      found = with_signs(code * 0x11, sign | (sign ^ (value != value ? 0 : 8)) << 4) & 0xFF;
     } else {
       found = encode_pair<Format>(value, -value);
     }

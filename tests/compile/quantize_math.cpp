@@ -16,6 +16,11 @@ void decode_all(float* values) {
   for (uint32_t code = 0; code < 1u << Format::kBits; ++code) values[code] = decode<Format>(code);
 }
 
+// The code of a value as the kernels put it together: of its magnitude, and its sign; NaN has none.
+uint8_t signed_code(float value, uint32_t code) {
+  return uint8_t(with_signs(code & 0xF, value != value ? 0 : bits_of(value) >> 28) & 0xF);
+}
+
 }  // namespace
 
 extern "C" {
@@ -28,7 +33,8 @@ void encode_e5m2(const float* values, uint8_t* codes, long count) {
 }
 void encode_e2m1(const float* values, uint8_t* codes, long count) {
   for (long i = 0; i < count; ++i) {
-    codes[i] = uint8_t(e2m1_codes<1>(values + i, NearestE2M1{}, 0) & 0xF);
+    const float magnitude = fabsf(values[i]);
+    codes[i] = signed_code(values[i], nearest_e2m1<1>(&magnitude));
   }
 }
 void decode_e4m3(float* values) { decode_all<E4M3>(values); }
@@ -81,9 +87,14 @@ void random_words(const uint32_t* counters, const uint32_t* keys, uint32_t* word
 }
 
 void stochastic_codes(const float* values, const uint8_t* bytes, uint8_t* codes, long count) {
-  for (long i = 0; i < count; ++i) {
-    const uint32_t word = bytes[i];
-    codes[i] = uint8_t(e2m1_codes<1>(values + i, StochasticE2M1{&word}, 0) & 0xF);
+  for (long first = 0; first < count; first += 8) {
+    float magnitudes[8] = {};
+    uint32_t random[2] = {};
+    const int some = int(count - first < 8 ? count - first : 8);
+    for (int i = 0; i < some; ++i) magnitudes[i] = fabsf(values[first + i]);
+    memcpy(random, bytes + first, size_t(some));
+    const uint32_t word = stochastic_e2m1(magnitudes, random);
+    for (int i = 0; i < some; ++i) codes[first + i] = signed_code(values[first + i], word >> (4 * i));
   }
 }
 

@@ -22,3 +22,18 @@ inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) {
 inline __nv_bfloat162 __habs2(__nv_bfloat162 a) {
   return {{uint16_t(a.x.bits & 0x7FFF)}, {uint16_t(a.y.bits & 0x7FFF)}};
 }
+inline __nv_bfloat162 __hmax2_nan(__nv_bfloat162 a, __nv_bfloat162 b) {
+  const auto larger = [](__nv_bfloat16 a, __nv_bfloat16 b) -> __nv_bfloat16 {
+    if (__bfloat162float(a) != __bfloat162float(a) || __bfloat162float(b) != __bfloat162float(b)) return {0x7FFF};
+    return __bfloat162float(a) < __bfloat162float(b) ? b : a;
+  };
+  return {larger(a.x, b.x), larger(a.y, b.y)};
+}
+// Of products that are exact, which those of the kernels are.
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  const auto sum = [](__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) -> __nv_bfloat16 {
+    const float value = __bfloat162float(a) * __bfloat162float(b) + __bfloat162float(c);
+    return value != value ? __nv_bfloat16{0x7FFF} : __float2bfloat16_rn(value);
+  };
+  return {sum(a.x, b.x, c.x), sum(a.y, b.y, c.y)};
+}

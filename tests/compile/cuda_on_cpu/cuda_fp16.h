@@ -27,3 +27,18 @@ inline __half2 __hmax2(__half2 a, __half2 b) {
 inline __half2 __habs2(__half2 a) {
   return {{uint16_t(a.x.bits & 0x7FFF)}, {uint16_t(a.y.bits & 0x7FFF)}};
 }
+inline __half2 __hmax2_nan(__half2 a, __half2 b) {
+  const auto larger = [](__half a, __half b) -> __half {
+    if (__half2float(a) != __half2float(a) || __half2float(b) != __half2float(b)) return {0x7FFF};
+    return __half2float(a) < __half2float(b) ? b : a;
+  };
+  return {larger(a.x, b.x), larger(a.y, b.y)};
+}
+// Of products that are exact, which those of the kernels are.
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  const auto sum = [](__half a, __half b, __half c) -> __half {
+    const float value = __half2float(a) * __half2float(b) + __half2float(c);
+    return value != value ? __half{0x7FFF} : __float2half_rn(value);
+  };
+  return {sum(a.x, b.x, c.x), sum(a.y, b.y, c.y)};
+}

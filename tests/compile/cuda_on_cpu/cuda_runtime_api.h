@@ -226,6 +226,7 @@ inline void __syncwarp() { on_cpu::shuffle(0u, on_cpu::lane()); }
 inline unsigned __ballot_sync(unsigned, bool value) {
   return on_cpu_reduce(unsigned(value) << on_cpu::lane(), [](unsigned a, unsigned b) { return a | b; });
 }
+inline int __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {

@@ -156,110 +156,109 @@ FUSEGEN_INLINE float add_product(float a, float b, float c) {
 #endif
 }
 
-// The same, rounded toward zero, of non-negative operands.
-FUSEGEN_INLINE float add_product_down(float a, float b, float c) {
+// 2^-126 times a value that is not negative, rounded toward zero. Of one whose sign bit is set, any
+// such.
+FUSEGEN_INLINE float smallest_normals(float value) {
 #ifdef __CUDA_ARCH__
-  return __fmaf_rz(a, b, c);
+  return __fmul_rz(value, power_of_two(-126));
 #else
-  const double sum = double(a * b) + double(c);
-  const float rounded = float(sum);
-  return double(rounded) > sum ? float_of(bits_of(rounded) - 1) : rounded;
+  const double product = double(value) * double(power_of_two(-126));
+  const float rounded = float(product);
+  return double(rounded) > product ? float_of(bits_of(rounded) - 1) : rounded;
 #endif
 }
 
 FUSEGEN_INLINE uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// |value|, at most the largest of E2M1; of NaN that, too.
-FUSEGEN_INLINE float e2m1_magnitude(float value) {
-  const float magnitude = fabsf(value);
-  return magnitude < E2M1::kMax ? magnitude : E2M1::kMax;
-}
-
-// Byte `index` of a word as the third, all others zero.
-FUSEGEN_INLINE uint32_t third_byte(uint32_t word, int index) {
+// Least of both pairs of 16 bits.
+FUSEGEN_INLINE uint32_t least_of_pairs(uint32_t a, uint32_t b) {
 #ifdef __CUDA_ARCH__
-  return __byte_perm(word, 0, 0x4044 | index << 8);
+  return __vminu2(a, b);
 #else
-  return (word >> (index * 8) & 0xFF) << 16;
+  return least_of(a & 0xFFFF, b & 0xFFFF) | least_of(a >> 16, b >> 16) << 16;
 #endif
 }
 
-// `bits` moved up by 4, below them the top 4 of `more`.
-FUSEGEN_INLINE uint32_t shifted_in(uint32_t bits, uint32_t more) {
+// Four bytes of eight, those of `low` before those of `high`, by the nibbles of `selector`.
+FUSEGEN_INLINE uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t selector) {
 #ifdef __CUDA_ARCH__
-  return __funnelshift_l(more, bits, 4);
+  return __byte_perm(low, high, selector);
 #else
-  return bits << 4 | more >> 28;
-#endif
-}
-
-// The sign in bit 31; NaN counts as positive, and products that are NaN are positive on the GPU.
-FUSEGEN_INLINE uint32_t sign_bits(float product) {
-#ifndef __CUDA_ARCH__
-  if (product != product) return 0;
-#endif
-  return bits_of(product);
-}
-
-// Codes of E2M1 are 1/2 apart below 2, 1 up to 4 and 2 up to 6, as is the unit in the last place of a
-// sum that passes a power of two there: 2^23 at 2 in `fine`, 2^24 at 4 in `coarse`. Sums are rounded to
-// nearest even; below 4 `coarse` is never less than `fine`, above never more.
-struct NearestE2M1 {
-  static constexpr int kMost = 8;  // codes to a sum
-  static constexpr float kFine = 8388606.0f, kCoarse = 16777212.0f;  // 2^23 - 2, 2^24 - 4
-  static constexpr uint32_t kSurplus = 0x4AFFFFFCu;  // of a term: kFine's bits
-
-  FUSEGEN_INLINE uint32_t operator()(int, float value) const {
-    constexpr uint32_t kCoarseSurplus = 0x4B7FFFFCu - 2;  // kCoarse's bits, which stand for 2
-    const float magnitude = e2m1_magnitude(value);
-    const uint32_t fine = bits_of(magnitude + kFine);
-    const uint32_t coarse = bits_of(magnitude + kCoarse) - (kCoarseSurplus - kSurplus);
-    return least_of(coarse, fine);
+  const uint64_t both = uint64_t(high) << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 32; i += 8) {
+    result |= uint32_t(both >> ((selector >> (i / 2) & 7) * 8) & 0xFF) << i;
   }
-};
+  return result;
+#endif
+}
+
+// Codes of E2M1 are 1/2 apart below 2, 1 up to 4 and 2 up to 6. The sum `fine` is rounded to halves, to
+// nearest even; `coarse`, of half the magnitude, to wholes below 4, where it passes 2^23, and to twos above.
+// Their bits count codes, so that the code is the lesser: the finer grid's where that one applies. NaN is
+// more than either.
+inline constexpr uint32_t kE2M1Surplus = 0x4AFFFFFAu;  // of a term over its code: the bits of 2^23 - 3
+
+FUSEGEN_INLINE uint32_t nearest_e2m1_term(float magnitude) {
+  const uint32_t fine = bits_of(magnitude + 8388605.0f);                      // 2^23 - 3
+  const uint32_t coarse = bits_of(add_product(magnitude, 0.5f, 8388606.0f));  // 2^23 - 2
+  return least_of(least_of(fine, coarse), kE2M1Surplus + E2M1::kLargest);
+}
+
+// Codes of `Count` magnitudes, the first in the lowest bits; bits above them may be any.
+template <int Count>
+FUSEGEN_INLINE uint32_t nearest_e2m1(const float* magnitudes) {
+  static_assert(Count <= 8);
+  constexpr uint32_t kAll = 0xFFFFFFFFu >> (32 - 4 * Count), kOnes = 0x11111111u & kAll;
+  uint32_t sum = 0;
+FUSEGEN_UNROLL
+  for (int i = Count - 1; i >= 0; --i) sum = sum * 16 + nearest_e2m1_term(magnitudes[i]);
+  return sum - (kE2M1Surplus * kOnes & kAll);
+}
 
 // Rounds up with the probability of the position between two codes, to 1 / 256: a uniform part of
-// a step is added, then the sum is cut off onto its own grid. `bytes` hold a random byte for every
-// value, in order.
-struct StochasticE2M1 {
-  static constexpr int kMost = 4;
-  static constexpr uint32_t kSurplus = 2 * 149;  // 2^22's exponent, twice
-
-  const uint32_t* bytes;
-
-  FUSEGEN_INLINE uint32_t operator()(int index, float value) const {
-    const float bounded = e2m1_magnitude(value);
-    // Bits 16 to 23 count in units of 2^-133, subnormal or not; a step is half of 1, 2 or 4.
-    const float part = float_of(third_byte(bytes[index / 4], index % 4));
-    const uint32_t exponent = (bits_of(bounded) & kInfinityBits) + (124u << 23);
-    const float binade = float_of(exponent > 251u << 23 ? exponent : 251u << 23);  // 2^124 times it
-    const float sum = add_product(part, binade, bounded);
-    // Steps in the lowest bits, above them the exponent: it counts two codes.
-    const uint32_t cut = bits_of(add_product_down(binade, power_of_two(-102), sum));
-    return cut + (cut >> 22);
-  }
-};
-
-// Codes of `Count` products from `first` on, the first in the lowest bits; bits above them may be
-// any. `term_of(i, value)` is the code of a magnitude plus a surplus; what else it has, kMost codes
-// do not reach.
-template <int Count, class TermOf>
-FUSEGEN_INLINE uint32_t e2m1_codes(const float* products, const TermOf& term_of, int first) {
-  static_assert(Count <= TermOf::kMost);
-  constexpr uint32_t kAll = 0xFFFFFFFFu >> (32 - 4 * Count), kOnes = 0x11111111u & kAll;
-  uint32_t sum = 0, signs = 0;
-FUSEGEN_UNROLL
-  for (int i = Count - 1; i >= 0; --i) {
-    sum = sum * 16 + term_of(first + i, products[first + i]);
-    signs = shifted_in(signs, sign_bits(products[first + i]));
-  }
-  return (sum - (TermOf::kSurplus * kOnes & kAll)) | (signs & (kOnes << 3));
+// a step is added, then the sum is cut off onto its own grid. Multiplied by 2^-126, where 1 is the
+// smallest normal number, a code is the top of a float's bits, from bit 22 on: a step is 2^22 there.
+//
+// From 1 on the part may be added to the bits; below 1, where steps stay 1/2, a sum is rounded first.
+// The larger of both is the one that applies: a part of the bits below 1 is less than one of 1/2, one
+// of those above 2 more.
+FUSEGEN_INLINE uint32_t stochastic_e2m1_bits(float magnitude, uint32_t random, int byte) {
+  constexpr uint32_t kPart = 0xFFu << 14;  // of 2^22; a subnormal number, too, in units of 2^-135
+  const uint32_t part = (byte < 2 ? random << (14 - 8 * byte) : random >> (8 * byte - 14)) & kPart;
+  const float below = add_product(float_of(part), power_of_two(126), magnitude);
+  const uint32_t above = bits_of(magnitude) + part;
+  const uint32_t sum = above > bits_of(below) ? above : bits_of(below);
+  return bits_of(smallest_normals(float_of(sum)));
 }
 
-// fp32 -> bfloat16 -> fp32, nearest even; NaN stays NaN.
+// Codes of 8 magnitudes, the first in the lowest bits; `random` are their bytes, in order.
+FUSEGEN_INLINE uint32_t stochastic_e2m1(const float* magnitudes, const uint32_t* random) {
+  uint32_t halves[2] = {};  // of even and of odd ones, a byte each
+FUSEGEN_UNROLL
+  for (int odd = 0; odd < 2; ++odd) {
+    uint32_t pairs[2];
+FUSEGEN_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float* two = magnitudes + 4 * i + odd;
+      const uint32_t pair = bytes_of(stochastic_e2m1_bits(two[0], random[i], odd),
+                                     stochastic_e2m1_bits(two[2], random[i], odd + 2), 0x7632);
+      pairs[i] = least_of_pairs(pair, 0x01FF01FFu) << 2;  // of NaN and of what is past 6 the last code
+    }
+    halves[odd] = bytes_of(pairs[0], pairs[1], 0x7531);
+  }
+  return halves[1] * 16 + halves[0];
+}
+
+// The same with signs, which are the top bits of 4 in `signs`, where all others may be any.
+FUSEGEN_INLINE uint32_t with_signs(uint32_t codes, uint32_t signs) {
+  return codes | (signs & 0x88888888u);
+}
+
+// fp32 -> bfloat16 -> fp32, nearest even; NaN becomes the positive one that the hardware gives.
 FUSEGEN_INLINE float round_to_bfloat16(float value) {
   const uint32_t bits = bits_of(value);
-  if ((bits & 0x7FFFFFFFu) > kInfinityBits) return float_of(bits | 1u << 22);
+  if ((bits & 0x7FFFFFFFu) > kInfinityBits) return float_of(0x7FFF0000u);
   return float_of((bits + 0x7FFFu + ((bits >> 16) & 1)) & 0xFFFF0000u);
 }
 

@@ -148,6 +148,18 @@ __device__ __forceinline__ uint32_t maximum<__half>(uint32_t a, uint32_t b) {
   return bits(__hmax2(pair_of<__half2>(a), pair_of<__half2>(b)));
 }
 
+// Of pairs that have a NaN, or a NaN for either half that has one.
+template <class Element>
+__device__ __forceinline__ uint32_t maximum_or_nan(uint32_t a, uint32_t b);
+template <>
+__device__ __forceinline__ uint32_t maximum_or_nan<__nv_bfloat16>(uint32_t a, uint32_t b) {
+  return bits(__hmax2_nan(pair_of<__nv_bfloat162>(a), pair_of<__nv_bfloat162>(b)));
+}
+template <>
+__device__ __forceinline__ uint32_t maximum_or_nan<__half>(uint32_t a, uint32_t b) {
+  return bits(__hmax2_nan(pair_of<__half2>(a), pair_of<__half2>(b)));
+}
+
 // |pair|, NaN and all; the next maximum with a number drops NaN.
 template <class Element>
 __device__ __forceinline__ uint32_t magnitude(uint32_t pair);
@@ -186,6 +198,44 @@ __device__ __forceinline__ float widen(uint32_t pair, bool high) {
   return high ? widen_high<Element>(pair) : widen_low<Element>(pair);
 }
 
+// The same numbers; NaN becomes the positive one.
+template <class Element>
+__device__ __forceinline__ uint32_t quiet(uint32_t pair);
+template <>
+__device__ __forceinline__ uint32_t quiet<__nv_bfloat16>(uint32_t pair) {
+  return bits(__hfma2(pair_of<__nv_bfloat162>(pair), pair_of<__nv_bfloat162>(0x3F803F80u),
+                      pair_of<__nv_bfloat162>(0x80008000u)));
+}
+template <>
+__device__ __forceinline__ uint32_t quiet<__half>(uint32_t pair) {
+  return bits(__hfma2(pair_of<__half2>(pair), pair_of<__half2>(0x3C003C00u),
+                      pair_of<__half2>(0x80008000u)));
+}
+
+// ---- signs of pairs
+
+// Bytes of ones for negative elements of two pairs, else of zeros: both low ones, then both high ones.
+__device__ __forceinline__ uint32_t sign_bytes(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, 0xFBD9;" : "=r"(bytes) : "r"(a), "r"(b));
+  return bytes;
+#else
+  return (a >> 15 & 1) * 0xFFu | (b >> 15 & 1) * 0xFF00u | (a >> 31) * 0xFF0000u | (b >> 31) * 0xFF000000u;
+#endif
+}
+
+// Low nibbles of `even`, high ones of `odd`.
+__device__ __forceinline__ uint32_t nibbles_of(uint32_t even, uint32_t odd) {
+  return (even & 0x0F0F0F0Fu) | (odd & 0xF0F0F0F0u);
+}
+
+// Nibbles of ones for negative elements of four pairs, in order.
+__device__ __forceinline__ uint32_t signs_along(const uint32_t (&pairs)[4]) {
+  const uint32_t first = sign_bytes(pairs[0], pairs[1]), last = sign_bytes(pairs[2], pairs[3]);
+  return nibbles_of(__byte_perm(first, last, 0x5410), __byte_perm(first, last, 0x7632));
+}
+
 // ---- a thread's part of the tile
 
 template <class Element>
@@ -194,6 +244,38 @@ struct Values {
 
   __device__ __forceinline__ float at(int row, int column) const {
     return widen<Element>(pairs[row][column / 2], column % 2);
+  }
+
+  // Makes NaN positive, where a lane of the warp has any.
+  __device__ __forceinline__ void quiet_nans() {
+    uint32_t largest = pairs[0][0];
+#pragma unroll
+    for (auto& row : pairs) {
+      for (uint32_t pair : row) largest = maximum_or_nan<Element>(largest, pair);
+    }
+    const float sum = widen_low<Element>(largest) + widen_high<Element>(largest);
+    if (!__any_sync(kAll, sum != sum)) return;
+#pragma unroll
+    for (auto& row : pairs) {
+      for (uint32_t& pair : row) pair = quiet<Element>(pair);
+    }
+  }
+
+  // Signs of two rows as nibbles, in order.
+  __device__ __forceinline__ uint32_t row_signs(int row) const {
+    return signs_along({pairs[row][0], pairs[row][1], pairs[row + 1][0], pairs[row + 1][1]});
+  }
+
+  // The same of 8 rows of columns 2i and 2i + 1.
+  __device__ __forceinline__ uint2 column_signs(int row, int i) const {
+    uint32_t fours[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const uint32_t even = sign_bytes(pairs[row + 4 * k][i], pairs[row + 4 * k + 2][i]);
+      const uint32_t odd = sign_bytes(pairs[row + 4 * k + 1][i], pairs[row + 4 * k + 3][i]);
+      fours[k] = nibbles_of(even, odd);
+    }
+    return make_uint2(__byte_perm(fours[0], fours[1], 0x5410), __byte_perm(fours[0], fours[1], 0x7632));
   }
 
   // Amaxes of a row's even and odd columns.

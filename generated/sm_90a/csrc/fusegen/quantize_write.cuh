@@ -132,9 +132,12 @@ class TileWriter {
 
   static constexpr int kAtOnce = 4;  // rows that are encoded: more take registers that kernels lack
 
-  // Columns past the last one are zeros, and fill the pitch.
-  template <class CodesOf>
-  __device__ __forceinline__ void store_rows(CodesOf codes_of) {
+  static constexpr int kWordRows = 32 / (kLaneColumns * Format::kBits);  // whose codes fill a word
+
+  // `word_of(r)` has codes of kWordRows rows from r on. Columns past the last one are zeros, and fill
+  // the pitch.
+  template <class WordOf>
+  __device__ __forceinline__ void store_rows(WordOf word_of) {
     using Codes = std::conditional_t<Format::kBits == 8, uint32_t, uint16_t>;
     const int end = blocks(columns_ * Format::kBits, 128) * 128 / Format::kBits;
     const int count = column_ < end ? slice().rows() : 0;
@@ -145,7 +148,11 @@ class TileWriter {
     for (int first = 0; first < kWarpRows; first += kAtOnce) {
       Codes codes[kAtOnce];
 #pragma unroll
-      for (int r = 0; r < kAtOnce; ++r) codes[r] = Codes(here(codes_of(first + r)));
+      for (int r = 0; r < kAtOnce; r += kWordRows) {
+        const uint32_t word = here(word_of(first + r));
+#pragma unroll
+        for (int i = 0; i < kWordRows; ++i) codes[r + i] = Codes(word >> (i * 32 / kWordRows));
+      }
       if (first + kAtOnce <= count) {
 #pragma unroll
         for (int r = 0; r < kAtOnce; ++r) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
@@ -163,33 +170,56 @@ class TileWriter {
     *reinterpret_cast<Codes*>(to) = codes;
   }
 
-  __device__ __forceinline__ uint32_t encode_row(int r, float factor) {
-    float scaled[kLaneColumns];
-#pragma unroll
-    for (int c = 0; c < kLaneColumns; ++c) scaled[c] = values_.at(r, c) * factor;
-    uint32_t codes, random = 0;
-    if constexpr (Config::kStochastic) random = shared_.random.words[warp_][lane_ / 4][r][lane_ % 4];
-    encode_values<Config>(&codes, scaled, &random);
-    return codes;
+  // What is encoded of an element: of E2M1 the magnitude, since signs come from pairs.
+  __device__ __forceinline__ static float encoded(float value) {
+    return Format::kBits == 4 ? fabsf(value) : value;
   }
 
-  // Each lane draws for every fourth row of its run of 16 columns, and 4 lanes share what they drew.
-  // Two rows at once: more take registers, one alone would have the keys of the rounds to itself.
-  __device__ __forceinline__ void draw_rows() {
-    const int run = lane_ / 4;
-#pragma unroll 1
-    for (int r = lane_ % 4; r < kWarpRows; r += 8) {
-      PhiloxWords drawn[2];
-      const int64_t first = (first_row() + r) * blocks(columns_, 16) + column_ / 16;
-      draw(drawn, in_.rng_state, {first, first + 4 * blocks(columns_, 16)}, 0);
+  // Codes of kWordRows rows from r on, each scaled by its factor_of(row).
+  template <class FactorOf>
+  __device__ __forceinline__ uint32_t encode_rows(int r, FactorOf factor_of) {
+    float scaled[kWordRows * kLaneColumns];
+    uint32_t random[kWordRows] = {};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t* words = drawn[i].words;
-        *reinterpret_cast<uint4*>(shared_.random.words[warp_][run][r + 4 * i]) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+    for (int i = 0; i < kWordRows; ++i) {
+      const float factor = factor_of(r + i);
+#pragma unroll
+      for (int c = 0; c < kLaneColumns; ++c) {
+        scaled[i * kLaneColumns + c] = encoded(values_.at(r + i, c)) * factor;
       }
+      if constexpr (Config::kStochastic) random[i] = shared_.random.words[warp_][lane_ / 4][r + i][lane_ % 4];
+    }
+    uint32_t codes;
+    encode_values<Config>(&codes, scaled, random);
+    return Format::kBits == 4 ? with_signs(codes, values_.row_signs(r)) : codes;
+  }
+
+  // Each lane draws for every fourth row of its run of 16 columns, and 4 lanes share what they drew. As
+  // many rows at once as registers allow: they share the keys of the rounds.
+  __device__ __forceinline__ void draw_rows() {
+    if constexpr (Config::kHadamard) {
+      draw_every_fourth<4>(lane_ % 4);
+    } else {
+#pragma unroll 1
+      for (int r = lane_ % 4; r < kWarpRows; r += 8) draw_every_fourth<2>(r);
     }
     __syncwarp();
+  }
+
+  template <int kRows>
+  __device__ __forceinline__ void draw_every_fourth(int row) {
+    const int64_t across = blocks(columns_, 16), first = (first_row() + row) * across + column_ / 16;
+    int64_t runs[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) runs[i] = first + 4 * i * across;
+    PhiloxWords drawn[kRows];
+    draw(drawn, in_.rng_state, runs, 0);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const uint32_t* words = drawn[i].words;
+      *reinterpret_cast<uint4*>(shared_.random.words[warp_][lane_ / 4][row + 4 * i]) =
+          make_uint4(words[0], words[1], words[2], words[3]);
+    }
   }
 
   // ---- columnwise
@@ -200,6 +230,7 @@ class TileWriter {
   __device__ __forceinline__ void encode_columns(FactorOf factor_of) {
     if (!has_rows()) return stage_zeros();
     PhiloxWords random[2];
+    uint2 of_two[kWarpRows / 8];  // signs of two columns
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
       if (Config::kStochastic && c % 2 == 0) draw_columns(random, c);
@@ -209,11 +240,38 @@ class TileWriter {
       uint32_t pairs[kWarpRows / 2] = {};
       if constexpr (Config::kHadamard) hadamard(run, pairs);
       const float factor = factor_of(c, pairs);
+      Signs signs;
+      if constexpr (Config::kHadamard) transformed_signs(signs, pairs);  // before they take registers
 #pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) run[r] *= factor;
+      for (int r = 0; r < kWarpRows; ++r) run[r] = encoded(run[r]) * factor;
       uint32_t words[Config::kRunWords];
       encode_values<Config>(words, run, random[c % 2].words);
+      if constexpr (Format::kBits == 4) {
+        if constexpr (!Config::kHadamard) column_signs(signs, of_two, c);
+#pragma unroll
+        for (int w = 0; w < kWarpRows / 8; ++w) words[w] = with_signs(words[w], signs[w]);
+      }
       stage(words, c);
+    }
+  }
+
+  using Signs = uint32_t[kWarpRows / 8];
+
+  __device__ __forceinline__ static void transformed_signs(Signs& signs,
+                                                           const uint32_t (&pairs)[kWarpRows / 2]) {
+#pragma unroll
+    for (int w = 0; w < kWarpRows / 8; ++w) {
+      const uint32_t* run = pairs + 4 * w;
+      signs[w] = here(signs_along({run[0], run[1], run[2], run[3]}));
+    }
+  }
+
+  // Signs of column c; at an even one those of two are made.
+  __device__ __forceinline__ void column_signs(Signs& signs, uint2 (&of_two)[kWarpRows / 8], int c) const {
+#pragma unroll
+    for (int w = 0; w < kWarpRows / 8; ++w) {
+      if (c % 2 == 0) of_two[w] = values_.column_signs(8 * w, c / 2);
+      signs[w] = c % 2 == 0 ? of_two[w].x : of_two[w].y;
     }
   }
 
@@ -230,7 +288,7 @@ class TileWriter {
   }
 
   // The same from codes of rows.
-  __device__ void stage_turned(const uint32_t (&codes)[kWarpRows]) {
+  __device__ void stage_turned(const uint32_t (&codes)[kWarpRows / kWordRows]) {
     uint32_t words[kLaneColumns][Config::kRunWords];
     if constexpr (Format::kBits == 8) {
       turn_bytes(codes, words);
@@ -260,7 +318,7 @@ class TileWriter {
 
   // Bytes of even and of odd rows, each of two columns beside each other, are put together; then
   // nibbles change places.
-  static __device__ __forceinline__ void turn_nibbles(const uint32_t (&codes)[kWarpRows],
+  static __device__ __forceinline__ void turn_nibbles(const uint32_t (&codes)[kWarpRows / 2],
                                                       uint32_t (&words)[kLaneColumns][2]) {
     constexpr uint32_t kLow = 0x0F0F0F0Fu;
 #pragma unroll
@@ -268,9 +326,9 @@ class TileWriter {
       uint32_t pairs[2][2];  // of columns; of even and odd rows
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
-        const uint32_t* rows = codes + 8 * w + odd;
-        const uint32_t first = __byte_perm(rows[0], rows[2], 0x5140);
-        const uint32_t last = __byte_perm(rows[4], rows[6], 0x5140);
+        const uint32_t* rows = codes + 4 * w;  // two to a word
+        const uint32_t first = __byte_perm(rows[0], rows[1], odd ? 0x7362 : 0x5140);
+        const uint32_t last = __byte_perm(rows[2], rows[3], odd ? 0x7362 : 0x5140);
         pairs[0][odd] = __byte_perm(first, last, 0x5410);
         pairs[1][odd] = __byte_perm(first, last, 0x7632);
       }

@@ -133,22 +133,20 @@ __device__ __forceinline__ void draw(PhiloxWords (&drawn)[Count], const int64_t*
   philox(drawn, uint32_t(seed), uint32_t(seed >> 32));
 }
 
-// Codes of scaled values, the first in the lowest bits. `random` where rounding is stochastic:
-// bytes for the values, in order.
+// Codes of scaled values, the first in the lowest bits; of E2M1 those of magnitudes, without signs.
+// `random` where rounding is stochastic: bytes for the values, in order.
 template <class Config, int Count>
 __device__ __forceinline__ void encode_values(uint32_t* words, const float (&scaled)[Count],
                                               [[maybe_unused]] const uint32_t* random) {
   using Format = typename Config::Format;
-  constexpr int kPerWord = 32 / Format::kBits;
-  constexpr int kWordCodes = Count < kPerWord ? Count : kPerWord;
+  constexpr int kWordCodes = 32 / Format::kBits;
 #pragma unroll
   for (int i = 0; i < Count; i += kWordCodes) {
     uint32_t& word = words[i / kWordCodes];
     if constexpr (Config::kStochastic) {
-      word = e2m1_codes<4>(scaled, StochasticE2M1{random}, i) & 0xFFFF;
-      if (kWordCodes == 8) word |= e2m1_codes<4>(scaled, StochasticE2M1{random}, i + 4) << 16;
+      word = stochastic_e2m1(scaled + i, random + i / 4);
     } else if constexpr (Format::kBits == 4) {
-      word = e2m1_codes<kWordCodes>(scaled, NearestE2M1{}, i);
+      word = nearest_e2m1<8>(scaled + i);
     } else {
       word = encode_pair<Format>(scaled[i], scaled[i + 1]) |
              encode_pair<Format>(scaled[i + 2], scaled[i + 3]) << 16;

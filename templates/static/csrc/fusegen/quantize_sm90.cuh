@@ -21,12 +21,13 @@ class TileQuantizer : TileWriter<Config> {
   using Base = TileWriter<Config>;
   using Base::in_, Base::groups_, Base::shared_, Base::values_,
       Base::lane_, Base::warp_, Base::columns_, Base::first_column_, Base::column_, Base::slice, Base::first_row,
-      Base::blocks, Base::past, Base::in_columns, Base::has_rows, Base::encode_row,
+      Base::blocks, Base::past, Base::in_columns, Base::has_rows, Base::encode_rows,
       Base::store_rows;
   using Element = typename Config::Element;
   using Format = typename Config::Format;
   using Stored = typename Config::Stored;
   using Scale = typename Scaler<Config>::Scale;
+  using Base::kWordRows;
   static constexpr int kBlock = Config::kBlock;
   static constexpr int kLanes = kBlock ? kBlock / kLaneColumns : 32;  // that share a row's scale
   static constexpr Stored kPadding = Config::kRule == Rule::ratio ? 1 : 0;  // scale of no rows
@@ -45,6 +46,7 @@ class TileQuantizer : TileWriter<Config> {
     if (kGroupAmax && in_.scale == nullptr && find_amaxes) find_group_factors();
     if (in_.folded_amax != nullptr) this->fold_amax();
     if (in_.row_sums != nullptr) this->sum_rows();
+    if constexpr (Format::kBits == 4) values_.quiet_nans();
     if constexpr (Config::kSquare || Config::kScaling == Scaling::tensor) {
       const Scale scale = shared_scale();
       if (has_rows()) {
@@ -158,10 +160,12 @@ class TileQuantizer : TileWriter<Config> {
 
   // Codes are the same in both copies: they are turned over in registers.
   __device__ void quantize_with(const Scale& scale) {
-    uint32_t codes[kWarpRows];
+    uint32_t codes[kWarpRows / kWordRows];
 #pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) codes[r] = encode_row(r, scale.factor);
-    if (in_.rowwise.data != nullptr) store_rows([&](int r) { return codes[r]; });
+    for (int r = 0; r < kWarpRows; r += kWordRows) {
+      codes[r / kWordRows] = encode_rows(r, [&](int) { return scale.factor; });
+    }
+    if (in_.rowwise.data != nullptr) store_rows([&](int r) { return codes[r / kWordRows]; });
     if (in_.columnwise.data != nullptr) this->stage_turned(codes);
   }
 
@@ -243,7 +247,9 @@ class TileQuantizer : TileWriter<Config> {
     if (exists && lane_ < kWarpRows && first_column_ == 0) {
       static_cast<float*>(in_.rowwise.scale)[first_row() + row] = past() ? kPadding : scale.stored;
     }
-    store_rows([&](int r) { return encode_row(r, __shfl_sync(kAll, scale.factor, r)); });
+    store_rows([&](int r) {
+      return encode_rows(r, [&](int row) { return __shfl_sync(kAll, scale.factor, row); });
+    });
   }
 
   // Lanes that share a row's scale make those of different rows, and hand them round.
@@ -266,12 +272,11 @@ class TileQuantizer : TileWriter<Config> {
     } else if (lane_ % 4 < 2) {
       store_row_scales(row + lane_ % 2, uint32_t(column_) / kBlock, stored);
     }
-    store_rows([&](int r) {
-      const float factor = kSlots == 1
-                               ? __shfl_sync(kAll, factors[0], r / 2 * 4 + r % 2)
-                               : __shfl_sync(kAll, factors[r % kSlots], r / kSlots, kLanes);
-      return encode_row(r, factor);
-    });
+    const auto factor_of = [&](int r) {
+      return kSlots == 1 ? __shfl_sync(kAll, factors[0], r / 2 * 4 + r % 2)
+                         : __shfl_sync(kAll, factors[r % kSlots], r / kSlots, kLanes);
+    };
+    store_rows([&](int r) { return encode_rows(r, factor_of); });
   }
 
   __device__ bool token_major() const {
