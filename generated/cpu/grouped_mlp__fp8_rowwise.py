@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:37094ec77b31f7c9
+# checksum sha256:85e2291c77d32f4f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -486,7 +486,7 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                                                  2 T H + 8 E + T align(H, 16) + 4 T + H align(32 (T // 32 + E), 16) + 4 E H bytes
   2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale                  2 E 2 F H + E 2 F align(H, 16) + 4 E 2 F + E H align(2 F, 16) + 4 E H bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h  2 T 2 F H flop  T align(H, 16) + 4 T + E 2 F align(H, 16) + 6 E 2 F + 8 E + 2 T 2 F bytes
-  4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)                                                        21 T F flop     2 T 2 F + 4 T + 2 T F bytes
+  4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)                                                        27 T F flop     2 T 2 F + 4 T + 2 T F bytes
   5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale                                                  2 T F + 8 E + T align(F, 16) + 4 T + F align(32 (T // 32 + E), 16) + 4 E F bytes
   6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale                  2 E H F + E H align(F, 16) + 4 E H + E F align(H, 16) + 4 E F bytes
   7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y  2 T H F flop    T align(F, 16) + 4 T + E H align(F, 16) + 6 E H + 8 E + 2 T H bytes
@@ -495,7 +495,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias                                 2 T H + 8 E + T align(H, 16) + 4 T + H align(32 (T // 32 + E), 16) + 6 E H bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da  2 T H F flop    T align(H, 16) + 4 T + E F align(H, 16) + 4 E F + 8 E + 2 T F bytes                                        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight     2 T H F flop    H align(32 (T // 32 + E), 16) + 4 E H + F align(32 (T // 32 + E), 16) + 4 E F + 8 E + 2 E H F bytes        if need_dfc2_weight
-  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)                                     32 T F flop     2 T F + 4 T 2 F + 8 T bytes                                                                                if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)                                     38 T F flop     2 T F + 4 T 2 F + 8 T bytes                                                                                if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias                                 2 T 2 F + 8 E + T align(2 F, 16) + 4 T + 2 F align(32 (T // 32 + E), 16) + 6 E 2 F bytes                   if need_dx or need_dfc1_weight or need_dfc1_bias
   6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx  2 T 2 F H flop  T align(2 F, 16) + 4 T + E H align(2 F, 16) + 4 E H + 8 E + 2 T H bytes                                    if need_dx
   7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight     2 T 2 F H flop  2 F align(32 (T // 32 + E), 16) + 4 E 2 F + H align(32 (T // 32 + E), 16) + 4 E H + 8 E + 2 E 2 F H bytes  if need_dfc1_weight

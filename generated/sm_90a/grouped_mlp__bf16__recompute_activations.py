@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c235a4072989263a
+# checksum sha256:1a28acb778c2b29d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -369,15 +369,15 @@ buffers
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h
   1. grouped_gemm fprop: x, fc1_weight, split_sizes, fc1_bias -> h       gemm_sm90_fprop                  2 T 2 F H flop  2 T H + 2 E 2 F H + 8 E + 2 E 2 F + 2 T 2 F bytes
-  2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_forward  21 T F flop     2 T 2 F + 4 T + 2 T F bytes
+  2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_forward  27 T F flop     2 T 2 F + 4 T + 2 T F bytes
   3. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> y       gemm_sm90_fprop                  2 T H F flop    2 T F + 2 E H F + 8 E + 2 E H + 2 T H bytes
 
 backward (dy, x, split_sizes, probs, fc1_weight, h, fc2_weight) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da                                 gemm_sm90_dgrad                   2 T H F flop    2 T H + 2 E H F + 8 E + 2 T F bytes      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)                    pointwise_scaled_swiglu_forward   21 T F flop     2 T 2 F + 4 T + 2 T F bytes              if need_dfc2_weight
+  2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)                    pointwise_scaled_swiglu_forward   27 T F flop     2 T 2 F + 4 T + 2 T F bytes              if need_dfc2_weight
   3. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight                                 gemm_sm90_wgrad                   2 T H F flop    2 T H + 2 T F + 8 E + 2 E H F bytes      if need_dfc2_weight
   4. group_sum: dy, split_sizes -> dfc2_bias                                               group_sum                         T H flop        2 T H + 8 E + 2 E H bytes                if need_dfc2_bias
-  5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_backward  32 T F flop     2 T F + 4 T 2 F + 8 T bytes              if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_backward  38 T F flop     2 T F + 4 T 2 F + 8 T bytes              if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   6. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx                                 gemm_sm90_dgrad                   2 T 2 F H flop  2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes  if need_dx
   7. grouped_gemm wgrad: dh, x, split_sizes -> dfc1_weight                                 gemm_sm90_wgrad                   2 T 2 F H flop  2 T 2 F + 2 T H + 8 E + 2 E 2 F H bytes  if need_dfc1_weight
   8. group_sum: dh, split_sizes -> dfc1_bias                                               group_sum                         T 2 F flop      2 T 2 F + 8 E + 2 E 2 F bytes            if need_dfc1_bias

@@ -69,7 +69,7 @@ def _functions(unit: str) -> str:
     names = (f"{unit}_{dtype}" for dtype in ("bfloat16", "float16"))
     return "".join(
         f'extern "C" int {name}(const fusegen::PointwiseArguments* in) {{\n'
-        f"  return fusegen_sm_90a::{name}(*in, nullptr).code;\n}}\n"
+        f"  fusegen::Stream stream;\n  return fusegen_sm_90a::{name}(*in, stream).code;\n}}\n"
         for name in names
     )
 

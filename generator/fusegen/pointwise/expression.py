@@ -34,7 +34,7 @@ class Op(Enum):
     DIV = ("/", 2, 10)
     NEG = ("neg", 1, 1)
     POW = ("**", 2, 1)
-    SIGMOID = ("sigmoid", 1, 16)
+    SIGMOID = ("sigmoid", 1, 22)
     TANH = ("tanh", 1, 24)
     RELU = ("relu", 1, 1)
     CLAMP = ("clamp", 3, 2)

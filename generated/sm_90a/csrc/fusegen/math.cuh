@@ -15,9 +15,9 @@
 
 namespace fusegen {
 
-// 1 / y for 1 <= y <= 2^126, rounded to nearest. The compiler's own division has a branch for the ends of the
+// 1 / y for 1 <= y <= 2, rounded to nearest. The compiler's own division has a branch for the ends of the
 // range, which keeps one element from overlapping the next.
-FUSEGEN_INLINE float reciprocal_from_1(float y) {
+FUSEGEN_INLINE float reciprocal_from_1_to_2(float y) {
 #ifdef __CUDA_ARCH__
   float estimate;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(y));
@@ -27,22 +27,14 @@ FUSEGEN_INLINE float reciprocal_from_1(float y) {
 #endif
 }
 
-// The lesser, or NaN: one instruction, unlike a comparison and a selection.
-FUSEGEN_INLINE float lesser(float x, float limit) {
-#ifdef __CUDA_ARCH__
-  float least;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(limit));
-  return least;
-#else
-  return x > limit ? limit : x;
-#endif
-}
-
-// e^x / (1 + e^x), which is 1 long before the exponential overflows.
+// 1 / (1 + e^-x), for negative x as e^x / (1 + e^x): the exponential stays in [0, 1]. Zero where e^-x would
+// overflow, as it is for PyTorch: the true value there is subnormal.
 FUSEGEN_INLINE float sigmoid(float x) {
-  constexpr float kOne = 64.0f;
-  const float exponential = ::expf(lesser(x, kOne));
-  return exponential * reciprocal_from_1(1.0f + exponential);
+  constexpr float kOverflow = -88.7228394f;
+  const float above_overflow = ::expf(-::fabsf(x));  // by itself, or compilers would branch around it
+  const float exponential = x < kOverflow ? 0.0f : above_overflow;
+  const float positive = reciprocal_from_1_to_2(1.0f + exponential);
+  return x >= 0.0f ? positive : exponential * positive;
 }
 
 FUSEGEN_INLINE float tanh(float x) { return ::tanhf(x); }
