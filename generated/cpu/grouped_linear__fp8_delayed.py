@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f6a748fa11c4dc3e
+# checksum sha256:2e1ff29e94052498
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -368,15 +368,15 @@ class GroupedLinear(nn.Module):
         """See `grouped_linear`."""
         return grouped_linear(
             x,
-            self.weight,
+            _library.parameter(self, "weight"),
             split_sizes,
-            self.bias,
-            input_amax_history=self.input_amax_history,
-            input_scale=self.input_scale,
-            weight_amax_history=self.weight_amax_history,
-            weight_scale=self.weight_scale,
-            grad_output_amax_history=self.grad_output_amax_history,
-            grad_output_scale=self.grad_output_scale,
+            _library.parameter(self, "bias"),
+            input_amax_history=_library.buffer(self, "input_amax_history"),
+            input_scale=_library.buffer(self, "input_scale"),
+            weight_amax_history=_library.buffer(self, "weight_amax_history"),
+            weight_scale=_library.buffer(self, "weight_scale"),
+            grad_output_amax_history=_library.buffer(self, "grad_output_amax_history"),
+            grad_output_scale=_library.buffer(self, "grad_output_scale"),
         )
 
     def extra_repr(self) -> str:

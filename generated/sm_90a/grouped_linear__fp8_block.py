@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e918dfa77f7dec4b
+# checksum sha256:1b43f3fc73a8dbb7
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -232,7 +232,9 @@ class GroupedLinear(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor) -> Tensor:
         """See `grouped_linear`."""
-        return grouped_linear(x, self.weight, split_sizes, self.bias)
+        return grouped_linear(
+            x, _library.parameter(self, "weight"), split_sizes, _library.parameter(self, "bias")
+        )
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5aceeede2105aba9
+# checksum sha256:7dc74b1cc2d723ed
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -226,7 +226,9 @@ class GroupedLinear(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor) -> Tensor:
         """See `grouped_linear`."""
-        return grouped_linear(x, self.weight, split_sizes, self.bias)
+        return grouped_linear(
+            x, _library.parameter(self, "weight"), split_sizes, _library.parameter(self, "bias")
+        )
 
     def extra_repr(self) -> str:
         return (

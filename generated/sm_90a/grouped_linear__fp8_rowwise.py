@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5090e54b6d0a0a8f
+# checksum sha256:23655a2caaac2823
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -230,7 +230,9 @@ class GroupedLinear(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor) -> Tensor:
         """See `grouped_linear`."""
-        return grouped_linear(x, self.weight, split_sizes, self.bias)
+        return grouped_linear(
+            x, _library.parameter(self, "weight"), split_sizes, _library.parameter(self, "bias")
+        )
 
     def extra_repr(self) -> str:
         return (

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7d850c3469f95e9f
+# checksum sha256:a3b6a8be0117def7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -425,7 +425,15 @@ class GroupedMLP(nn.Module):
         """See `grouped_mlp`."""
         fc1 = self._modules["fc1"]
         fc2 = self._modules["fc2"]
-        return grouped_mlp(x, fc1.weight, fc2.weight, split_sizes, probs, fc1.bias, fc2.bias)
+        return grouped_mlp(
+            x,
+            _library.parameter(fc1, "weight"),
+            _library.parameter(fc2, "weight"),
+            split_sizes,
+            probs,
+            _library.parameter(fc1, "bias"),
+            _library.parameter(fc2, "bias"),
+        )
 
     def extra_repr(self) -> str:
         return (

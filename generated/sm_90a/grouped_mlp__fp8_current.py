@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:34e95144a0e1eb8f
+# checksum sha256:a1a4d0f2e09457c3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -414,7 +414,15 @@ class GroupedMLP(nn.Module):
         """See `grouped_mlp`."""
         fc1 = self._modules["fc1"]
         fc2 = self._modules["fc2"]
-        return grouped_mlp(x, fc1.weight, fc2.weight, split_sizes, probs, fc1.bias, fc2.bias)
+        return grouped_mlp(
+            x,
+            _library.parameter(fc1, "weight"),
+            _library.parameter(fc2, "weight"),
+            split_sizes,
+            probs,
+            _library.parameter(fc1, "bias"),
+            _library.parameter(fc2, "bias"),
+        )
 
     def extra_repr(self) -> str:
         return (

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:09f67985b523f9a3
+# checksum sha256:f65725764b465192
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -647,24 +647,24 @@ class GroupedMLP(nn.Module):
         fc2 = self._modules["fc2"]
         return grouped_mlp(
             x,
-            fc1.weight,
-            fc2.weight,
+            _library.parameter(fc1, "weight"),
+            _library.parameter(fc2, "weight"),
             split_sizes,
             probs,
-            fc1.bias,
-            fc2.bias,
-            fc1_input_amax_history=fc1.input_amax_history,
-            fc1_input_scale=fc1.input_scale,
-            fc1_weight_amax_history=fc1.weight_amax_history,
-            fc1_weight_scale=fc1.weight_scale,
-            fc2_input_amax_history=fc2.input_amax_history,
-            fc2_input_scale=fc2.input_scale,
-            fc2_weight_amax_history=fc2.weight_amax_history,
-            fc2_weight_scale=fc2.weight_scale,
-            fc2_grad_output_amax_history=fc2.grad_output_amax_history,
-            fc2_grad_output_scale=fc2.grad_output_scale,
-            fc1_grad_output_amax_history=fc1.grad_output_amax_history,
-            fc1_grad_output_scale=fc1.grad_output_scale,
+            _library.parameter(fc1, "bias"),
+            _library.parameter(fc2, "bias"),
+            fc1_input_amax_history=_library.buffer(fc1, "input_amax_history"),
+            fc1_input_scale=_library.buffer(fc1, "input_scale"),
+            fc1_weight_amax_history=_library.buffer(fc1, "weight_amax_history"),
+            fc1_weight_scale=_library.buffer(fc1, "weight_scale"),
+            fc2_input_amax_history=_library.buffer(fc2, "input_amax_history"),
+            fc2_input_scale=_library.buffer(fc2, "input_scale"),
+            fc2_weight_amax_history=_library.buffer(fc2, "weight_amax_history"),
+            fc2_weight_scale=_library.buffer(fc2, "weight_scale"),
+            fc2_grad_output_amax_history=_library.buffer(fc2, "grad_output_amax_history"),
+            fc2_grad_output_scale=_library.buffer(fc2, "grad_output_scale"),
+            fc1_grad_output_amax_history=_library.buffer(fc1, "grad_output_amax_history"),
+            fc1_grad_output_scale=_library.buffer(fc1, "grad_output_scale"),
         )
 
     def extra_repr(self) -> str:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:4dc4e57f637a1bd8
+# checksum sha256:9a58fc27d17067a8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -418,7 +418,15 @@ class GroupedMLP(nn.Module):
         """See `grouped_mlp`."""
         fc1 = self._modules["fc1"]
         fc2 = self._modules["fc2"]
-        return grouped_mlp(x, fc1.weight, fc2.weight, split_sizes, probs, fc1.bias, fc2.bias)
+        return grouped_mlp(
+            x,
+            _library.parameter(fc1, "weight"),
+            _library.parameter(fc2, "weight"),
+            split_sizes,
+            probs,
+            _library.parameter(fc1, "bias"),
+            _library.parameter(fc2, "bias"),
+        )
 
     def extra_repr(self) -> str:
         return (

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5116c29c3d8c48a5
+# checksum sha256:2446e6475511f6f8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32; operands are decoded to bfloat16.
@@ -429,7 +429,15 @@ class GroupedMLP(nn.Module):
         """See `grouped_mlp`."""
         fc1 = self._modules["fc1"]
         fc2 = self._modules["fc2"]
-        return grouped_mlp(x, fc1.weight, fc2.weight, split_sizes, probs, fc1.bias, fc2.bias)
+        return grouped_mlp(
+            x,
+            _library.parameter(fc1, "weight"),
+            _library.parameter(fc2, "weight"),
+            split_sizes,
+            probs,
+            _library.parameter(fc1, "bias"),
+            _library.parameter(fc2, "bias"),
+        )
 
     def extra_repr(self) -> str:
         return (

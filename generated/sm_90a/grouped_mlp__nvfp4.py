@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:19ff0d0e4bb2bca8
+# checksum sha256:bcbc1a6e6fc86035
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e2m1_e2m1_nv_1x16_nv_16x16_fp32; operands are decoded to bfloat16.
@@ -493,13 +493,13 @@ class GroupedMLP(nn.Module):
         fc2 = self._modules["fc2"]
         return grouped_mlp(
             x,
-            fc1.weight,
-            fc2.weight,
+            _library.parameter(fc1, "weight"),
+            _library.parameter(fc2, "weight"),
             split_sizes,
             probs,
-            fc1.bias,
-            fc2.bias,
-            rng_state=self.rng_state,
+            _library.parameter(fc1, "bias"),
+            _library.parameter(fc2, "bias"),
+            rng_state=_library.buffer(self, "rng_state"),
         )
 
     def extra_repr(self) -> str:

@@ -166,7 +166,7 @@ def test_explain_and_the_launcher_tell_of_it() -> None:
     (step,) = [s for p in context.programs for s in p.steps if "snapshot" in s.comment]
     assert step.opening == f"if ({need('fc2_weight')}) {{"
     assert (
-        "cudaMemcpyAsync(writable(fc2_input_scale_used), pointer(fc2_input_scale), 4 * E"
+        "copy_memory(writable(fc2_input_scale_used), pointer(fc2_input_scale), 4 * E"
         in (step.lines[1])
     )
 

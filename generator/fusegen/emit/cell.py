@@ -250,12 +250,14 @@ def _called_holders(plan: ModulePlan) -> tuple[str, ...]:
 
 
 def _call_arguments(plan: ModulePlan, holders: tuple[str, ...]) -> tuple[str, ...]:
-    def reached(path: str) -> str:
-        return path if path.rpartition(".")[0] in holders else f"self.{path}"
+    def reached(path: str, kind: str = "parameter") -> str:
+        holder, _, name = path.rpartition(".")
+        owner = holder if holder in holders else f"self.{holder}" if holder else "self"
+        return f'_library.{kind}({owner}, "{name}")'
 
     paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
     called = called_states(plan)
-    states = (f"{s.buffer}={reached(s.path)}" for s in plan.states if s.buffer in called)
+    states = (f"{s.buffer}={reached(s.path, 'buffer')}" for s in plan.states if s.buffer in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
     scalars += ["amax_group=self.amax_group"] if plan.reductions else []
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []

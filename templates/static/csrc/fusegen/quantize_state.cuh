@@ -9,6 +9,8 @@ namespace fusegen {
 
 namespace quantizing {
 
+inline constexpr int kDelayedGroups = 8;  // of one block, neighbours in memory
+
 static __global__ void __launch_bounds__(kThreads)
     clear_kernel(const __grid_constant__ ClearArguments in) {
   wait_for_previous_kernel();
@@ -22,37 +24,43 @@ static __global__ void __launch_bounds__(kThreads)
   if (first == 0 && in.rng_state != nullptr) in.rng_state[1] += in.rng_steps;
 }
 
-// One block per state and group, the whole history of a group in registers while it rolls.
+// One block per state and 8 groups, a sector of every slot; their whole history is in registers
+// while it rolls.
 static __global__ void __launch_bounds__(kThreads)
     delayed_kernel(const __grid_constant__ DelayedArguments in) {
-  constexpr int kEach = DelayedArguments::kMostSlots / kThreads;
-  __shared__ float scratch[kWarps];
+  constexpr int kSlots = kThreads / kDelayedGroups;  // at once
+  constexpr int kEach = DelayedArguments::kMostSlots / kSlots;
+  __shared__ float scratch[kWarps][kDelayedGroups];
   const DelayedState& state = in.states[blockIdx.y];
-  const int64_t group = blockIdx.x;
-  if (group >= state.groups) return;
+  const int place = threadIdx.x % kDelayedGroups, first = threadIdx.x / kDelayedGroups;
+  const int64_t group = int64_t(blockIdx.x) * kDelayedGroups + place;
+  const bool exists = group < state.groups;
   wait_for_previous_kernel();
-  const float newest = state.history[group];  // slot 0, empty between steps
+  const float newest = exists ? state.history[group] : 0.0f;  // slot 0, empty between steps
   float kept[kEach];
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int64_t slot = i * kThreads + threadIdx.x;
-    const bool read = slot > 0 && slot < state.slots;
-    kept[i] = slot == 0 ? newest : read ? state.history[slot * state.groups + group] : 0.0f;
+    const int64_t slot = i * kSlots + first;
+    kept[i] = exists && slot < state.slots ? state.history[slot * state.groups + group] : 0.0f;
     largest = fmaxf(largest, kept[i]);
   }
-  largest = warp_amax(largest);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = largest;
+#pragma unroll
+  for (int distance = kDelayedGroups; distance < 32; distance *= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, distance));
+  }
+  if (threadIdx.x % 32 < kDelayedGroups) scratch[threadIdx.x / 32][place] = largest;
   __syncthreads();  // every slot has been read, too
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, scratch[w]);
-  if (threadIdx.x == 0) {
+  for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, scratch[w][place]);
+  if (!exists) return;
+  if (first == 0) {
     state.scale[group] = delayed_scale(largest, state.scale[group], state.max, state.margin);
   }
   if (state.grouped && newest == 0.0f) return;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int64_t slot = i * kThreads + threadIdx.x;
+    const int64_t slot = i * kSlots + first;
     if (slot >= state.slots) continue;
     const int64_t before = slot == 0 ? state.slots - 1 : slot - 1;
     if (slot != 1) state.history[before * state.groups + group] = kept[i];
@@ -84,9 +92,10 @@ static __global__ void __launch_bounds__(kThreads)
     most = state.groups > most ? state.groups : most;
   }
   if (in.count == 0) return {};
+  const int64_t blocks = (most + quantizing::kDelayedGroups - 1) / quantizing::kDelayedGroups;
   return launch_kernel("cudaLaunchKernelEx(delayed)", &quantizing::delayed_kernel,
-                       Grid{dim3(unsigned(most), unsigned(in.count)), quantizing::kThreads}, stream,
-                       in);
+                       Grid{dim3(unsigned(blocks), unsigned(in.count)), quantizing::kThreads},
+                       stream, in);
 }
 
 }  // namespace fusegen
