@@ -258,3 +258,27 @@ def test_frozen_weights_and_inputs_without_gradient(recipe: str) -> None:
     weights_only(x, splits, probs).float().square().sum().backward()
     for name, parameter in weights_only.named_parameters():
         assert parameter.grad is not None and torch.equal(parameter.grad, expected[name]), name
+
+
+class Doubled(nn.Module):
+    """A parametrisation."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_parametrised_weights(compiled: bool) -> None:
+    """A parametrised weight is no parameter of its module any more, and a property instead."""
+    layer, plain = experts("bf16"), experts("bf16")
+    with torch.no_grad():
+        plain.fc1.weight *= 2
+    nn.utils.parametrize.register_parametrization(layer.fc1, "weight", Doubled())
+    call = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
+    x, splits, probs = inputs()
+    y = call(x, splits, probs)
+    assert torch.equal(y, plain(x, splits, probs))
+    y.sum().backward()
+    original = layer.fc1.parametrizations.weight.original
+    plain(x, splits, probs).sum().backward()
+    assert torch.equal(original.grad, 2 * plain.fc1.weight.grad)
