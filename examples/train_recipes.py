@@ -57,18 +57,9 @@ SMALL = replace(
 )
 """So small because a CPU computes every format in software."""
 
-LARGE = replace(
-    demo.GPU_CONFIG,
-    hidden=1024,
-    intermediate=2048,
-    experts=8,
-    context=256,
-    batch=8,
-    learning_rate=3e-4,
-)
-"""So wide because errors of quantisation average out over a contraction: at half the width 4 bits
-cost more. Reads its text about once in 2,000 steps. In later passes a model learns it by heart, and
-how well changes by more with the least difference of rounding than a recipe changes anything; so it
+LARGE = replace(demo.GPU_CONFIG, experts=8, context=256, batch=8, learning_rate=3e-4)
+"""Reads its text about once in 2,000 steps. In later passes a model learns it by heart, and how
+well changes by more with the least difference of rounding than a recipe changes anything; so it
 does at three times the learning rate."""
 
 
