@@ -7,7 +7,8 @@ import re
 import pytest
 
 from fusegen.emit.explain import explain
-from fusegen.emit.launcher import any_of, launcher_context
+from fusegen.emit.launch_words import any_of
+from fusegen.emit.launcher import launcher_context
 from fusegen.load import load
 from fusegen.model.plan import ModulePlan
 from fusegen.naming import Cell
