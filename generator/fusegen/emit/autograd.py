@@ -90,9 +90,9 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     groups = ("amax_group",) if reductions else ()
     queue = ("wgrad_queue",) if plan.wgrad else ()
     main_grads = () if plan.wgrad else main_grad_texts(plan)
-    dummies = tuple(each.dummy for each in main_grads)
+    asked = tuple(name for each in main_grads for name in (each.dummy, each.overwrite) if name)
     buffers = tuple(each.name for each in main_grads)
-    words = (*groups, *queue, *buffers, *dummies)
+    words = (*groups, *queue, *buffers, *asked)
     op_arguments = (*(a.name for a in arguments), *plan.forward.flags, *scalars)
     apply_arguments = (*op_arguments, *passed, *words)
     asked_of_inputs = {f for r in plan.saved if r.buffer in given for f in r.when}
@@ -111,7 +111,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
             *(f"{name}: ProcessGroup | None" for name in groups),
             *(f"{name}: WgradQueue" for name in queue),
             *(f"{name}: Tensor | None" for name in buffers),
-            *(f"{name}: bool" for name in dummies),
+            *(f"{name}: bool" for name in asked),
         ),
         op_arguments=op_arguments,
         apply_arguments=apply_arguments,

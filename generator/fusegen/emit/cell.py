@@ -14,7 +14,7 @@ from .autograd import (
     autograd_text,
     reduction_text,
 )
-from .main_grads import MainGradText, dummy, main_grad_call, main_grad_texts
+from .main_grads import MainGradText, dummy, main_grad_call, main_grad_texts, overwrite
 from .python import (
     AttributeText,
     ProgramText,
@@ -265,6 +265,8 @@ def _call_arguments(plan: ModulePlan, holders: tuple[str, ...]) -> tuple[str, ..
         path = reached(paths[leaf])
         scalars.append(f"{name}={main_grad_call(plan, '_library', leaf, paths[leaf], path)}")
         scalars.append(f"{dummy(leaf)}=_library.wants_dummy_grad({path})")
+        if asked := overwrite(plan, leaf):
+            scalars.append(f"{asked}=_library.overwrites_main_grad({path})")
     tensors = (reached(paths[name]) if name in paths else name for name in plan.arguments)
     return (*tensors, *states, *scalars)
 

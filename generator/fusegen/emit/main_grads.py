@@ -18,6 +18,8 @@ class MainGradText:
         path: source of the parameter in the class.
         name: of the buffer's argument.
         dummy: of the argument that asks for zeros as the parameter's gradient.
+        overwrite: of the argument that asks for what the buffer holds to be replaced; empty where
+            it always is.
         flag: that asks for the gradient.
         about: of the buffer, for a docstring.
     """
@@ -26,6 +28,7 @@ class MainGradText:
     path: str
     name: str
     dummy: str
+    overwrite: str
     flag: str
     about: str
 
@@ -39,7 +42,9 @@ def _main_grad_text(plan: ModulePlan, leaf: str, name: str) -> MainGradText:
     buffer = plan.buffer(name)
     dtype = "bfloat16 or float16" if buffer.dtype is DType.IO else "float32"
     about = f"{buffer.shape} {dtype}"
-    return MainGradText(leaf, paths[leaf], name, dummy(leaf), need(leaf), about)
+    return MainGradText(
+        leaf, paths[leaf], name, dummy(leaf), overwrite(plan, leaf), need(leaf), about
+    )
 
 
 def main_grad_call(plan: ModulePlan, helper: str, leaf: str, path: str, weight: str) -> str:
@@ -51,3 +56,9 @@ def main_grad_call(plan: ModulePlan, helper: str, leaf: str, path: str, weight: 
 
 def dummy(parameter: str) -> str:
     return f"{parameter}_dummy_grad"
+
+
+def overwrite(plan: ModulePlan, parameter: str) -> str:
+    """The argument's name, where kernels add to the parameter's buffer."""
+    adds = any(step.input("accumulate") for step in plan.steps)
+    return f"{parameter}_overwrite_main_grad" if adds else ""

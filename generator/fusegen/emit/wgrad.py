@@ -101,6 +101,11 @@ def wgrad_text(
                 f"{m.name}={main_grad_call(plan, '_delayed', m.argument, m.path, f'self.{m.path}')}"
                 for m in main_grads
             ),
+            *(
+                f"{m.overwrite}=_library.overwrites_main_grad(self.{m.path})"
+                for m in main_grads
+                if m.overwrite
+            ),
         ),
     )
 
