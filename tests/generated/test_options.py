@@ -23,8 +23,13 @@ CELLS = tuple(
             "grouped_mlp fp8_block add_to_16_bit_main_grad",
             "grouped_linear bf16 write_16_bit_main_grad delayed_wgrad",
             "linear fp8_delayed add_to_main_grad reduced_amax",
-            # the backward's precision
+            # the backward's precision, each recipe with both
+            "linear fp8_current high_precision_backward",
+            "linear fp8_delayed high_precision_backward",
+            "linear fp8_rowwise high_precision_backward",
+            "grouped_linear fp8_block high_precision_backward",
             "grouped_mlp nvfp4 high_precision_backward",
+            "linear mxfp8 dequantized_backward",
             "grouped_linear nvfp4 dequantized_backward",
             "linear nvfp4 quantized_weights dequantized_backward",
             "grouped_linear fp8_block cached_weights dequantized_backward",
