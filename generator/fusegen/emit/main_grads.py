@@ -60,5 +60,9 @@ def dummy(parameter: str) -> str:
 
 def overwrite(plan: ModulePlan, parameter: str) -> str:
     """The argument's name, where kernels add to the parameter's buffer."""
-    adds = any(step.input("accumulate") for step in plan.steps)
-    return f"{parameter}_overwrite_main_grad" if adds else ""
+    return f"{parameter}_overwrite_main_grad" if adds(plan) else ""
+
+
+def adds(plan: ModulePlan) -> bool:
+    """Whether kernels add to buffers of the caller's; otherwise they replace what those hold."""
+    return any(step.input("accumulate") for step in plan.steps)

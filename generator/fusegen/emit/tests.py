@@ -11,6 +11,7 @@ from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, Program, Stat
 from ..model.primitives import Primitive
 from ..model.shapes import evaluate, product, to_code, to_python
 from ..naming import gradient
+from .main_grads import adds
 from .python import op_name
 from .states import called_states
 
@@ -171,7 +172,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         two_batches=1e-6 if len(plan.states) == len(plan.records) else plan.tolerance.end_to_end,
         main_grad_dtype=_main_grad_dtype(plan),
         gradient_dtype=_gradient_dtype(plan),
-        adds=any(step.input("accumulate") for step in plan.steps),
+        adds=adds(plan),
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
         forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
         backward_states=_tuple(_changed(plan, plan.backward)),
