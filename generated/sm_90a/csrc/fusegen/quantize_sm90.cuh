@@ -407,11 +407,10 @@ class TileQuantizer : TileWriter<Config> {
   // After a transform the scales follow from what it gave.
   __device__ void stage_transformed(Scale (&scales)[kLaneColumns], const Scaler<Config>& scaler) {
     this->encode_columns([&](int c, const uint32_t (&pairs)[kWarpRows / 2]) {
-      uint32_t amax = 0;
+      uint32_t largest = pairs[0];
 #pragma unroll
-      for (const uint32_t pair : pairs) {
-        amax = maximum<__nv_bfloat16>(amax, magnitude<__nv_bfloat16>(pair));
-      }
+      for (int i = 1; i < kWarpRows / 2; ++i) largest = larger_magnitude<__nv_bfloat16>(largest, pairs[i]);
+      const uint32_t amax = amax_of<__nv_bfloat16>(largest);
       scales[c] = scaler(fmaxf(widen_low<__nv_bfloat16>(amax), widen_high<__nv_bfloat16>(amax)));
       return scales[c].factor;
     });

@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "launch.cuh"
 #include "quantize_math.cuh"
@@ -172,6 +173,29 @@ __device__ __forceinline__ uint32_t magnitude<__half>(uint32_t pair) {
   return bits(__habs2(pair_of<__half2>(pair)));
 }
 
+// The larger of both magnitudes, with a sign that means nothing; NaN only of two. One instruction, where a
+// magnitude by itself is another.
+template <class Element>
+__device__ __forceinline__ uint32_t larger_magnitude(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  uint32_t larger;
+  if constexpr (std::is_same_v<Element, __half>) {
+    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  } else {
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  }
+  return larger;
+#else
+  return maximum<Element>(magnitude<Element>(a), magnitude<Element>(b)) | ((a ^ b) & 0x80008000u);
+#endif
+}
+
+// The magnitude of what comparisons have left, 0 of NaN.
+template <class Element>
+__device__ __forceinline__ uint32_t amax_of(uint32_t largest) {
+  return maximum<Element>(magnitude<Element>(largest), 0);
+}
+
 template <class Element>
 __device__ __forceinline__ float widen_low(uint32_t pair);
 template <class Element>
@@ -278,27 +302,23 @@ struct Values {
     return make_uint2(__byte_perm(fours[0], fours[1], 0x5410), __byte_perm(fours[0], fours[1], 0x7632));
   }
 
-  // Amaxes of a row's even and odd columns.
-  __device__ __forceinline__ uint32_t row_amax(int row) const {
-    return maximum<Element>(magnitude<Element>(pairs[row][0]), magnitude<Element>(pairs[row][1]));
+  // The largest of a row's even and odd columns.
+  __device__ __forceinline__ uint32_t row_largest(int row) const {
+    return larger_magnitude<Element>(pairs[row][0], pairs[row][1]);
   }
 
-  // Amaxes of this thread's rows 2i (low) and 2i + 1 (high).
-  __device__ __forceinline__ uint32_t row_pair_amax(int i) const {
-    const uint32_t even = row_amax(2 * i), odd = row_amax(2 * i + 1);
-    const uint32_t larger =
-        maximum<Element>(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
-    return maximum<Element>(larger, 0);
+  // The largest of this thread's rows 2i (low) and 2i + 1 (high).
+  __device__ __forceinline__ uint32_t row_pair_largest(int i) const {
+    const uint32_t even = row_largest(2 * i), odd = row_largest(2 * i + 1);
+    return larger_magnitude<Element>(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
   }
 
   // Amaxes of columns 2i (low) and 2i + 1 (high).
   __device__ __forceinline__ uint32_t column_pair_amax(int i) const {
-    uint32_t amax = 0;
+    uint32_t largest = pairs[0][i];
 #pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) {
-      amax = maximum<Element>(amax, magnitude<Element>(pairs[r][i]));
-    }
-    return amax;
+    for (int r = 1; r < kWarpRows; ++r) largest = larger_magnitude<Element>(largest, pairs[r][i]);
+    return amax_of<Element>(largest);
   }
 
   __device__ __forceinline__ float amax() const {
@@ -333,13 +353,13 @@ struct RowAmaxes {
 
   __device__ __forceinline__ explicit RowAmaxes(const Values<Element>& values) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) pairs[i] = values.row_pair_amax(i);
+    for (int i = 0; i < 8; ++i) pairs[i] = values.row_pair_largest(i);
     int count = 8;
 #pragma unroll
     for (int distance = Lanes / 2; distance > 0; distance /= 2) {
       const bool upper = threadIdx.x & distance;
       if (count == 1) {
-        pairs[0] = maximum<Element>(pairs[0], __shfl_xor_sync(kAll, pairs[0], distance));
+        pairs[0] = larger_magnitude<Element>(pairs[0], __shfl_xor_sync(kAll, pairs[0], distance));
         continue;
       }
       count /= 2;
@@ -347,9 +367,11 @@ struct RowAmaxes {
       for (int i = 0; i < count; ++i) {
         const uint32_t sent = upper ? pairs[i] : pairs[i + count];
         const uint32_t kept = upper ? pairs[i + count] : pairs[i];
-        pairs[i] = maximum<Element>(kept, __shfl_xor_sync(kAll, sent, distance));
+        pairs[i] = larger_magnitude<Element>(kept, __shfl_xor_sync(kAll, sent, distance));
       }
     }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) pairs[i] = amax_of<Element>(pairs[i]);
   }
 };
 
