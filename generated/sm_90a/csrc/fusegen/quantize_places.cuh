@@ -100,6 +100,13 @@ FUSEGEN_INLINE int32_t owned_places(const RowGroups& groups, const Slice& slice,
   return end - slice.row;
 }
 
+// Whether the slice's group owns its first place. Every space has places for the rows of groups: where there
+// are rows the sums above are spared.
+FUSEGEN_INLINE bool owns_place(const RowGroups& groups, const Slice& slice, Space space) {
+  const bool holds_rows = slice.group < groups.groups && slice.row < slice.length;
+  return holds_rows || owned_places(groups, slice, space) > 0;
+}
+
 // The block that holds the slice's first row, where every group starts a block of so many rows.
 template <int kBlock>
 FUSEGEN_INLINE int64_t block_of(const RowGroups& groups, const Slice& slice) {

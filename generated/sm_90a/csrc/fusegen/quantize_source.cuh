@@ -29,7 +29,10 @@ struct TensorSource {
     const int count = column < in.columns ? rows : 0;
     if (count >= kWarpRows) {
 #pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) load_row(values, r, from + uint64_t(pitch) * r);
+      for (int r = 0; r < kWarpRows; ++r) {
+        load_row(values, r, from);
+        from = opaque(from + pitch);
+      }
     } else {
 #pragma unroll
       for (int r = 0; r < kWarpRows; ++r) {

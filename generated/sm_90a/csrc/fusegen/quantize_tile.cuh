@@ -290,6 +290,11 @@ struct Values {
     return signs_along({pairs[row][0], pairs[row][1], pairs[row + 1][0], pairs[row + 1][1]});
   }
 
+  // The same of columns 0, 2, 1 and 3, a byte for each.
+  __device__ __forceinline__ uint32_t turned_signs(int row) const {
+    return nibbles_of(sign_bytes(pairs[row][0], pairs[row][1]), sign_bytes(pairs[row + 1][0], pairs[row + 1][1]));
+  }
+
   // The same of 8 rows of columns 2i and 2i + 1.
   __device__ __forceinline__ uint2 column_signs(int row, int i) const {
     uint32_t fours[2];

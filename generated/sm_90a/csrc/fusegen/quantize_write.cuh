@@ -143,7 +143,7 @@ class TileWriter {
     const int count = column_ < end ? slice().rows() : 0;
     const uint32_t pitch = uint32_t(in_.rowwise.pitch);
     uint8_t* to = opaque(static_cast<uint8_t*>(in_.rowwise.data) +
-                         first_row() * in_.rowwise.pitch + column_ * Format::kBits / 8);
+                         first_row() * pitch + column_ * Format::kBits / 8);
 #pragma unroll
     for (int first = 0; first < kWarpRows; first += kAtOnce) {
       Codes codes[kAtOnce];
@@ -153,14 +153,10 @@ class TileWriter {
 #pragma unroll
         for (int i = 0; i < kWordRows; ++i) codes[r + i] = Codes(word >> (i * 32 / kWordRows));
       }
-      if (first + kAtOnce <= count) {
 #pragma unroll
-        for (int r = 0; r < kAtOnce; ++r) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
-      } else if (first < count) {
-#pragma unroll
-        for (int r = 0; r < kAtOnce; ++r) {
-          if (first + r < count) store_codes(to + uint64_t(pitch) * (first + r), codes[r]);
-        }
+      for (int r = 0; r < kAtOnce; ++r) {
+        if (first + r < count) store_codes(to, codes[r]);
+        to = opaque(to + pitch);
       }
     }
   }
@@ -287,6 +283,28 @@ class TileWriter {
     for (int c = 0; c < kLaneColumns; ++c) stage(words, c);
   }
 
+  // Codes of rows r and r + 1, each scaled by its factor_of(column): a byte for columns 0, 2, 1 and 3.
+  template <class FactorOf>
+  __device__ __forceinline__ uint32_t encode_turned(int r, FactorOf factor_of) const {
+    float scaled[2 * kLaneColumns];
+#pragma unroll
+    for (int i = 0; i < 2 * kLaneColumns; ++i) {
+      const int c = i / 4 + i / 2 % 2 * 2;
+      scaled[i] = encoded(values_.at(r + i % 2, c)) * factor_of(c);
+    }
+    uint32_t codes;
+    encode_values<Config>(&codes, scaled, nullptr);
+    return with_signs(codes, values_.turned_signs(r));
+  }
+
+  // Those of all rows, into shared memory.
+  __device__ void stage_columns_of(const uint32_t (&codes)[kWarpRows / 2]) {
+    uint32_t words[kLaneColumns][2];
+    turn_bytes(codes, words);
+#pragma unroll
+    for (int c = 0; c < kLaneColumns; ++c) stage(words[c / 2 + c % 2 * 2], c);
+  }
+
   // The same from codes of rows.
   __device__ void stage_turned(const uint32_t (&codes)[kWarpRows / kWordRows]) {
     uint32_t words[kLaneColumns][Config::kRunWords];
@@ -300,10 +318,11 @@ class TileWriter {
   }
 
   // 4 x 4 codes at a time.
-  static __device__ __forceinline__ void turn_bytes(const uint32_t (&codes)[kWarpRows],
-                                                    uint32_t (&words)[kLaneColumns][4]) {
+  template <int kWords>
+  static __device__ __forceinline__ void turn_bytes(const uint32_t (&codes)[4 * kWords],
+                                                    uint32_t (&words)[kLaneColumns][kWords]) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
+    for (int w = 0; w < kWords; ++w) {
       const uint32_t* rows = codes + 4 * w;
       const uint32_t low01 = __byte_perm(rows[0], rows[1], 0x5140);   // columns 0, 0, 1, 1
       const uint32_t high01 = __byte_perm(rows[0], rows[1], 0x7362);  // columns 2, 2, 3, 3
@@ -366,18 +385,19 @@ class TileWriter {
     const int first = threadIdx.x / Config::kPieces;
     const Slice slice = shared_.slices[piece * kPieceRows / kSliceRows];
     const Space space{int32_t(in_.row_align), int32_t(copy.pitch * 8 / Format::kBits)};
+    const uint32_t pitch = uint32_t(copy.pitch);
     const int64_t matrix = groups_.ragged() ? 0 : int64_t(slice.group) * columns_;
     uint8_t* line = opaque(static_cast<uint8_t*>(copy.data) +
-                           (matrix + first_column_ + first) * copy.pitch +
+                           (matrix + first_column_ + first) * pitch +
                            int64_t(place_of(groups_, slice, space)) * Format::kBits / 8);
-    const uint32_t pitch = uint32_t(copy.pitch);
     const int columns = min(kTileColumns, columns_ - first_column_);
-    const int count = owned_places(groups_, slice, space) > 0 ? columns - first : 0;
+    const int count = owns_place(groups_, slice, space) ? columns - first : 0;
+    static_assert(kStep / kLaneColumns % Config::kPieces == 0, "swizzled alike");
+    const uint8_t* from = shared_.stage + staged(first, piece);
     uint4 pieces[kTileColumns / kStep];
 #pragma unroll
     for (int i = 0; i < kTileColumns / kStep; ++i) {
-      pieces[i] =
-          *reinterpret_cast<const uint4*>(shared_.stage + staged(first + i * kStep, piece));
+      pieces[i] = *reinterpret_cast<const uint4*>(from + i * kStep * Config::kLineBytes);
     }
 #pragma unroll
     for (int i = 0; i < kTileColumns / kStep; ++i) {

@@ -31,6 +31,8 @@ class TileQuantizer : TileWriter<Config> {
   static constexpr int kBlock = Config::kBlock;
   static constexpr int kLanes = kBlock ? kBlock / kLaneColumns : 32;  // that share a row's scale
   static constexpr Stored kPadding = Config::kRule == Rule::ratio ? 1 : 0;  // scale of no rows
+  // Whether the scale that follows from values of no rows, which are zeros, may be another.
+  static constexpr bool kPads = Config::kRule == Rule::ratio;
 
  public:
   using Base::Base;
@@ -55,7 +57,11 @@ class TileQuantizer : TileWriter<Config> {
         this->stage_zeros();
       }
     } else {
-      const Scaler<Config> rows = scaler(0), columns = scaler(1);
+      const int first = first_warp();
+      const Scaler<Config> rows = scaler(0, first), columns = scaler(1, first);
+      if (kTogether && in_.rowwise.data != nullptr && in_.columnwise.data != nullptr) {
+        quantize_together(rows, columns);
+      } else {
       if (in_.rowwise.data != nullptr) {
         if (has_rows()) {
           quantize_rows(rows);
@@ -64,6 +70,7 @@ class TileQuantizer : TileWriter<Config> {
         }
       }
       if (in_.columnwise.data != nullptr) quantize_columns(columns);
+      }
     }
     if (in_.columnwise.data != nullptr) {
       __syncthreads();
@@ -146,10 +153,9 @@ class TileQuantizer : TileWriter<Config> {
     return __ffs(int(slices_of(shared_.slices, slice().group, lane_))) - 1;
   }
 
-  __device__ Scaler<Config> scaler(bool columnwise) const {
+  __device__ Scaler<Config> scaler(bool columnwise, int warp) const {
     Scaler<Config> scaler(in_);
     if constexpr (Config::kRule == Rule::nvfp4) {
-      const int warp = first_warp();
       scaler.tensor_scale = shared_.group_factors[columnwise][warp];
       scaler.factors = shared_.block_factors[columnwise][warp];
     }
@@ -173,7 +179,7 @@ class TileQuantizer : TileWriter<Config> {
     if constexpr (Config::kScaling == Scaling::tensor) {
       return tensor_scale();
     } else {
-      const Scale scale = scaler(in_.rowwise.data == nullptr)(square_amax());
+      const Scale scale = scaler(in_.rowwise.data == nullptr, first_warp())(square_amax());
       store_square(scale.stored);
       return scale;
     }
@@ -217,7 +223,7 @@ class TileQuantizer : TileWriter<Config> {
   // group owns the block.
   __device__ bool stores_block() const {
     const Space space{kBlock, blocks(groups_.rows, kBlock) * kBlock};
-    return slice().row % kBlock == 0 && owned_places(groups_, slice(), space) > 0;
+    return slice().row % kBlock == 0 && owns_place(groups_, slice(), space);
   }
   __device__ bool holds_rows() const { return !past() && has_rows(); }
 
@@ -230,13 +236,35 @@ class TileQuantizer : TileWriter<Config> {
     }
   }
 
+  // ---- both copies in one go, where an element is read once for them
+
+  static constexpr bool kTogether = Config::kScaling == Scaling::nv_1x16 && !Config::kStochastic && !Config::kHadamard;
+
+  __device__ __forceinline__ void quantize_together(const Scaler<Config>& rows, const Scaler<Config>& columns) {
+   if constexpr (kTogether) {
+    Scale scales[kLaneColumns] = {};
+    if (has_rows()) scale_column_blocks(scales, columns);
+    store_column_scales(scales);
+    if (has_rows()) {
+      uint32_t turned[kWarpRows / 2];
+      quantize_row_blocks(rows, [&](int r, auto factor_of) {
+        turned[r / 2] = here(this->encode_turned(r, [&](int c) { return scales[c].factor; }));
+        return this->encode_rows(r, factor_of);
+      });
+      this->stage_columns_of(turned);
+    } else {
+      this->stage_zeros();
+    }
+   }
+  }
+
   // ---- rowwise
 
   __device__ void quantize_rows(const Scaler<Config>& scaler) {
     if constexpr (Config::kScaling == Scaling::row) {
       quantize_whole_rows(scaler);
     } else {
-      quantize_row_blocks(scaler);
+      quantize_row_blocks(scaler, [&](int r, auto factor_of) { return this->encode_rows(r, factor_of); });
     }
   }
 
@@ -252,8 +280,10 @@ class TileQuantizer : TileWriter<Config> {
     });
   }
 
-  // Lanes that share a row's scale make those of different rows, and hand them round.
-  __device__ void quantize_row_blocks(const Scaler<Config>& scaler) {
+  // Lanes that share a row's scale make those of different rows, and hand them round to
+  // `encode(row, factor_of)`.
+  template <class Encode>
+  __device__ __forceinline__ void quantize_row_blocks(const Scaler<Config>& scaler, Encode encode) {
     using Amaxes = RowAmaxes<Element, kLanes>;
     constexpr int kSlots = Amaxes::kCopies > 1 ? 1 : 2 * Amaxes::kPairs;  // scales of one lane
     const Amaxes amaxes(values_);
@@ -276,7 +306,7 @@ class TileQuantizer : TileWriter<Config> {
       return kSlots == 1 ? __shfl_sync(kAll, factors[0], r / 2 * 4 + r % 2)
                          : __shfl_sync(kAll, factors[r % kSlots], r / kSlots, kLanes);
     };
-    store_rows([&](int r) { return encode_rows(r, factor_of); });
+    store_rows([&](int r) { return encode(r, factor_of); });
   }
 
   __device__ bool token_major() const {
@@ -302,10 +332,10 @@ class TileQuantizer : TileWriter<Config> {
     } else {
       to += (first_row() + row) * across + block;
     }
-    to = opaque(to);
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      if (i < count) to[uint64_t(stride) * i] = i < exist ? stored[i] : kPadding;
+      if (i < count) *to = kPads && i >= exist ? kPadding : stored[i];
+      to = opaque(to + stride);
     }
   }
 
@@ -420,7 +450,7 @@ class TileQuantizer : TileWriter<Config> {
     if (!in_columns() || !stores_block()) return;
     Stored* to = static_cast<Stored*>(in_.columnwise.scale) +
                  block_of<kBlock>(groups_, slice()) * columns_ + column_;
-    if (holds_rows()) {
+    if (!kPads || holds_rows()) {
       store_four(to, scales[0].stored, scales[1].stored, scales[2].stored, scales[3].stored);
     } else {
       store_four(to, kPadding, kPadding, kPadding, kPadding);
@@ -451,11 +481,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
   const Space space = work_space<Config>(in);
   if (tile >= row_tiles(groups, space)) return;
   tile_slices(groups, space, tile, shared.slices);
-  int32_t column = (gridDim.y - 1 - blockIdx.y) * (Config::kColumnTiles * kTileColumns);
+  constexpr int kColumns = Config::kColumnTiles * kTileColumns;
+  int32_t column = (gridDim.y - 1 - blockIdx.y) * kColumns;
 #pragma unroll 1
-  for (int i = 0; i < Config::kColumnTiles && column < in.columns; ++i, column += kTileColumns) {
-    if (i > 0) __syncthreads();  // the last tile's codes have been copied
-    TileQuantizer<Config>(in, groups, tile, column, shared).run(source, i == 0);
+  while (true) {
+    TileQuantizer<Config>(in, groups, tile, column, shared).run(source, column % kColumns == 0);
+    column += kTileColumns;
+    if (column % kColumns == 0 || column >= in.columns) return;
+    __syncthreads();  // the tile's codes have been copied
   }
 }
 
