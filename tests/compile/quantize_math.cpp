@@ -107,6 +107,19 @@ void transform_runs(float* runs, long count) {
   }
 }
 
+// The same by the form that gives pairs.
+void transform_runs_to_pairs(float* runs, long count) {
+  for (long i = 0; i < count; ++i) {
+    float run[kHadamard];
+    uint32_t pairs[kHadamard / 2];
+    memcpy(run, runs + kHadamard * i, sizeof run);
+    hadamard(run, pairs);
+    for (int k = 0; k < kHadamard; ++k) {
+      runs[kHadamard * i + k] = float_of((k % 2 == 0 ? pairs[k / 2] << 16 : pairs[k / 2]) & 0xFFFF0000u);
+    }
+  }
+}
+
 // The slices of a tile that a warp finds: every lane's part one after the other. found: group, begin,
 // length, row, place of the slice and places its group owns from there with `align`, scale block and
 // whether the group owns it with 16.

@@ -384,8 +384,9 @@ FUSEGEN_UNROLL
 
 inline constexpr int kHadamard = 16;
 
-// values <- (values * signs) H, H of order 16 in Sylvester order. The order of the butterflies is
-// part of the result.
+// values <- (values * signs) H, H of order 16 in Sylvester order, or of smaller `order` for each part. The order
+// of the butterflies is part of the result.
+template <int order = kHadamard>
 FUSEGEN_INLINE void butterflies(float (&values)[kHadamard]) {
   constexpr uint32_t kNegative = 0xD7E8;  // + + + - + - - - - - - + - + - -, bit i set: minus
 FUSEGEN_UNROLL
@@ -393,7 +394,7 @@ FUSEGEN_UNROLL
     if (kNegative >> i & 1) values[i] = -values[i];
   }
 FUSEGEN_UNROLL
-  for (int stride = 1; stride < kHadamard; stride *= 2) {
+  for (int stride = 1; stride < order; stride *= 2) {
 FUSEGEN_UNROLL
     for (int i = 0; i < kHadamard; ++i) {
       if (i & stride) continue;
@@ -404,21 +405,32 @@ FUSEGEN_UNROLL
   }
 }
 
-// values <- round_bf16((values * signs) H / 4); `pairs` are the same in 16 bits, two to a word.
-FUSEGEN_INLINE void hadamard(float (&values)[kHadamard], uint32_t (&pairs)[kHadamard / 2]) {
+// values <- round_bf16((values * signs) H / 4)
+FUSEGEN_INLINE void hadamard(float (&values)[kHadamard]) {
   butterflies(values);
 FUSEGEN_UNROLL
+  for (float& value : values) value = round_to_bfloat16(value * 0.25f);
+}
+
+// The same; `pairs` are in 16 bits, two to a word. The last sums are of quarters, which are exact, where others
+// are divided: the same numbers, but at least 2^126 where a sum would be infinite. That has the same scale, since
+// the amax of all is infinite then, and the same code.
+FUSEGEN_INLINE void hadamard(float (&values)[kHadamard], uint32_t (&pairs)[kHadamard / 2]) {
+  constexpr int kHalf = kHadamard / 2;
+  butterflies<kHalf>(values);
+FUSEGEN_UNROLL
+  for (int i = 0; i < kHalf; ++i) {
+    const float quarter = values[i] * 0.25f, b = values[i + kHalf];
+    values[i] = add_product(b, 0.25f, quarter);
+    values[i + kHalf] = add_product(b, -0.25f, quarter);
+  }
+FUSEGEN_UNROLL
   for (int i = 0; i < kHadamard; i += 2) {
-    const uint32_t pair = bfloat16_pair(values[i] * 0.25f, values[i + 1] * 0.25f);
+    const uint32_t pair = bfloat16_pair(values[i], values[i + 1]);
     values[i] = float_of(pair << 16);
     values[i + 1] = float_of(pair & 0xFFFF0000u);
     pairs[i / 2] = pair;
   }
-}
-
-FUSEGEN_INLINE void hadamard(float (&values)[kHadamard]) {
-  uint32_t pairs[kHadamard / 2];
-  hadamard(values, pairs);
 }
 
 }  // namespace fusegen
