@@ -224,7 +224,6 @@ class TileWriter {
   // a transform gave, where there is one, in pairs of 16 bits.
   template <class FactorOf>
   __device__ __forceinline__ void encode_columns(FactorOf factor_of) {
-    if (!has_rows()) return stage_zeros();
     PhiloxWords random[2];
     uint2 of_two[kWarpRows / 8];  // signs of two columns
 #pragma unroll
@@ -298,14 +297,14 @@ class TileWriter {
   }
 
   // Those of all rows, into shared memory.
-  __device__ void stage_columns_of(const uint32_t (&codes)[kWarpRows / 2]) {
+  __device__ __forceinline__ void stage_columns_of(const uint32_t (&codes)[kWarpRows / 2]) {
     uint32_t words[kLaneColumns][2];
     turn_bytes(codes, words);
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) stage(words[c / 2 + c % 2 * 2], c);
   }
 
-  // The same from codes of rows.
+  // Codes of rows, turned over, into shared memory.
   __device__ void stage_turned(const uint32_t (&codes)[kWarpRows / kWordRows]) {
     uint32_t words[kLaneColumns][Config::kRunWords];
     if constexpr (Format::kBits == 8) {
@@ -317,7 +316,7 @@ class TileWriter {
     for (int c = 0; c < kLaneColumns; ++c) stage(words[c], c);
   }
 
-  // 4 x 4 codes at a time.
+  // 4 x 4 bytes at a time.
   template <int kWords>
   static __device__ __forceinline__ void turn_bytes(const uint32_t (&codes)[4 * kWords],
                                                     uint32_t (&words)[kLaneColumns][kWords]) {
@@ -366,12 +365,12 @@ class TileWriter {
   }
 
   __device__ __forceinline__ void stage(const uint32_t (&words)[Config::kRunWords], int c) {
-    const int column = lane_ * kLaneColumns + c;
+    uint8_t* const to = shared_.stage + c * Config::kLineBytes;  // a lane's columns are swizzled alike
     if constexpr (Format::kBits == 8) {
-      *reinterpret_cast<uint4*>(shared_.stage + staged(column, warp_)) =
+      *reinterpret_cast<uint4*>(to + staged(lane_ * kLaneColumns, warp_)) =
           make_uint4(words[0], words[1], words[2], words[3]);
     } else {
-      *reinterpret_cast<uint2*>(shared_.stage + staged(column, warp_ / 2) + warp_ % 2 * 8) =
+      *reinterpret_cast<uint2*>(to + staged(lane_ * kLaneColumns, warp_ / 2) + warp_ % 2 * 8) =
           make_uint2(words[0], words[1]);
     }
   }

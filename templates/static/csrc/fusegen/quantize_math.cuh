@@ -384,8 +384,8 @@ FUSEGEN_UNROLL
 
 inline constexpr int kHadamard = 16;
 
-// values <- (values * signs) H, H of order 16 in Sylvester order, or of smaller `order` for each part. The order
-// of the butterflies is part of the result.
+// values <- (values * signs) H, H of order 16 in Sylvester order; only the sums of a smaller `order` if so wanted.
+// The order of the butterflies is part of the result.
 template <int order = kHadamard>
 FUSEGEN_INLINE void butterflies(float (&values)[kHadamard]) {
   constexpr uint32_t kNegative = 0xD7E8;  // + + + - + - - - - - - + - + - -, bit i set: minus
@@ -412,9 +412,9 @@ FUSEGEN_UNROLL
   for (float& value : values) value = round_to_bfloat16(value * 0.25f);
 }
 
-// The same; `pairs` are in 16 bits, two to a word. The last sums are of quarters, which are exact, where others
-// are divided: the same numbers, but at least 2^126 where a sum would be infinite. That has the same scale, since
-// the amax of all is infinite then, and the same code.
+// The same; `pairs` are in 16 bits, two to a word. The last sums are of quarters, which are exact, where the others
+// are divided: the same numbers, but from 2^126 on where a sum would be infinite. Then the amax of the group is
+// infinite, and scale and code are the same for both.
 FUSEGEN_INLINE void hadamard(float (&values)[kHadamard], uint32_t (&pairs)[kHadamard / 2]) {
   constexpr int kHalf = kHadamard / 2;
   butterflies<kHalf>(values);

@@ -31,7 +31,7 @@ class TileQuantizer : TileWriter<Config> {
   static constexpr int kBlock = Config::kBlock;
   static constexpr int kLanes = kBlock ? kBlock / kLaneColumns : 32;  // that share a row's scale
   static constexpr Stored kPadding = Config::kRule == Rule::ratio ? 1 : 0;  // scale of no rows
-  // Whether the scale that follows from values of no rows, which are zeros, may be another.
+  // Whether what follows from zeros, which values of no rows are, may be another scale.
   static constexpr bool kPads = Config::kRule == Rule::ratio;
 
  public:
@@ -48,7 +48,10 @@ class TileQuantizer : TileWriter<Config> {
     if (kGroupAmax && in_.scale == nullptr && find_amaxes) find_group_factors();
     if (in_.folded_amax != nullptr) this->fold_amax();
     if (in_.row_sums != nullptr) this->sum_rows();
-    if constexpr (Format::kBits == 4) values_.quiet_nans();
+    if constexpr (Format::kBits == 4) {
+      // Their signs go into codes. Amaxes of rows find NaN themselves, a transform leaves none with a sign.
+      if (Config::kSquare || (in_.rowwise.data == nullptr && !Config::kHadamard)) values_.quiet_nans();
+    }
     if constexpr (Config::kSquare || Config::kScaling == Scaling::tensor) {
       const Scale scale = shared_scale();
       if (has_rows()) {
@@ -59,18 +62,18 @@ class TileQuantizer : TileWriter<Config> {
     } else {
       const int first = first_warp();
       const Scaler<Config> rows = scaler(0, first), columns = scaler(1, first);
-      if (kTogether && in_.rowwise.data != nullptr && in_.columnwise.data != nullptr) {
-        quantize_together(rows, columns);
-      } else {
-      if (in_.rowwise.data != nullptr) {
+      const bool together = kTogether && in_.rowwise.data != nullptr && in_.columnwise.data != nullptr;
+      if constexpr (kTogether) {
+        if (together) quantize_together(rows, columns);
+      }
+      if (!together && in_.rowwise.data != nullptr) {
         if (has_rows()) {
           quantize_rows(rows);
         } else if constexpr (Config::kScaling == Scaling::block_1x128) {
           if (token_major()) pad_token_scales();
         }
       }
-      if (in_.columnwise.data != nullptr) quantize_columns(columns);
-      }
+      if (!together && in_.columnwise.data != nullptr) quantize_columns(columns);
     }
     if (in_.columnwise.data != nullptr) {
       __syncthreads();
@@ -236,26 +239,23 @@ class TileQuantizer : TileWriter<Config> {
     }
   }
 
-  // ---- both copies in one go, where an element is read once for them
+  // ---- both copies of the same values: each is read once
 
-  static constexpr bool kTogether = Config::kScaling == Scaling::nv_1x16 && !Config::kStochastic && !Config::kHadamard;
+  // Random bytes of columns would take the registers.
+  static constexpr bool kTogether =
+      Config::kScaling == Scaling::nv_1x16 && !Config::kStochastic && !Config::kHadamard;
 
   __device__ __forceinline__ void quantize_together(const Scaler<Config>& rows, const Scaler<Config>& columns) {
-   if constexpr (kTogether) {
-    Scale scales[kLaneColumns] = {};
-    if (has_rows()) scale_column_blocks(scales, columns);
+    if (!has_rows()) return pad_columns();
+    Scale scales[kLaneColumns];
+    scale_column_blocks(scales, columns);
     store_column_scales(scales);
-    if (has_rows()) {
-      uint32_t turned[kWarpRows / 2];
-      quantize_row_blocks(rows, [&](int r, auto factor_of) {
-        turned[r / 2] = here(this->encode_turned(r, [&](int c) { return scales[c].factor; }));
-        return this->encode_rows(r, factor_of);
-      });
-      this->stage_columns_of(turned);
-    } else {
-      this->stage_zeros();
-    }
-   }
+    uint32_t turned[kWarpRows / 2];
+    quantize_row_blocks(rows, [&](int r, auto factor_of) {
+      turned[r / 2] = here(this->encode_turned(r, [&](int c) { return scales[c].factor; }));
+      return this->encode_rows(r, factor_of);
+    });
+    this->stage_columns_of(turned);
   }
 
   // ---- rowwise
@@ -286,7 +286,11 @@ class TileQuantizer : TileWriter<Config> {
   __device__ __forceinline__ void quantize_row_blocks(const Scaler<Config>& scaler, Encode encode) {
     using Amaxes = RowAmaxes<Element, kLanes>;
     constexpr int kSlots = Amaxes::kCopies > 1 ? 1 : 2 * Amaxes::kPairs;  // scales of one lane
-    const Amaxes amaxes(values_);
+    Amaxes amaxes(values_, std::bool_constant<Format::kBits == 4>());
+    if (Format::kBits == 4 && amaxes.any_nan()) {
+      values_.quiet_all();
+      amaxes = Amaxes(values_);
+    }
     float factors[kSlots];
     Stored stored[kSlots];
 #pragma unroll
@@ -348,6 +352,9 @@ class TileQuantizer : TileWriter<Config> {
   // ---- columnwise
 
   __device__ void quantize_columns(const Scaler<Config>& scaler) {
+    if constexpr (kBlock == kWarpRows) {
+      if (!has_rows()) return pad_columns();
+    }
     Scale scales[kLaneColumns] = {};
     if constexpr (Config::kScaling == Scaling::row) {
       scale_whole_columns(scales, scaler);
@@ -363,6 +370,13 @@ class TileQuantizer : TileWriter<Config> {
       if constexpr (!Config::kHadamard) stage_columns(scales);
       store_column_scales(scales);
     }
+  }
+
+  // Of a warp without rows, whose blocks are its own.
+  __device__ void pad_columns() {
+    const Scale none[kLaneColumns] = {};
+    this->stage_zeros();
+    store_column_scales(none);
   }
 
   __device__ void scale_whole_columns(Scale (&scales)[kLaneColumns],
@@ -431,6 +445,7 @@ class TileQuantizer : TileWriter<Config> {
   }
 
   __device__ void stage_columns(const Scale (&scales)[kLaneColumns]) {
+    if (!has_rows()) return this->stage_zeros();
     this->encode_columns([&](int c, const uint32_t (&)[kWarpRows / 2]) { return scales[c].factor; });
   }
 

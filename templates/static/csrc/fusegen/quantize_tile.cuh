@@ -173,20 +173,29 @@ __device__ __forceinline__ uint32_t magnitude<__half>(uint32_t pair) {
   return bits(__habs2(pair_of<__half2>(pair)));
 }
 
-// The larger of both magnitudes, with a sign that means nothing; NaN only of two. One instruction, where a
-// magnitude by itself is another.
-template <class Element>
+// The larger of both magnitudes, with a sign that means nothing; NaN of two, or of either if `kNan`. One
+// instruction, where a magnitude by itself is another.
+template <class Element, bool kNan = false>
 __device__ __forceinline__ uint32_t larger_magnitude(uint32_t a, uint32_t b) {
 #ifdef __CUDA_ARCH__
   uint32_t larger;
   if constexpr (std::is_same_v<Element, __half>) {
-    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    if constexpr (kNan) {
+      asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    } else {
+      asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    }
   } else {
-    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    if constexpr (kNan) {
+      asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    } else {
+      asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    }
   }
   return larger;
 #else
-  return maximum<Element>(magnitude<Element>(a), magnitude<Element>(b)) | ((a ^ b) & 0x80008000u);
+  const auto larger = kNan ? &maximum_or_nan<Element> : &maximum<Element>;
+  return larger(magnitude<Element>(a), magnitude<Element>(b)) | ((a ^ b) & 0x80008000u);
 #endif
 }
 
@@ -220,6 +229,13 @@ __device__ __forceinline__ float widen_high<__half>(uint32_t pair) {
 template <class Element>
 __device__ __forceinline__ float widen(uint32_t pair, bool high) {
   return high ? widen_high<Element>(pair) : widen_low<Element>(pair);
+}
+
+// Whether a lane of the warp has a NaN.
+template <class Element>
+__device__ __forceinline__ bool any_nan(uint32_t pair) {
+  const float sum = widen_low<Element>(pair) + widen_high<Element>(pair);
+  return __any_sync(kAll, sum != sum);
 }
 
 // The same numbers; NaN becomes the positive one.
@@ -277,8 +293,10 @@ struct Values {
     for (auto& row : pairs) {
       for (uint32_t pair : row) largest = maximum_or_nan<Element>(largest, pair);
     }
-    const float sum = widen_low<Element>(largest) + widen_high<Element>(largest);
-    if (!__any_sync(kAll, sum != sum)) return;
+    if (any_nan<Element>(largest)) quiet_all();
+  }
+
+  __device__ __forceinline__ void quiet_all() {
 #pragma unroll
     for (auto& row : pairs) {
       for (uint32_t& pair : row) pair = quiet<Element>(pair);
@@ -307,15 +325,12 @@ struct Values {
     return make_uint2(__byte_perm(fours[0], fours[1], 0x5410), __byte_perm(fours[0], fours[1], 0x7632));
   }
 
-  // The largest of a row's even and odd columns.
-  __device__ __forceinline__ uint32_t row_largest(int row) const {
-    return larger_magnitude<Element>(pairs[row][0], pairs[row][1]);
-  }
-
   // The largest of this thread's rows 2i (low) and 2i + 1 (high).
+  template <bool kNan>
   __device__ __forceinline__ uint32_t row_pair_largest(int i) const {
-    const uint32_t even = row_largest(2 * i), odd = row_largest(2 * i + 1);
-    return larger_magnitude<Element>(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
+    const uint32_t even = larger_magnitude<Element, kNan>(pairs[2 * i][0], pairs[2 * i][1]);
+    const uint32_t odd = larger_magnitude<Element, kNan>(pairs[2 * i + 1][0], pairs[2 * i + 1][1]);
+    return larger_magnitude<Element, kNan>(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
   }
 
   // Amaxes of columns 2i (low) and 2i + 1 (high).
@@ -356,15 +371,20 @@ struct RowAmaxes {
     return lane % Lanes / kCopies * kPairs;
   }
 
-  __device__ __forceinline__ explicit RowAmaxes(const Values<Element>& values) {
+  __device__ __forceinline__ explicit RowAmaxes(const Values<Element>& values)
+      : RowAmaxes(values, std::false_type()) {}
+
+  // Those of rows with NaN are NaN, if so wanted.
+  template <bool kNan>
+  __device__ __forceinline__ RowAmaxes(const Values<Element>& values, std::bool_constant<kNan>) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) pairs[i] = values.row_pair_largest(i);
+    for (int i = 0; i < 8; ++i) pairs[i] = values.template row_pair_largest<kNan>(i);
     int count = 8;
 #pragma unroll
     for (int distance = Lanes / 2; distance > 0; distance /= 2) {
       const bool upper = threadIdx.x & distance;
       if (count == 1) {
-        pairs[0] = larger_magnitude<Element>(pairs[0], __shfl_xor_sync(kAll, pairs[0], distance));
+        pairs[0] = larger_magnitude<Element, kNan>(pairs[0], __shfl_xor_sync(kAll, pairs[0], distance));
         continue;
       }
       count /= 2;
@@ -372,11 +392,21 @@ struct RowAmaxes {
       for (int i = 0; i < count; ++i) {
         const uint32_t sent = upper ? pairs[i] : pairs[i + count];
         const uint32_t kept = upper ? pairs[i + count] : pairs[i];
-        pairs[i] = larger_magnitude<Element>(kept, __shfl_xor_sync(kAll, sent, distance));
+        pairs[i] = larger_magnitude<Element, kNan>(kept, __shfl_xor_sync(kAll, sent, distance));
       }
     }
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) pairs[i] = amax_of<Element>(pairs[i]);
+    for (int i = 0; i < kPairs; ++i) {
+      pairs[i] = kNan ? magnitude<Element>(pairs[i]) : amax_of<Element>(pairs[i]);
+    }
+  }
+
+  // Whether a lane of the warp has a NaN.
+  __device__ __forceinline__ bool any_nan() const {
+    uint32_t largest = pairs[0];
+#pragma unroll
+    for (int i = 1; i < kPairs; ++i) largest = maximum_or_nan<Element>(largest, pairs[i]);
+    return quantizing::any_nan<Element>(largest);
   }
 };
 
