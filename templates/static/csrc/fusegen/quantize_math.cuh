@@ -225,7 +225,9 @@ FUSEGEN_UNROLL
 // of those above 2 more.
 FUSEGEN_INLINE uint32_t stochastic_e2m1_bits(float magnitude, uint32_t random, int byte) {
   constexpr uint32_t kPart = 0xFFu << 14;  // of 2^22; a subnormal number, too, in units of 2^-135
-  const uint32_t part = (byte < 2 ? random << (14 - 8 * byte) : random >> (8 * byte - 14)) & kPart;
+  // Left shifts are products for the hardware, right ones share a pipe with masks.
+  const uint32_t part = byte < 2 ? random << (14 - 8 * byte) & kPart
+                                 : bytes_of(random, 0, 0x4404u | uint32_t(byte) << 4) << 6;
   const float below = add_product(float_of(part), power_of_two(126), magnitude);
   const uint32_t above = bits_of(magnitude) + part;
   const uint32_t sum = above > bits_of(below) ? above : bits_of(below);
