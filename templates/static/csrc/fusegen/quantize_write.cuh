@@ -22,7 +22,7 @@ template <class Config>
 struct alignas(16) Shared {
   uint8_t stage[kTileColumns * Config::kLineBytes];
   uint2 column_amax[kWarps][32];  // packed, of 4 columns
-  float sums[kWarps][kTileColumns];
+  alignas(16) float sums[kWarps][kTileColumns];
   float scratch[kWarps * 4];
   float factors[kTileColumns];
   typename Config::Stored stored[kTileColumns];
@@ -104,13 +104,16 @@ class TileWriter {
 
   __device__ void stage_sums() {
     if (!leaves_sums()) return;
+    float sums[kLaneColumns] = {};
+    if (has_rows()) {
 #pragma unroll
-    for (int c = 0; c < kLaneColumns; ++c) {
-      float sum = 0.0f;
+      for (int r = 0; r < kWarpRows; ++r) {
 #pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) sum += values_.at(r, c);
-      shared_.sums[warp_][lane_ * kLaneColumns + c] = sum;
+        for (int c = 0; c < kLaneColumns; ++c) sums[c] += values_.at(r, c);
+      }
     }
+    *reinterpret_cast<float4*>(&shared_.sums[warp_][lane_ * kLaneColumns]) =
+        make_float4(sums[0], sums[1], sums[2], sums[3]);
   }
 
   __device__ void store_sums() {
