@@ -1,4 +1,4 @@
-"""Where buffers lie in a workspace: `layout.h`, compiled for the host."""
+"""Where the buffers of a call lie: `layout.h`, compiled for the host."""
 
 from __future__ import annotations
 
@@ -7,33 +7,42 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from .quantize_harness import compile_for_cpu
 
-MOST = 12  # as in lay_out.h
+MOST, MOST_ROOMS = 12, 3  # as in lay_out.h
+WORKSPACE = MOST_ROOMS
 UNWANTED = -1
 
 Buffer = tuple[int, int, int]  # bytes, first step, last step
-LayOut = Callable[[Sequence[Buffer]], tuple[list[int], int]]
+Room = tuple[int, int]  # bytes, step before which buffers may lie there
+Place = tuple[int, int]  # room, offset
+LayOut = Callable[..., tuple[list[Place], int]]
 
 
 @pytest.fixture(scope="module")
 def lay_out(tmp_path_factory: pytest.TempPathFactory) -> LayOut:
-    """Offsets of the buffers, and the bytes of all."""
+    """Places of buffers, given the rooms that they may have, and the bytes of the workspace."""
     library = compile_for_cpu("lay_out.h", tmp_path_factory.mktemp("layout"))
     function = ctypes.CDLL(str(library)).lay_out_buffers
     function.restype = ctypes.c_int64
 
-    def call(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
+    def call(buffers: Sequence[Buffer], rooms: Sequence[Room] = ()) -> tuple[list[Place], int]:
         rest: list[Buffer] = [(UNWANTED, 1, 1)] * (MOST - len(buffers))
         columns = list(zip(*(*buffers, *rest), strict=True))
         sizes = (ctypes.c_int64 * MOST)(*columns[0])
         steps = [(ctypes.c_int * MOST)(*column) for column in columns[1:]]
-        offsets = (ctypes.c_int64 * MOST)()
-        total: int = function(sizes, *steps, offsets)
-        return list(offsets)[: len(buffers)], total
+        absent: list[Room] = [(0, 1)] * (MOST_ROOMS - len(rooms))
+        room_sizes, ends = zip(*(*rooms, *absent), strict=True)
+        given_rooms = [
+            (ctypes.c_int64 * MOST_ROOMS)(*room_sizes),
+            (ctypes.c_int * MOST_ROOMS)(*ends),
+        ]
+        found, offsets = (ctypes.c_int64 * MOST)(), (ctypes.c_int64 * MOST)()
+        total: int = function(sizes, *steps, *given_rooms, found, offsets)
+        return list(zip(found, offsets, strict=True))[: len(buffers)], total
 
     return call
 
@@ -45,7 +54,9 @@ def meet(one: Buffer, other: Buffer) -> bool:
 def least(buffers: Sequence[Buffer]) -> int:
     """What lives at the fullest step."""
     steps = range(1, 1 + max((last for _, _, last in buffers), default=0))
-    return max(sum(max(b, 0) for b, f, last in buffers if f <= step <= last) for step in steps)
+    return max(
+        (sum(max(b, 0) for b, f, last in buffers if f <= step <= last) for step in steps), default=0
+    )
 
 
 @st.composite
@@ -56,24 +67,75 @@ def buffers_of_a_call(draw: st.DrawFn) -> list[Buffer]:
     return [(size, first, last) for size, (first, last) in drawn]
 
 
-@given(buffers=buffers_of_a_call())
-def test_buffers_that_live_together_do_not_overlap(lay_out: LayOut, buffers: list[Buffer]) -> None:
-    offsets, total = lay_out(buffers)
-    for (one, at), (other, there) in combinations(zip(buffers, offsets, strict=True), 2):
-        if min(one[0], other[0]) > 0 and meet(one, other):
+# Results have any bytes, also fewer than a buffer's 256, and none where nobody asked for them.
+ROOMS = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 9)), max_size=MOST_ROOMS)
+
+
+@given(buffers=buffers_of_a_call(), rooms=ROOMS)
+@example(buffers=[(512, 1, 2), (512, 2, 3)], rooms=[(512, 3), (512, 4)])
+@example(buffers=[(512, 1, 1), (512, 2, 2), (512, 2, 2)], rooms=[(1024, 3)])
+@example(buffers=[(768, 1, 1), (768, 1, 2), (512, 2, 2), (512, 2, 2)], rooms=[(4096, 3)])
+def test_buffers_that_live_together_do_not_overlap(
+    lay_out: LayOut, buffers: list[Buffer], rooms: list[Room]
+) -> None:
+    places, total = lay_out(buffers, rooms)
+    for (one, (room, at)), (other, (elsewhere, there)) in combinations(
+        zip(buffers, places, strict=True), 2
+    ):
+        if room == elsewhere and min(one[0], other[0]) > 0 and meet(one, other):
             assert at + one[0] <= there or there + other[0] <= at
-    for (size, _, _), offset in zip(buffers, offsets, strict=True):
-        assert offset % 256 == 0 and offset >= 0 and offset + size <= total
-    assert least(buffers) <= total <= sum(max(size, 0) for size, _, _ in buffers)
+    for (size, _, last), (room, offset) in zip(buffers, places, strict=True):
+        assert offset % 256 == 0 and offset >= 0
+        if room == WORKSPACE:
+            assert offset + size <= total
+        else:
+            assert size > 0 and offset + size <= rooms[room][0]
+            assert last < rooms[room][1], "a step would write the result while the buffer is needed"
+    rest = [buffer for buffer, place in zip(buffers, places, strict=True) if place[0] == WORKSPACE]
+    assert least(rest) <= total <= sum(max(size, 0) for size, _, _ in rest)
+
+
+@given(buffers=buffers_of_a_call(), rooms=ROOMS)
+def test_what_stays_in_the_workspace_has_no_room(
+    lay_out: LayOut, buffers: list[Buffer], rooms: list[Room]
+) -> None:
+    """Nothing that a room has place for beside all others of it."""
+    places, _ = lay_out(buffers, rooms)
+    for number, (bytes_, before) in enumerate(rooms):
+        held = sum(b[0] for b, p in zip(buffers, places, strict=True) if p[0] == number)
+        for (size, _, last), (room, _) in zip(buffers, places, strict=True):
+            if size > 0 and room == WORKSPACE:
+                assert last >= before or size > bytes_ - held
+
+
+@given(buffers=buffers_of_a_call())
+def test_rooms_of_no_use_change_nothing(lay_out: LayOut, buffers: list[Buffer]) -> None:
+    """Of results that nobody asked for, and of one that the first step writes."""
+    assert lay_out(buffers, [(0, 9), (1 << 40, 1), (255, 9)]) == lay_out(buffers)
 
 
 def test_buffers_that_never_meet_share_memory(lay_out: LayOut) -> None:
     """An expert MLP that makes its activation again: a, da and, twice as large, dh."""
     a, da, dh = (1024, 1, 3), (1024, 2, 4), (2048, 4, 6)
-    offsets, total = lay_out([a, da, dh])
+    places, total = lay_out([a, da, dh])
     assert total == least([a, da, dh]) == 3072
-    assert offsets == [0, 2048, 0]
+    assert places == [(WORKSPACE, 0), (WORKSPACE, 2048), (WORKSPACE, 0)]
+
+
+def test_gradients_have_room_for_what_comes_before_them(lay_out: LayOut) -> None:
+    """The same: step 5 writes dx, and step 6 dfc1_weight, which reads dh."""
+    a, da, dh = (1024, 1, 3), (1024, 2, 4), (2048, 4, 6)
+    places, total = lay_out([a, da, dh], [(1792, 5), (4096, 6)])
+    assert total == least([dh]) == 2048
+    assert places == [(0, 0), (1, 0), (WORKSPACE, 0)]
+    places, total = lay_out([a, da, dh], [(2048, 5)])
+    assert places == [(0, 0), (0, 1024), (WORKSPACE, 0)] and total == 2048
+    places, total = lay_out([a, da, dh], [(1024, 4)])
+    assert places == [(0, 0), (WORKSPACE, 2048), (WORKSPACE, 0)] and total == 3072
+    places, total = lay_out([a, da, dh], [(4096, 3)])
+    assert {room for room, _ in places} == {WORKSPACE} and total == 3072
 
 
 def test_what_is_not_wanted_takes_nothing(lay_out: LayOut) -> None:
-    assert lay_out([(UNWANTED, 1, 9), (512, 2, 3), (0, 1, 9)]) == ([0, 0, 0], 512)
+    places = [(WORKSPACE, 0)] * 3
+    assert lay_out([(UNWANTED, 1, 9), (512, 2, 3), (0, 1, 9)]) == (places, 512)

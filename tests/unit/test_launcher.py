@@ -7,6 +7,7 @@ import re
 import pytest
 
 from fusegen.emit.explain import explain
+from fusegen.emit.launch_memory import allocated
 from fusegen.emit.launch_words import any_of
 from fusegen.emit.launcher import launcher_context
 from fusegen.load import load
@@ -30,6 +31,7 @@ PLANS = [
     for plan in resolve(SPECS, arch, CELLS).modules
     if plan.kernel_sets
 ]
+ROOM = r"    room\((\w+), /\*before=\*/(\d+)\),"
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.arch}-{plan.cell}")
@@ -59,6 +61,61 @@ def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
                 address = f"{kept[name]} ? writable({name}_kept) : {address}"
             assert re.fullmatch(value, size), name
             assert f"void* const {name} = {address};" in text
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.arch}-{plan.cell}")
+def test_no_step_touches_a_result_while_it_is_a_room(plan: ModulePlan) -> None:
+    """Nor is memory of the caller's one, or a result that no buffer can use."""
+    context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
+    for (_, program), launched in zip(plan.ops, context.programs, strict=True):
+        text = "\n".join(launched.workspace)
+        rooms = [(name, int(step)) for name, step in re.findall(ROOM, text)]
+        assert ("lives, " in text and ", rooms);" in text) == bool(rooms) == ("rooms{" in text)
+        assert [step for _, step in rooms] == sorted(step for _, step in rooms)
+        lasts = [int(last) for last in re.findall(r"\d+, (\d+)\},  // ", text)]
+        made = {allocated(program, result): result.buffer for result in program.results}
+        for name, before in rooms:
+            *earlier, writer = program.steps[:before]
+            assert made[name] in writer.writes and made[name] not in writer.reads
+            assert all(made[name] not in (*step.reads, *step.writes) for step in earlier)
+            assert made[name] not in {argument.buffer for argument in program.arguments}
+            assert any(re.search(rf"\b{name} = .*\bempty", line) for line in launched.results)
+            assert min(lasts) < before
+
+
+@pytest.mark.parametrize(
+    ("cell", "rooms"),
+    [
+        ("grouped_mlp__bf16", {"dx": 5, "dfc1_weight": 6, "dfc1_bias": 7}),
+        ("grouped_mlp__bf16__delayed_wgrad", {"dx": 4, "dfc1_bias": 5}),
+        ("grouped_mlp__fp8_delayed", {"dfc2_weight": 3, "dfc1_bias": 4, "dx": 5, "dfc1_weight": 6}),
+        ("linear__fp8_current", {"dx": 2, "dweight": 3}),
+    ],
+)
+def test_gradients_have_room_before_they_are_written(cell: str, rooms: dict[str, int]) -> None:
+    plan = next(plan for plan in PLANS if plan.cell == cell)
+    context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
+    backward = next(program for program in context.programs if program.name == "backward")
+    text = "\n".join(backward.workspace)
+    assert [(name, int(step)) for name, step in re.findall(ROOM, text)] == [*rooms.items()]
+    assert "const Workspace workspace(lives, dy, rooms);" in backward.workspace
+
+
+def test_numbers_for_rows_and_groups_are_no_rooms() -> None:
+    """An amax pass has sums before y is written, which are not worth a line."""
+    plan = next(plan for plan in PLANS if plan.cell == "linear__fp8_current")
+    context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
+    forward = next(program for program in context.programs if program.name == "forward")
+    assert "const Workspace workspace(lives, x);" in forward.workspace
+
+
+def test_a_main_grad_holds_values_before_its_step() -> None:
+    cell = Cell("grouped_mlp", "bf16", ("add_to_main_grad",))
+    (plan,) = resolve(SPECS, "sm_90a", [cell]).modules
+    context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
+    backward = next(program for program in context.programs if program.name == "backward")
+    rooms = re.findall(ROOM, "\n".join(backward.workspace))
+    assert [name for name, _ in rooms] == ["dx", "dfc1_bias"]
 
 
 def test_what_only_steps_want_takes_no_tensor() -> None:

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:73de6e3c8ac4dba3
+// checksum sha256:3daee1fc11ede245
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -199,7 +199,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       {need_dweight ? padded(4 * ((T / 128 + E) * N)) : kUnwanted, 1, 3},  // dy_columnwise_scale
       {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dx, /*before=*/2),
+      room(dweight, /*before=*/3),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:50cc6c361b431306
+// checksum sha256:a95298cec33098ef
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -245,7 +245,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       {need_dweight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
       {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dx, /*before=*/2),
+      room(dweight, /*before=*/3),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];

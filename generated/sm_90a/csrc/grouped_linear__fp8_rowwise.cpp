@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:2658937384007e56
+// checksum sha256:78b063189d9ceb43
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast.h"
@@ -79,7 +79,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(4 * (E * N)), 2, 2},  // weight_row_amax
       {padded(4 * (E * K)), 2, 2},  // weight_column_amax
   }};
-  const Workspace workspace(lives, x);
+  const std::array rooms{
+      room(weight_columnwise, /*before=*/2),
+      room(weight_columnwise_scale, /*before=*/2),
+      room(y, /*before=*/3),
+  };
+  const Workspace workspace(lives, x, rooms);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const x_row_amax = workspace[2];
@@ -207,7 +212,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       {padded(4 * (E * N)), 1, 1},  // dy_column_amax
       {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dx, /*before=*/2),
+      room(dweight, /*before=*/3),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];

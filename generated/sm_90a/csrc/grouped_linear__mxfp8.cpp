@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:32de15671f273506
+// checksum sha256:bcf13275cbc236fe
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -80,7 +80,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(2 * (T * K)), 3, 5},  // x_rowwise_decoded
       {padded(2 * (E * N * K)), 4, 5},  // weight_rowwise_decoded
   }};
-  const Workspace workspace(lives, x);
+  const std::array rooms{
+      room(y, /*before=*/5),
+  };
+  const Workspace workspace(lives, x, rooms);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const weight_rowwise = workspace[2];
@@ -235,7 +238,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       {need_dweight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
       {need_dweight ? padded(2 * (32 * (T / 32 + E) * K)) : kUnwanted, 6, 7},  // x_columnwise_decoded
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dx, /*before=*/4),
+      room(dweight, /*before=*/7),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:1e8f21fb88b9158b
+// checksum sha256:5ebe7c349f6b53dd
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -91,7 +91,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(2 * (T * K)), 3, 5},  // x_rowwise_decoded
       {padded(2 * (E * N * K)), 4, 5},  // weight_rowwise_decoded
   }};
-  const Workspace workspace(lives, x);
+  const std::array rooms{
+      room(y, /*before=*/5),
+  };
+  const Workspace workspace(lives, x, rooms);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const x_rowwise_amax = workspace[2];
@@ -275,7 +278,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       {need_dweight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
       {need_dweight ? padded(2 * (32 * (T / 32 + E) * K)) : kUnwanted, 6, 7},  // x_columnwise_decoded
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dx, /*before=*/4),
+      room(dweight, /*before=*/7),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_rowwise_amax = workspace[2];

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:420d8bdc2cad68c3
+// checksum sha256:43d274f6029a9905
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_sm90_dgrad.h"
@@ -95,7 +95,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
       {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 1, 2},  // h
       {need_dfc2_weight ? kUnwanted : padded(2 * (T * F)), 2, 3},  // a
   }};
-  const Workspace workspace(lives, x);
+  const std::array rooms{
+      room(y, /*before=*/3),
+  };
+  const Workspace workspace(lives, x, rooms);
   void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[0];
   void* const a = need_dfc2_weight ? writable(a_kept) : workspace[1];
 
@@ -231,7 +234,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 1, 4},  // da
       {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : kUnwanted, 4, 7},  // dh
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dx, /*before=*/5),
+      room(dfc1_weight, /*before=*/6),
+      room(dfc1_bias, /*before=*/7),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const da = workspace[0];
   void* const dh = workspace[1];
 

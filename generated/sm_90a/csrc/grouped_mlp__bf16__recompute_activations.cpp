@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:192db3ead2a5fb43
+// checksum sha256:b66755d840e7283b
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_sm90_dgrad.h"
@@ -93,7 +93,10 @@ std::tuple<Tensor, std::optional<Tensor>> forward(
       {padded(2 * (T * F)), 2, 3},  // a
       {need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 1, 2},  // h
   }};
-  const Workspace workspace(lives, x);
+  const std::array rooms{
+      room(y, /*before=*/3),
+  };
+  const Workspace workspace(lives, x, rooms);
   void* const a = workspace[0];
   void* const h = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[1];
 
@@ -224,7 +227,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       {need_dfc2_weight ? padded(2 * (T * F)) : kUnwanted, 2, 3},  // a
       {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : kUnwanted, 5, 8},  // dh
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dfc2_bias, /*before=*/4),
+      room(dx, /*before=*/6),
+      room(dfc1_weight, /*before=*/7),
+      room(dfc1_bias, /*before=*/8),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const da = workspace[0];
   void* const a = workspace[1];
   void* const dh = workspace[2];

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_current.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:6a1669210f84dfc1
+// checksum sha256:e9a1802456c6d60c
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -126,7 +126,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(4 * (384 * E)), 6, 6},  // fc2_weight_partial_amax
       {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 3, 4},  // h
   }};
-  const Workspace workspace(lives, x);
+  const std::array rooms{
+      room(a_columnwise, /*before=*/5),
+      room(fc2_weight_columnwise, /*before=*/6),
+      room(y, /*before=*/7),
+  };
+  const Workspace workspace(lives, x, rooms);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const x_amax = workspace[2];
@@ -382,7 +387,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (384 * E)) : kUnwanted, 5, 5},  // dh_partial_amax
       {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 5, 5},  // dh_row_sums
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dfc2_weight, /*before=*/3),
+      room(dfc1_bias, /*before=*/5),
+      room(dx, /*before=*/6),
+      room(dfc1_weight, /*before=*/7),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];

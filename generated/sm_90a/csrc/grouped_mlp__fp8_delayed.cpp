@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:651cbdd28b0f69b2
+// checksum sha256:fdc43d2702312519
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -162,7 +162,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
       {padded(4 * E), 5, 6},  // fc2_weight_rowwise_scale
       {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 3, 4},  // h
   }};
-  const Workspace workspace(lives, x);
+  const std::array rooms{
+      room(a_columnwise, /*before=*/4),
+      room(fc2_weight_columnwise, /*before=*/5),
+      room(y, /*before=*/6),
+  };
+  const Workspace workspace(lives, x, rooms);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const fc1_weight_rowwise = workspace[2];
@@ -444,7 +449,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 4, 4},  // dh_row_sums
       {need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : kUnwanted, 4, 4},  // dprobs_row_partials
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dfc2_weight, /*before=*/3),
+      room(dfc1_bias, /*before=*/4),
+      room(dx, /*before=*/5),
+      room(dfc1_weight, /*before=*/6),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:46de0a546df1d03a
+// checksum sha256:32a0705113f431f9
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -124,7 +124,15 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(2 * (E * H * F)), 9, 10},  // fc2_weight_rowwise_decoded
       {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 5, 6},  // h
   }};
-  const Workspace workspace(lives, x);
+  const std::array rooms{
+      room(h_kept, /*before=*/5),
+      room(a_columnwise, /*before=*/6),
+      room(a_columnwise_scale, /*before=*/6),
+      room(fc2_weight_columnwise, /*before=*/7),
+      room(fc2_weight_columnwise_scale, /*before=*/7),
+      room(y, /*before=*/10),
+  };
+  const Workspace workspace(lives, x, rooms);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const fc1_weight_rowwise = workspace[2];
@@ -428,7 +436,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       {need_dfc1_weight ? padded(8 * E) : kUnwanted, 12, 14},  // dh_padded_sizes
       {need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * H)) : kUnwanted, 13, 14},  // x_columnwise_decoded
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dfc2_weight, /*before=*/7),
+      room(dfc1_bias, /*before=*/8),
+      room(dx, /*before=*/11),
+      room(dfc1_weight, /*before=*/14),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];

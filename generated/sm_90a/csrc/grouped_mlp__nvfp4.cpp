@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:e3a4805409e5c93c
+// checksum sha256:b03c65e06d83039a
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -143,7 +143,15 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(2 * (E * H * F)), 10, 11},  // fc2_weight_rowwise_decoded
       {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 5, 6},  // h
   }};
-  const Workspace workspace(lives, x);
+  const std::array rooms{
+      room(h_kept, /*before=*/5),
+      room(a_columnwise, /*before=*/7),
+      room(a_columnwise_scale, /*before=*/7),
+      room(fc2_weight_columnwise, /*before=*/8),
+      room(fc2_weight_columnwise_scale, /*before=*/8),
+      room(y, /*before=*/11),
+  };
+  const Workspace workspace(lives, x, rooms);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const x_rowwise_amax = workspace[2];
@@ -506,7 +514,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       {need_dfc1_weight ? padded(8 * E) : kUnwanted, 13, 15},  // dh_padded_sizes
       {need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * H)) : kUnwanted, 14, 15},  // x_columnwise_decoded
   }};
-  const Workspace workspace(lives, dy);
+  const std::array rooms{
+      room(dfc2_weight, /*before=*/7),
+      room(dfc1_bias, /*before=*/9),
+      room(dx, /*before=*/12),
+      room(dfc1_weight, /*before=*/15),
+  };
+  const Workspace workspace(lives, dy, rooms);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_rowwise_amax = workspace[2];

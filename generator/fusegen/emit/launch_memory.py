@@ -1,6 +1,8 @@
-"""Memory of a launcher: results, and the workspace of what lives inside one call."""
+"""Memory of a launcher: results, and what lives inside one call, in their memory or a workspace."""
 
 from __future__ import annotations
+
+from operator import itemgetter
 
 from ..model.plan import Buffer, ModulePlan, Program, Result
 from ..model.shapes import to_cpp
@@ -50,7 +52,7 @@ def _nothing(plan: ModulePlan, name: str, first: Buffer) -> str:
 
 
 def workspace_lines(plan: ModulePlan, program: Program) -> list[str]:
-    """One allocation for everything that lives inside the call."""
+    """One allocation for everything that lives inside the call and has no room in a result."""
     passing = {result.buffer: result for result in _passing(program)}
     names = (*program.workspace, *passing)
     if not names:
@@ -70,5 +72,29 @@ def workspace_lines(plan: ModulePlan, program: Program) -> list[str]:
         lives.append(f"    {{{value}, {first}, {last}}},  // {name}")
         addresses.append(f"void* const {name} = {address};")
     opening = f"const std::array<Lifetime, {len(names)}> lives{{{{"
-    making = f"const Workspace workspace(lives, {program.arguments[0].buffer});"
-    return [opening, *lives, "}};", making, *addresses]
+    rooms = _rooms(plan, program, names)
+    given = ["lives", program.arguments[0].buffer, *(["rooms"] if rooms else [])]
+    making = f"const Workspace workspace({', '.join(given)});"
+    return [opening, *lives, "}};", *rooms, making, *addresses]
+
+
+def _rooms(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[str]:
+    """Results whose memory buffers can have until a step touches the result.
+
+    Those that are written early come first, because fewer buffers can lie there.
+    """
+    large = (name for name in names if _is_large(plan, name))
+    done = min((program.lifetime(name)[1] for name in large), default=len(program.steps))
+    starts = {
+        allocated(program, result): program.lifetime(result.buffer)[0]
+        for result in program.results
+        if _is_large(plan, result.buffer)
+    }
+    rooms = sorted(starts.items(), key=itemgetter(1))
+    lines = [f"    room({name}, /*before=*/{first})," for name, first in rooms if done < first]
+    return ["const std::array rooms{", *lines, "};"] if lines else []
+
+
+def _is_large(plan: ModulePlan, name: str) -> bool:
+    """Whether it grows with two sizes: a number for each row or group is no room to speak of."""
+    return len(plan.buffer(name).shape.symbols()) > 1

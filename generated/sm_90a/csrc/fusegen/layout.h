@@ -1,11 +1,12 @@
-// Where the buffers of one call lie in its workspace: those that are never needed at the same step
-// share memory.
+// Where the buffers of one call lie: those that are never needed at the same step share memory, with
+// each other and with results that are written later.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 
 namespace fusegen {
@@ -24,35 +25,83 @@ struct Lifetime {
   bool meets(const Lifetime& other) const { return first <= other.last && other.first <= last; }
 };
 
-template <size_t Count>
-struct Layout {
-  std::array<int64_t, Count> offsets{};
-  int64_t bytes = 0;
+// Memory that buffers may use before a step: a result's, until that one writes the result.
+struct Room {
+  void* memory;
+  int64_t bytes;
+  int before;
+
+  bool holds(const Lifetime& buffer, int64_t offset) const {
+    return buffer.last < before && buffer.bytes <= bytes - offset;
+  }
 };
 
-// The largest first, each at the lowest offset that is free throughout its life ("greedy by size",
-// Pisarchyk and Lee, arXiv:2001.03288). Sizes are known to the call alone, so this runs in it: about a
-// microsecond for thirty buffers.
+// The last room of a call. No step ends it, and it is allocated as large as the buffers in it need.
+inline constexpr Room kWorkspace{nullptr, std::numeric_limits<int64_t>::max(),
+                                 std::numeric_limits<int>::max()};
+
+struct Place {
+  size_t room;
+  int64_t offset;
+};
+
 template <size_t Count>
-Layout<Count> lay_out(const std::array<Lifetime, Count>& buffers) {
+struct Layout {
+  std::array<Place, Count> places;
+  int64_t bytes = 0;  // of the workspace
+};
+
+struct Placed {
+  Lifetime buffer;
+  Place place;
+};
+
+// The lowest offset in a room that is free throughout a buffer's life, as far as buffers are placed.
+inline int64_t lowest_offset(const Placed* begin, const Placed* end, const Lifetime& buffer,
+                             size_t room) {
+  int64_t offset = 0;
+  for (const Placed* other = begin; other != end;) {
+    const int64_t start = other->place.offset, stop = start + other->buffer.bytes;
+    const bool clash = other->place.room == room && buffer.meets(other->buffer) && offset < stop &&
+                       start < offset + buffer.bytes;
+    if (clash) offset = stop;
+    other = clash ? begin : other + 1;  // it may now lie on one that it passed
+  }
+  return offset;
+}
+
+// In the first room that holds a buffer; the last one always does.
+inline Place first_place(const Placed* begin, const Placed* end, const Lifetime& buffer,
+                         const Room* rooms) {
+  for (size_t room = 0;; ++room) {
+    if (!rooms[room].holds(buffer, 0)) continue;  // not even alone
+    const int64_t offset = lowest_offset(begin, end, buffer, room);
+    if (rooms[room].holds(buffer, offset)) return {room, offset};
+  }
+}
+
+// The largest first, each in the first room that holds it, at the lowest offset there ("greedy by
+// size", Pisarchyk and Lee, arXiv:2001.03288). Sizes are known to the call alone, so this runs in it:
+// about a microsecond for thirty buffers. The last room is the workspace.
+template <size_t Count, size_t Rooms>
+Layout<Count> lay_out(const std::array<Lifetime, Count>& buffers,
+                      const std::array<Room, Rooms>& rooms) {
+  constexpr size_t kLast = Rooms - 1;
   std::array<size_t, Count> order;
   std::iota(order.begin(), order.end(), size_t(0));
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return buffers[a].bytes > buffers[b].bytes; });
+  // Equals in their own order, for which std::stable_sort would take memory from the heap.
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return buffers[a].bytes != buffers[b].bytes ? buffers[a].bytes > buffers[b].bytes : a < b;
+  });
   Layout<Count> layout;
+  layout.places.fill({kLast, 0});
+  std::array<Placed, Count> placed;
   for (size_t rank = 0; rank < Count && buffers[order[rank]].bytes > 0; ++rank) {
     const Lifetime& buffer = buffers[order[rank]];
-    int64_t offset = 0;
-    for (size_t placed = 0; placed < rank;) {
-      const Lifetime& other = buffers[order[placed]];
-      const int64_t begin = layout.offsets[order[placed]];
-      const bool clash = buffer.meets(other) && offset < begin + other.bytes &&
-                         begin < offset + buffer.bytes;
-      if (clash) offset = begin + other.bytes;
-      placed = clash ? 0 : placed + 1;  // it may now lie on one that it passed
-    }
-    layout.offsets[order[rank]] = offset;
-    layout.bytes = std::max(layout.bytes, offset + buffer.bytes);
+    const Place place = first_place(placed.data(), placed.data() + rank, buffer, rooms.data());
+    placed[rank] = {buffer, place};
+    layout.places[order[rank]] = place;
+    if (place.room == kLast) layout.bytes = std::max(layout.bytes, place.offset + buffer.bytes);
   }
   return layout;
 }
