@@ -190,7 +190,7 @@ _POINTS = (
     f"{_E4M3}.tensor.split.cooperative_128x256x128_2x1",
     f"{_E4M3}.tensor.fast.pingpong_128x192x128_2x1",
 )
-# What those leave out: other formats and results, one store buffer, no cluster.
+# What those leave out: other formats and results, one store buffer, no cluster, three math warpgroups.
 _OTHERS = (
     "dgrad.e5m2.e4m3.tensor.split.cooperative_128x256x128_2x1",
     "wgrad.e5m2.e4m3.tensor.split.cooperative_128x256x128_2x1",
@@ -198,6 +198,7 @@ _OTHERS = (
     "fprop.e5m2.e5m2.row.fast.cooperative_128x256x128_2x1.float16",
     f"fprop.{_E4M3}.block.split.cooperative_128x256x128_1x1",
     f"wgrad.{_E4M3}.block.split.cooperative_128x256x128_2x1_buffers1",
+    f"wgrad.{_E4M3}.block.split.cooperative_192x128x128_2x1",
 )
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1b43f3fc73a8dbb7
+# checksum sha256:20b873edb5d29da6
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -280,12 +280,12 @@ buffers
 forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                      quantize_sm90_e4m3_block_1x128                                                         2 T K + 8 E + T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + E) + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K bytes
   2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale          quantize_sm90_e4m3_block_128x128                                                       2 E N K + E N align(K, 16) + 8 E ceildiv(N, 128) ceildiv(K, 128) + E K align(N, 16) bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y  gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T N K flop  T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + E) + E N align(K, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 8 E + 2 E N + 2 T N bytes
+  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y  gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T N K flop  T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + E) + E N align(K, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 8 E + 2 E N + 2 T N bytes
 
 backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale) -> dx, dweight, dbias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums  quantize_sm90_e4m3_block_1x128                                                         2 T N + 8 E + T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + 2 E N + 4 (T // 128 + 2 E + 1) N bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx    gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T N K flop  T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 8 E + 2 T K bytes                                 if need_dx
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight   gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128                2 T N K flop  N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K + 8 E + 2 E N K bytes                                    if need_dweight
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx    gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T N K flop  T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 8 E + 2 T K bytes                                 if need_dx
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128                2 T N K flop  N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K + 8 E + 2 E N K bytes                                    if need_dweight
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes              8 E bytes                                  always
@@ -300,15 +300,13 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   quantize_sm90_e4m3_block_128x128
     always: the only one
-  gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
+  gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
-  gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
+  gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
-  gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128
-    mean_group_tokens < 384: cooperative_128x128x128_2x1
-    groups >= 3: cooperative_128x256x128_2x1
-    columns >= 3072: cooperative_128x256x128_2x1
-    always: cooperative_128x128x128_2x1
+  gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128
+    groups >= 3: cooperative_192x128x128_2x1
+    always: cooperative_128x256x128_2x1
 """

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a3b6a8be0117def7
+# checksum sha256:9a8bb953ff345f2f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -501,18 +501,18 @@ buffers
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                                                             quantize_sm90_e4m3_block_1x128                                                           2 T H + 8 E + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes
   2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale                             quantize_sm90_e4m3_block_128x128                                                         2 E 2 F H + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2 F, 16) bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h                             gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T 2 F H flop  T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + E 2 F align(H, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) + 8 E + 2 E 2 F + 2 T 2 F bytes
+  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h                             gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T 2 F H flop  T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + E 2 F align(H, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) + 8 E + 2 E 2 F + 2 T 2 F bytes
   4. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128                27 T F flop     2 T 2 F + 4 T + 8 E + T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + E) + F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F bytes              rule activation_quantize
   5. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale                             quantize_sm90_e4m3_block_128x128                                                         2 E H F + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
-  6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y                             gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T H F flop    T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + E) + E H align(F, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + 8 E + 2 E H + 2 T H bytes
+  6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y                             gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T H F flop    T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + E) + E H align(F, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + 8 E + 2 E H + 2 T H bytes
 
 backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums                                                                                                  quantize_sm90_e4m3_block_1x128                                                           2 T H + 8 E + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da                                                                                                gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T H F flop    T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + 8 E + 2 T F bytes                                                                                   if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight                                                                                                   gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128                2 T H F flop    H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + 8 E + 2 E H F bytes                                                                                      if need_dfc2_weight
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da                                                                                                gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T H F flop    T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + 8 E + 2 T F bytes                                                                                   if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight                                                                                                   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128                2 T H F flop    H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + 8 E + 2 E H F bytes                                                                                      if need_dfc2_weight
   4. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128               38 T F flop     2 T F + 2 T 2 F + 8 T + 8 E + T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + E) + 2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes  if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias  rule activation_gradient_quantize
-  5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx                                                                                                gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T 2 F H flop  T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + E) + E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) + 8 E + 2 T H bytes                                                                           if need_dx
-  6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight                                                                                                   gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128                2 T 2 F H flop  2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 8 E + 2 E 2 F H bytes                                                                                if need_dfc1_weight
+  5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx                                                                                                gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T 2 F H flop  T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + E) + E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) + 8 E + 2 T H bytes                                                                           if need_dx
+  6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight                                                                                                   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128                2 T 2 F H flop  2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 8 E + 2 E 2 F H bytes                                                                                if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes                  8 E bytes                                    always
@@ -533,17 +533,15 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   quantize_sm90_e4m3_block_128x128
     always: the only one
-  gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
+  gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
-  gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
+  gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
-  gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128
-    mean_group_tokens < 384: cooperative_128x128x128_2x1
-    groups >= 3: cooperative_128x256x128_2x1
-    columns >= 3072: cooperative_128x256x128_2x1
-    always: cooperative_128x128x128_2x1
+  gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128
+    groups >= 3: cooperative_192x128x128_2x1
+    always: cooperative_128x256x128_2x1
   pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128
     always: the only one
   pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128

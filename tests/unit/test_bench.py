@@ -494,7 +494,7 @@ def test_a_case_is_timed_under_every_point(
     monkeypatch.setattr(api, "find_tools", lambda folders: None)
     built: list[Path] = []
     monkeypatch.setattr(api, "build", lambda folder, toolchain: built.append(folder))
-    family = {"bf16": FAMILY, "fp8_block": "gemm_fp8_split_sm90"}[recipe]
+    family = {"bf16": FAMILY, "fp8_block": "gemm_fp8_block_sm90"}[recipe]
     kinds = frozenset({GemmKind.FPROP, GemmKind.WGRAD})
     specs = api.load_specs()
     made = list(variants.write_variants(specs, ARCH, family, (recipe,), tmp_path))

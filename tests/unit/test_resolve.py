@@ -469,7 +469,7 @@ def test_main_grads_of_16_bits_have_the_weights_type() -> None:
         (step,) = (s for s in plan.backward.steps if s.kind == "wgrad")
         return plan.buffer("weight_main_grad").dtype, step.kernels
 
-    name = "gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128"
+    name = "gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128"
     assert stores("write_16_bit_main_grad") == (DType.IO, name)
     assert stores("add_to_16_bit_main_grad") == (DType.IO, f"{name}_add_io")
     assert stores("add_to_main_grad") == (DType.FLOAT32, f"{name}_add")

@@ -37,7 +37,13 @@ from fusegen.tuning.cases import (
 ARCH, FAMILY = "sm_90a", "gemm_sm90"
 MODELS = ((28672, 4096), (4096, 14336), (4096, 7168), (7168, 2048), (1536, 2048), (2048, 768))
 CASES = grid([*MODELS, *WIDTHS])
-FAMILIES = ("gemm_sm90", "gemm_fp8_fast_sm90", "gemm_fp8_split_sm90", "gemm_decoded_sm90")
+FAMILIES = (
+    "gemm_sm90",
+    "gemm_fp8_fast_sm90",
+    "gemm_fp8_split_sm90",
+    "gemm_fp8_block_sm90",
+    "gemm_decoded_sm90",
+)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +149,7 @@ def test_recipes_that_a_family_serves(specs: SpecSet) -> None:
     assert variants.recipes_of(specs, ARCH, FAMILY) == {"bf16": everything}
     fast = variants.recipes_of(specs, ARCH, "gemm_fp8_fast_sm90")
     assert fast == dict.fromkeys(("fp8_current", "fp8_rowwise"), frozenset({GemmKind.FPROP}))
-    assert variants.recipes_of(specs, ARCH, "gemm_fp8_split_sm90")["fp8_block"] == everything
+    assert variants.recipes_of(specs, ARCH, "gemm_fp8_block_sm90")["fp8_block"] == everything
     with pytest.raises(UsageError, match=r"unknown kernel family 'gemm_sm9'.*gemm_sm90"):
         variants.family_named(specs.archs[ARCH], "gemm_sm9")
     with pytest.raises(UsageError, match="cpu has no kernels that selection rules choose"):

@@ -2,12 +2,12 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:3daee1fc11ede245
+// checksum sha256:1b690cad9f49cbb6
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
-#include "dispatch/gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
-#include "dispatch/gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
-#include "dispatch/gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128.h"
+#include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
+#include "dispatch/gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
+#include "dispatch/gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128.h"
 #include "dispatch/quantize_sm90_e4m3_block_128x128.h"
 #include "dispatch/quantize_sm90_e4m3_block_1x128.h"
 #include "fusegen/checks.h"
@@ -121,7 +121,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y
   check(kCell,
-        gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
+        gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
             Fp8GemmArguments{
                 {/*a=*/pointer(x_rowwise), /*b=*/pointer(weight_rowwise), /*bias=*/pointer(bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                 /*pitch_a=*/align(K, 16),
@@ -234,7 +234,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
-          gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
+          gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
                   {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*pitch_a=*/align(N, 16),
@@ -247,7 +247,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight
   if (need_dweight) {
     check(kCell,
-          gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
+          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
               Fp8GemmArguments{
                   {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dweight), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),

@@ -3,12 +3,12 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:76615106de465616
+// checksum sha256:5e0304090324b791
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
-#include "dispatch/gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
-#include "dispatch/gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
-#include "dispatch/gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128.h"
+#include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
+#include "dispatch/gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
+#include "dispatch/gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128.h"
 #include "dispatch/quantize_sm90_e4m3_block_128x128.h"
@@ -175,7 +175,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
   check(kCell,
-        gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
+        gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
             Fp8GemmArguments{
                 {/*a=*/pointer(x_rowwise), /*b=*/pointer(fc1_weight_rowwise), /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                 /*pitch_a=*/align(H, 16),
@@ -227,7 +227,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   }
   // 6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
   check(kCell,
-        gemm_fp8_split_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
+        gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
             Fp8GemmArguments{
                 {/*a=*/pointer(a_rowwise), /*b=*/pointer(fc2_weight_rowwise), /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                 /*pitch_a=*/align(F, 16),
@@ -408,7 +408,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
   if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
     check(kCell,
-          gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
+          gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
                   {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(da), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 16),
@@ -421,7 +421,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
-          gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
+          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
               Fp8GemmArguments{
                   {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),
@@ -463,7 +463,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   // 5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
-          gemm_fp8_split_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
+          gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
                   {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 16),
@@ -476,7 +476,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   // 6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
-          gemm_fp8_split_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
+          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
               Fp8GemmArguments{
                   {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),

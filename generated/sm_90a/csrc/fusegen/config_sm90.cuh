@@ -27,14 +27,16 @@ struct Config {
 // Tile, boxes, stages and store buffers. `ExtraBytes` of every stage lie behind all stages.
 template <class Config, int ElementBytes, int BoxesB, int ExtraBytes = 0, int ControlBytes = 2048>
 struct TileTraits {
-  static constexpr int kThreads = 384;
-  static constexpr int kMathWarps = 8;
-  static constexpr int kLoaderRegisters = 40;
-  static constexpr int kMathRegisters = 232;
+  static constexpr bool kPingpong = Config::schedule == Schedule::pingpong;
+  // Two math warpgroups, or three with fewer registers each, which hide more of each other's waiting.
+  static constexpr int kMathGroups = !kPingpong && Config::tile_m == 3 * kMmaRows ? 3 : 2;
+  static constexpr int kMathWarps = 4 * kMathGroups;
+  static constexpr int kThreads = 128 + 32 * kMathWarps;
+  static constexpr int kLoaderRegisters = kMathGroups == 2 ? 40 : ExtraBytes > 0 ? 56 : 32;
+  static constexpr int kMathRegisters = (512 - kLoaderRegisters) / kMathGroups / 8 * 8;
   static constexpr int kSharedBytes = 232448;  // most that one CTA of sm_90 may have
 
-  static constexpr bool kPingpong = Config::schedule == Schedule::pingpong;
-  static constexpr int kWaves = Config::tile_m / kMmaRows / (kPingpong ? 1 : 2);
+  static constexpr int kWaves = Config::tile_m / kMmaRows / (kPingpong ? 1 : kMathGroups);
   static constexpr int kMmaDepth = kMmaDepthBytes / ElementBytes;
 
   // Boxes: 64 rows of A each, so that missing rows are not loaded and halves can be shared.

@@ -74,7 +74,7 @@ struct QuantizeConfig {
   // first, which is long where blocks have a scale of the group above them. Otherwise a longer tail
   // would cost more, but for the recipe whose tiles take longest where groups are many.
   static constexpr int kColumnTiles =
-      kRule == quantizing::Rule::nvfp4 ? (stochastic ? 2 : 4) : scaling_ == Scaling::block_1x128 ? 2 : 1;
+      kRule == quantizing::Rule::nvfp4 ? 4 : scaling_ == Scaling::block_1x128 ? 2 : 1;
 
   static_assert(!stochastic || Format::kBits == 4, "stochastic rounding is defined for E2M1");
   static_assert(!transformed || scaling_ == Scaling::nv_1x16, "transforms span 16 rows, a block");

@@ -40,6 +40,7 @@ class TileQuantizer : TileWriter<Config> {
   // `find_amaxes`: not where a tile before this one, of the same rows, has found those of groups.
   template <class Source>
   __device__ void run(const Source& source, bool find_amaxes) {
+    if (is_padding()) return pad();
     source.load(values_, in_, first_row(), column_, past() ? 0 : slice().rows());
     let_next_kernel_start();
     if constexpr (Config::kStochastic) {  // while the loads are under way
@@ -47,7 +48,7 @@ class TileQuantizer : TileWriter<Config> {
     }
     if (kGroupAmax && in_.scale == nullptr && find_amaxes) find_group_factors();
     if (in_.folded_amax != nullptr) this->fold_amax();
-    if (in_.row_sums != nullptr) this->sum_rows();
+    if (in_.row_sums != nullptr) this->stage_sums();
     if constexpr (Format::kBits == 4) {
       // Their signs go into codes. Amaxes of rows find NaN themselves, a transform leaves none with a sign.
       if (Config::kSquare || (in_.rowwise.data == nullptr && !Config::kHadamard)) values_.quiet_nans();
@@ -75,13 +76,33 @@ class TileQuantizer : TileWriter<Config> {
       }
       if (!together && in_.columnwise.data != nullptr) quantize_columns(columns);
     }
-    if (in_.columnwise.data != nullptr) {
-      __syncthreads();
-      this->copy_columns();
-    }
+    __syncthreads();
+    if (in_.columnwise.data != nullptr) this->copy_columns();
+    if (in_.row_sums != nullptr) this->store_sums();
   }
 
  private:
+  // Whether padding is all that the tile has: past all groups, and where blocks are as high as tiles
+  // below many a group's last rows. Elsewhere a group without rows still has a scale.
+  __device__ bool is_padding() const {
+    const bool past_all = shared_.slices[0].group == groups_.groups;
+    return (kBlock == kTileRows || past_all) && !this->tile_has_rows();
+  }
+
+  __device__ void pad() {
+    let_next_kernel_start();
+    if constexpr (Config::kScaling == Scaling::block_1x128) {
+      if (in_.rowwise.data != nullptr && token_major()) pad_token_scales();
+    }
+    if constexpr (Config::kSquare) store_square(kPadding);
+    if (in_.columnwise.data == nullptr) return;
+    if constexpr (kBlock > 0 && !Config::kSquare) store_column_scales({});
+    if (!this->tile_owns_places()) return;
+    this->stage_zeros();
+    __syncthreads();
+    this->copy_columns();
+  }
+
   // Whether scales follow from the amax of a group, in whole or in part.
   static constexpr bool kGroupAmax =
       Config::kScaling == Scaling::tensor || Config::kRule == Rule::nvfp4;

@@ -22,7 +22,7 @@ template <class Config>
 struct alignas(16) Shared {
   uint8_t stage[kTileColumns * Config::kLineBytes];
   uint2 column_amax[kWarps][32];  // packed, of 4 columns
-  float sums[kWarps][kTileColumns];
+  alignas(16) float sums[kWarps][kTileColumns];
   float scratch[kWarps * 4];
   float factors[kTileColumns];
   typename Config::Stored stored[kTileColumns];
@@ -63,6 +63,18 @@ class TileWriter {
   __device__ bool in_columns() const { return column_ < columns_; }
   // A warp without rows has zeros to stage and nothing to store.
   __device__ bool has_rows() const { return slice().rows() > 0; }
+  // Of any warp of the tile. Called by whole warps, as what follows is.
+  __device__ bool tile_has_rows() const {
+    return __any_sync(kAll, lane_ < kSlices && shared_.slices[lane_ % kSlices].rows() > 0);
+  }
+  // Whether the columnwise copy has a place for any row or padding of the tile.
+  __device__ bool tile_owns_places() const {
+    const Slice& slice = shared_.slices[lane_ % kSlices];
+    return __any_sync(kAll, owned_places(groups_, slice, copy_space()) > 0);
+  }
+  __device__ Space copy_space() const {
+    return {int32_t(in_.row_align), int32_t(in_.columnwise.pitch * 8 / Format::kBits)};
+  }
   __device__ static int32_t blocks(int32_t extent, int size) {
     return int32_t((uint32_t(extent) + size - 1) / size);
   }
@@ -84,24 +96,32 @@ class TileWriter {
     __syncthreads();
   }
 
-  // Sums have a fixed order.
+  // Sums have a fixed order. They meet in shared memory, where the block's next barrier finds them.
 
-  __device__ void sum_rows() {
-    const Slice& front = shared_.slices[0];
-    const bool one_group = front.group == shared_.slices[kWarps - 1].group;
-    if (one_group && (front.rows() == 0 || front.group == groups_.groups)) return;
+  __device__ bool leaves_sums() const {
+    return tile_has_rows() && shared_.slices[0].group < groups_.groups;
+  }
+
+  __device__ void stage_sums() {
+    if (!leaves_sums()) return;
+    float sums[kLaneColumns] = {};
+    if (has_rows()) {
 #pragma unroll
-    for (int c = 0; c < kLaneColumns; ++c) {
-      float sum = 0.0f;
+      for (int r = 0; r < kWarpRows; ++r) {
 #pragma unroll
-      for (int r = 0; r < kWarpRows; ++r) sum += values_.at(r, c);
-      shared_.sums[warp_][lane_ * kLaneColumns + c] = sum;
+        for (int c = 0; c < kLaneColumns; ++c) sums[c] += values_.at(r, c);
+      }
     }
-    __syncthreads();
+    *reinterpret_cast<float4*>(&shared_.sums[warp_][lane_ * kLaneColumns]) =
+        make_float4(sums[0], sums[1], sums[2], sums[3]);
+  }
+
+  __device__ void store_sums() {
     const int column = first_column_ + threadIdx.x;
-    if (threadIdx.x >= kTileColumns || column >= columns_) return;
+    if (!leaves_sums() || threadIdx.x >= kTileColumns || column >= columns_) return;
+    const Slice& front = shared_.slices[0];
     float sum = 0.0f;
-    if (one_group) {
+    if (front.group == shared_.slices[kWarps - 1].group) {
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) sum += shared_.sums[w][threadIdx.x];
       in_.row_sums[segment(front) * columns_ + column] = sum;
@@ -383,7 +403,7 @@ class TileWriter {
     const int piece = threadIdx.x % Config::kPieces;
     const int first = threadIdx.x / Config::kPieces;
     const Slice slice = shared_.slices[piece * kPieceRows / kSliceRows];
-    const Space space{int32_t(in_.row_align), int32_t(copy.pitch * 8 / Format::kBits)};
+    const Space space = copy_space();
     const uint32_t pitch = uint32_t(copy.pitch);
     const int64_t matrix = groups_.ragged() ? 0 : int64_t(slice.group) * columns_;
     uint8_t* line = opaque(static_cast<uint8_t*>(copy.data) +

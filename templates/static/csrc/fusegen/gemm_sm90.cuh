@@ -4,10 +4,10 @@
 // One persistent kernel serves y = x w^T + bias, dx = dy w and dw = dy^T x (see `Gemm`), over
 // groups of tokens whose sizes only the device knows, or over one dense matrix. Warps by role:
 //   warpgroup 0     warp 0 loads operands by TMA, warp 1 finds tiles (schedule.cuh)
-//   warpgroups 1, 2 multiply and store (mainloop_sm90.cuh, epilogue.cuh)
-// Cooperative: both math warpgroups work on one tile, half of its rows each, and never wait for
-// each other, so that one's epilogue overlaps the other's MMAs. Pingpong: each owns every second
-// tile, in turns, which hides whole epilogues where contractions are short.
+//   the others      multiply and store (mainloop_sm90.cuh, epilogue.cuh)
+// Cooperative: two or three math warpgroups work on one tile, an equal part of its rows each, and
+// never wait for each other, so that one's epilogue overlaps the others' MMAs. Pingpong: each of two
+// owns every second tile, in turns, which hides whole epilogues where contractions are short.
 // Operands wait in a ring of stages (pipeline.cuh). In clusters of two the shared operand is
 // multicast, half by each CTA.
 #pragma once
@@ -35,22 +35,22 @@ __device__ void write_tiles(Walk walk, TileRing& ring, uint32_t lane) {
   } while (tile.group >= 0);
 }
 
-// Multiplies and stores. One warpgroup; `half` is 0 or 1.
+// Multiplies and stores. One warpgroup, the `part`-th of those that do.
 template <Gemm kind, class Element, Store store, class T, class Config, class Operands>
 __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
                          const Bias<Element> bias, uint8_t* stages, uint32_t buffers, Control<T, Config>& control,
-                         const Shape& shape, uint32_t half, uint32_t warp, uint32_t lane) {
+                         const Shape& shape, uint32_t part, uint32_t warp, uint32_t lane) {
   constexpr int kRows = T::kWaves * kMmaRows;
   const int32_t columns = kind == Gemm::fprop ? shape.n : shape.k;
-  const int32_t first_row = T::kPingpong ? 0 : int32_t(half) * kRows;
+  const int32_t first_row = T::kPingpong ? 0 : int32_t(part) * kRows;
   typename Operands::Product contraction{
       {operand_descriptor<T::kMajorA, Config::tile_k>(stages) + (first_row / kMmaRows) * kRowStep,
        operand_descriptor<T::kMajorB, Config::tile_k>(stages + T::kBytesA), control, lane, {}}};
   operands.prepare(contraction, stages, uint32_t(first_row) + warp * kChunkRows + lane / 4);
-  StoreRing<T::kBuffers> ring{buffers + (half * 4 + warp) * T::kBuffers * kChunkBytes};
+  StoreRing<T::kBuffers> ring{buffers + (part * 4 + warp) * T::kBuffers * kChunkBytes};
   Cursor<TileRing::kDepth> record;
-  uint32_t turn_phase = half == 0;  // the first turn is the first warpgroup's, without waiting
-  bool mine = !T::kPingpong || half == 0;
+  uint32_t turn_phase = part == 0;  // the first turn is the first warpgroup's, without waiting
+  bool mine = !T::kPingpong || part == 0;
   for (Tile tile = control.ring.read(record); tile.group >= 0; tile = control.ring.read(record)) {
     if (T::kPingpong && !mine) {
       contraction.at.advance(blocks(tile.depth, Config::tile_k));
@@ -63,10 +63,10 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
         operands.scales(tile, int32_t(first_row + warp * kChunkRows), columns, lane);
     Accumulators<T::kWaves, Config::tile_n> d;
     d.clear();
-    if constexpr (T::kPingpong) control.turn[half].wait(turn_phase);
+    if constexpr (T::kPingpong) control.turn[part].wait(turn_phase);
     turn_phase ^= 1;
     const auto pass_turn = [&] {
-      if (T::kPingpong && lane == 0) control.turn[half ^ 1].arrive();
+      if (T::kPingpong && lane == 0) control.turn[part ^ 1].arrive();
     };
     if (tile.depth == 0 || rows <= 0) {
       contraction.skip(tile.depth);

@@ -77,8 +77,8 @@ class TileQuantizer : TileWriter<Config> {
       if (!together && in_.columnwise.data != nullptr) quantize_columns(columns);
     }
     __syncthreads();
-    if (in_.row_sums != nullptr) this->store_sums();
     if (in_.columnwise.data != nullptr) this->copy_columns();
+    if (in_.row_sums != nullptr) this->store_sums();
   }
 
  private:
@@ -91,7 +91,9 @@ class TileQuantizer : TileWriter<Config> {
 
   __device__ void pad() {
     let_next_kernel_start();
-    if (in_.rowwise.data != nullptr && token_major()) pad_token_scales();
+    if constexpr (Config::kScaling == Scaling::block_1x128) {
+      if (in_.rowwise.data != nullptr && token_major()) pad_token_scales();
+    }
     if constexpr (Config::kSquare) store_square(kPadding);
     if (in_.columnwise.data == nullptr) return;
     if constexpr (kBlock > 0 && !Config::kSquare) store_column_scales({});
