@@ -190,7 +190,8 @@ _POINTS = (
     f"{_E4M3}.tensor.split.cooperative_128x256x128_2x1",
     f"{_E4M3}.tensor.fast.pingpong_128x192x128_2x1",
 )
-# What those leave out: other formats and results, one store buffer, no cluster, three math warpgroups.
+# What those leave out: other formats and results, one store buffer, no cluster, three math
+# warpgroups.
 _OTHERS = (
     "dgrad.e5m2.e4m3.tensor.split.cooperative_128x256x128_2x1",
     "wgrad.e5m2.e4m3.tensor.split.cooperative_128x256x128_2x1",

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:20b873edb5d29da6
+# checksum sha256:611d87b13d2c2306
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -307,6 +307,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128
-    groups >= 3: cooperative_192x128x128_2x1
-    always: cooperative_128x256x128_2x1
+    mean_group_tokens >= 96: cooperative_192x128x128_2x1
+    groups >= 48: cooperative_128x256x128_2x1
+    always: cooperative_192x128x128_2x1
 """

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9a8bb953ff345f2f
+# checksum sha256:8f2940889ffd89a7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -540,8 +540,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128
-    groups >= 3: cooperative_192x128x128_2x1
-    always: cooperative_128x256x128_2x1
+    mean_group_tokens >= 96: cooperative_192x128x128_2x1
+    groups >= 48: cooperative_128x256x128_2x1
+    always: cooperative_192x128x128_2x1
   pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128
     always: the only one
   pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128

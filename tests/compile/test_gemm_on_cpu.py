@@ -84,6 +84,7 @@ SMALL_PLAIN = "128, 128, 64, 2, Schedule::pingpong"
 WIDE = "128, 256, 128, 2, Schedule::cooperative"
 WIDE_ALONE = "128, 256, 128, 1, Schedule::cooperative"
 NARROW = "128, 128, 128, 2, Schedule::cooperative"
+THREE = "192, 128, 128, 2, Schedule::cooperative"  # math warpgroups
 TURNS = "128, 192, 128, 2, Schedule::pingpong"
 TURNS_NARROW = "128, 128, 128, 2, Schedule::pingpong"
 
@@ -110,7 +111,8 @@ PRODUCTS = (
     Product(Family.PLAIN, "wgrad", WIDE_PLAIN, store="add"),
     Product(Family.PLAIN, "wgrad", TURNS_PLAIN, store="fp32"),
     Product(Family.PLAIN, "wgrad", TURNS_PLAIN, store="add_io"),
-    Product(Family.SPLIT, "wgrad", NARROW, "block", "e5m2_e4m3", store="add"),
+    Product(Family.SPLIT, "wgrad", THREE, "block", "e4m3_e4m3"),
+    Product(Family.SPLIT, "wgrad", THREE, "block", "e5m2_e4m3", store="add"),
     Product(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3", store="fp32"),
     Product(Family.PLAIN, "fprop", WIDE_PLAIN, store="scaled_bias"),
     Product(Family.PLAIN, "fprop", TURNS_PLAIN, store="scaled_bias"),

@@ -500,10 +500,9 @@ def test_a_case_is_timed_under_every_point(
     made = list(variants.write_variants(specs, ARCH, family, (recipe,), tmp_path))
     timer = module.GpuTimer(made, {recipe: kinds})
     assert built == [variant.folder for variant in made]
-    points = [variant.points[GemmKind.FPROP] for variant in made]
     launches = [
-        (kind, point, float(10 * place + turn))
-        for place, point in enumerate(points)
+        (kind, variant.points[kind], float(10 * place + turn))
+        for place, variant in enumerate(made)
         for turn in (3, 1, 2)
         for kind in GemmKind
     ]
@@ -514,10 +513,13 @@ def test_a_case_is_timed_under_every_point(
 
     monkeypatch.setattr(module, "_profiled", profiled)
     found = timer(recipe, Case(3, 100, 16, 32))
-    expected = {point: 10.0 * place + 2 for place, point in enumerate(points)}
-    assert found == dict.fromkeys(kinds, expected), "medians, of the kinds asked for alone"
-    del launches[:3]
-    launches[:] = [each for each in launches if each[1] != points[-1]]
+    expected = {
+        kind: {variant.points[kind]: 10.0 * place + 2 for place, variant in enumerate(made)}
+        for kind in kinds
+    }
+    assert found == expected, "medians, of the kinds asked for alone"
+    missing = made[-1].points
+    launches[:] = [each for each in launches if each[1] != missing[each[0]]]
     with pytest.raises(SystemExit, match=r"3 x 33 tokens.* ran .*, not "):
         timer(recipe, Case(3, 100, 16, 32))
 

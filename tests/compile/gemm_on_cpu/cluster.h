@@ -21,7 +21,7 @@
 
 namespace sim {
 
-inline constexpr int kThreads = 384;  // of one CTA, as in config_sm90.cuh
+inline constexpr int kMostThreads = 512;  // of one CTA, as in config_sm90.cuh
 inline constexpr int kMostCtas = 2;
 inline constexpr uint32_t kSharedBytes = 232448;
 inline constexpr size_t kStackBytes = 128 << 10;
@@ -52,17 +52,18 @@ struct Warp {
 
 struct Cluster {
   int ctas = 0;
+  int threads = 0;   // of a CTA
   int current = -1;  // of all threads; -1: the host
   std::vector<Fiber> fibers;
   std::vector<char> stacks;
   ucontext_t scheduler;
   std::function<void()> kernel;
   std::function<void()> at_exit;  // of every thread
-  Warp warps[kMostCtas * kThreads / 32];
+  Warp warps[kMostCtas * kMostThreads / 32];
   Meeting blocks[kMostCtas];
   Meeting all;
-  unsigned exchanges[kMostCtas * kThreads];
-  unsigned cluster_turn[kMostCtas * kThreads];  // in which a thread arrived
+  unsigned exchanges[kMostCtas * kMostThreads];
+  unsigned cluster_turn[kMostCtas * kMostThreads];  // in which a thread arrived
   uint8_t* memory[kMostCtas] = {};
 };
 
@@ -70,8 +71,8 @@ inline Cluster cluster;
 inline std::mt19937 order_of_threads;
 inline std::string running;  // product and case, for people
 
-inline int cta() { return cluster.current / kThreads; }
-inline int thread() { return cluster.current % kThreads; }
+inline int cta() { return cluster.current / cluster.threads; }
+inline int thread() { return cluster.current % cluster.threads; }
 inline int lane() { return cluster.current % 32; }
 inline Fiber& self() { return cluster.fibers[cluster.current]; }
 inline Warp& warp() { return cluster.warps[cluster.current / 32]; }
@@ -104,11 +105,11 @@ inline void meet(const char* what, Meeting& meeting, int expected) {
 }
 
 inline void sync_warp() { meet("its warp", warp().meeting, 32); }
-inline void sync_block() { meet("its block", cluster.blocks[cta()], kThreads); }
+inline void sync_block() { meet("its block", cluster.blocks[cta()], cluster.threads); }
 
 inline void arrive_at_cluster() {
   cluster.cluster_turn[cluster.current] = cluster.all.turn;
-  cluster.all.arrive(cluster.ctas * kThreads);
+  cluster.all.arrive(cluster.ctas * cluster.threads);
 }
 inline void wait_for_cluster() {
   const unsigned turn = cluster.cluster_turn[cluster.current];
@@ -191,11 +192,12 @@ inline void start_thread(size_t index) {
   makecontext(&fiber.context, thread_main, 0);
 }
 
-inline void start_cluster(int ctas) {
-  const size_t threads = size_t(ctas) * kThreads;
+inline void start_cluster(int ctas, int threads_of_cta) {
+  const size_t threads = size_t(ctas) * size_t(threads_of_cta);
   cluster.ctas = ctas;
+  cluster.threads = threads_of_cta;
   cluster.fibers.assign(threads, Fiber());
-  cluster.stacks.resize(kMostCtas * kThreads * kStackBytes);
+  cluster.stacks.resize(kMostCtas * kMostThreads * kStackBytes);
   for (Warp& warp : cluster.warps) warp = {};
   for (Meeting& block : cluster.blocks) block = {};
   cluster.all = {};
@@ -215,19 +217,19 @@ inline void start_cluster(int ctas) {
     const Fiber& fiber = cluster.fibers[i];
     const bool news = i % 32 == 0 || fiber.waits_for != cluster.fibers[i - 1].waits_for;
     if (fiber.done || !news) continue;
-    stuck += "\n  CTA " + std::to_string(i / kThreads) + ", thread " +
-             std::to_string(i % kThreads) + " waits for " + fiber.waits_for;
+    stuck += "\n  CTA " + std::to_string(i / cluster.threads) + ", thread " +
+             std::to_string(i % cluster.threads) + " waits for " + fiber.waits_for;
   }
   cluster.current = -1;  // nobody's fault
   fail("deadlock:%s", stuck.c_str());
 }
 
 // `enter` is told the index of a thread that is about to go on.
-inline void run_cluster(int ctas, std::function<void()> kernel, std::function<void()> at_exit,
-                        const std::function<void(int)>& enter) {
+inline void run_cluster(int ctas, int threads, std::function<void()> kernel,
+                        std::function<void()> at_exit, const std::function<void(int)>& enter) {
   cluster.kernel = std::move(kernel);
   cluster.at_exit = std::move(at_exit);
-  start_cluster(ctas);
+  start_cluster(ctas, threads);
   std::vector<int> order(cluster.fibers.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = int(i);
   while (!order.empty()) {

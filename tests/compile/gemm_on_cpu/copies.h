@@ -76,7 +76,7 @@ class Batches {
   std::deque<std::vector<std::function<void()>>> committed_;
 };
 
-inline Batches stores[kMostCtas * kThreads];
+inline Batches stores[kMostCtas * kMostThreads];
 
 // ---- global memory ----
 

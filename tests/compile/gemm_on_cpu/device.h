@@ -82,16 +82,17 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                const Arguments&... arguments) {
   const unsigned size = sim::cluster_size(*config);
   if (config->dynamicSmemBytes > sim::kSharedBytes) return cudaErrorInvalidValue;
-  if (config->blockDim.x != unsigned(sim::kThreads)) return cudaErrorInvalidValue;
+  const unsigned threads = config->blockDim.x;
+  if (threads == 0 || threads % 128 != 0 || threads > sim::kMostThreads) return cudaErrorInvalidValue;
   if (config->gridDim.x == 0 || config->gridDim.x % size != 0) return cudaErrorInvalidValue;
   const std::tuple<std::decay_t<Parameters>...> parameters(arguments...);
   gridDim = config->gridDim;
   for (unsigned first = 0; first < gridDim.x; first += size) {
-    const auto enter = [first](int index) {
-      threadIdx = dim3(unsigned(index % sim::kThreads));
-      blockIdx = dim3(first + unsigned(index / sim::kThreads));
+    const auto enter = [first, threads](int index) {
+      threadIdx = dim3(unsigned(index) % threads);
+      blockIdx = dim3(first + unsigned(index) / threads);
     };
-    sim::run_cluster(int(size), [&] { std::apply(kernel, parameters); }, sim::leave, enter);
+    sim::run_cluster(int(size), int(threads), [&] { std::apply(kernel, parameters); }, sim::leave, enter);
   }
   return cudaSuccess;
 }

@@ -80,7 +80,7 @@ struct MmaOperand {
   }
 };
 
-inline Batches mmas[kMostCtas * kThreads];
+inline Batches mmas[kMostCtas * kMostThreads];
 
 // This thread's part of a 64 x N product: per 8 columns two neighbours in each of two rows.
 template <int N>
