@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import common
 import peers
 import shapes
 import torch
-from common import OURS, Case, Row
+from common import OURS, Case, Row, bundles
 from torch import Tensor
 
+from fusegen import api, gpu
+from fusegen.naming import Cell
+from fusegen.tuning.variants import publish_cells
+
 DENSE = 8192
+ROUNDED = 128  # tokens, to which others pad groups
 DENSE_SIZES = (
     (8192, 8192, 8192),
     (4096, 4096, 4096),
@@ -29,7 +37,12 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x, weight, dy) -> the produ
 
 @dataclass(frozen=True)
 class Product:
-    """One kind of product on one shape; groups = 0 and no sizes are dense."""
+    """One kind of product on one shape; groups = 0 and no sizes are dense.
+
+    Attributes:
+        rounded: ours where groups end at multiples of ROUNDED, which is what ragged ones cost.
+        weight_bytes: read and written for each element of the weight, or of its gradient.
+    """
 
     kind: str
     name: str
@@ -40,6 +53,8 @@ class Product:
     ours: Run
     torch: Run
     sizes: Tensor | None = None
+    rounded: Run | None = None
+    weight_bytes: int = 2
 
     @property
     def case(self) -> str:
@@ -58,33 +73,61 @@ class Product:
     def bytes(self) -> int:
         """Operands read once, the result written once: the same three tensors for every kind."""
         weights = max(self.groups, 1) * self.n * self.k
-        return 2 * (self.tokens * (self.n + self.k) + weights)
+        return 2 * self.tokens * (self.n + self.k) + self.weight_bytes * weights
 
 
 def grouped_products(package: Any, shape: shapes.Grouped) -> Iterator[Product]:
     """The three products of one grouped linear."""
     sizes = shapes.splits(shape.groups, shape.tokens)
     ends = sizes.cumsum(0).to(torch.int32)
+    theirs: dict[str, Run] = {
+        "fprop": lambda x, w, dy: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends),
+        "dgrad": lambda x, w, dy: torch._grouped_mm(dy, w, offs=ends),
+        "wgrad": lambda x, w, dy: torch._grouped_mm(dy.t(), x, offs=ends),
+    }
+    ours = _grouped_runs(package, sizes)
+    rounded = _grouped_runs(package, shapes.rounded(sizes, ROUNDED))
+    for kind, run in theirs.items():
+        yield Product(
+            *(kind, shape.name, shape.groups, shape.tokens, shape.n, shape.k, ours[kind], run),
+            sizes=sizes,
+            rounded=rounded[kind],
+        )
+
+
+def _grouped_runs(package: Any, sizes: Tensor) -> dict[str, Run]:
     forward = common.op(package, "grouped_linear__bf16_forward")
     backward = common.op(package, "grouped_linear__bf16_backward")
-    runs: dict[str, tuple[Run, Run]] = {
-        "fprop": (
-            lambda x, w, dy: forward(x, w, sizes, None),
-            lambda x, w, dy: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends),
-        ),
-        "dgrad": (
-            lambda x, w, dy: backward(dy, x, sizes, w, True, False, False)[0],
-            lambda x, w, dy: torch._grouped_mm(dy, w, offs=ends),
-        ),
-        "wgrad": (
-            lambda x, w, dy: backward(dy, x, sizes, w, False, True, False)[1],
-            lambda x, w, dy: torch._grouped_mm(dy.t(), x, offs=ends),
-        ),
+    return {
+        "fprop": lambda x, w, dy: forward(x, w, sizes, None),
+        "dgrad": lambda x, w, dy: backward(dy, x, sizes, w, True, False, False)[0],
+        "wgrad": lambda x, w, dy: backward(dy, x, sizes, w, False, True, False)[1],
     }
-    for kind, (ours, theirs) in runs.items():
-        yield Product(
-            *(kind, shape.name, shape.groups, shape.tokens, shape.n, shape.k, ours, theirs, sizes)
-        )
+
+
+def added_product(package: Any, shape: shapes.Grouped) -> Product:
+    """A weight's gradient, added to fp32; torch's is added after it is made.
+
+    Both buffers grow with every call, from zero.
+    """
+    sizes = shapes.splits(shape.groups, shape.tokens)
+    ends = sizes.cumsum(0).to(torch.int32)
+    backward = common.op(package, f"{ADDING}_backward")
+    ours, theirs = (
+        torch.zeros(shape.groups, shape.n, shape.k, device=common.DEVICE) for _ in range(2)
+    )
+
+    def add(x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
+        backward(dy, x, sizes, None, ours, False, True, False)
+        return ours
+
+    def add_after(x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
+        return theirs.add_(torch._grouped_mm(dy.t(), x, offs=ends))
+
+    return Product(
+        *("wgrad, added", shape.name, shape.groups, shape.tokens, shape.n, shape.k, add, add_after),
+        weight_bytes=8,
+    )
 
 
 def dense_products(package: Any, tokens: int, n: int, k: int) -> Iterator[Product]:
@@ -119,6 +162,9 @@ def measure(product: Product, copy_rate: float, others: Mapping[str, peers.Peer]
         OURS: lambda index: product.ours(*sets[index % len(sets)]),
         "torch": lambda index: product.torch(*sets[index % len(sets)]),
     }
+    if product.rounded is not None:
+        rounded = product.rounded
+        contenders[f"{OURS} rounded groups"] = lambda index: rounded(*sets[index % len(sets)])
     if product.sizes is not None:
         found = peers.calls(others, product.kind, product.sizes, sets, expected)
         contenders |= {name: partial(_turn, runs) for name, runs in found.items()}
@@ -169,3 +215,26 @@ def dense() -> Iterator[Case]:
     """Dense products against torch's."""
     package = common.bundle()
     return _cases(p for sizes in DENSE_SIZES for p in dense_products(package, *sizes))
+
+
+ADDING = Cell("grouped_linear", "bf16", ("add_to_main_grad",))
+
+
+@contextmanager
+def _adding_bundle() -> Iterator[Any]:
+    """A bundle of ADDING, which no target has: written, built and loaded here."""
+    arch = "cpu"
+    if common.DEVICE != "cpu":
+        arch = gpu.arch_of(gpu.visible_capability(), api.load_specs()) or arch
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root, arch)
+        publish_cells(api.load_specs(), arch, [ADDING], "benchmark_main_grad", folder)
+        if arch != "cpu":
+            api.build(folder)
+        yield bundles.load_bundle(folder, "benchmark_main_grad")
+
+
+def main_grad() -> Iterator[Case]:
+    """Weights' gradients at the shapes of three models, added to fp32 buffers."""
+    with _adding_bundle() as package:
+        yield from _cases(added_product(package, shape) for shape in shapes.GROUPED)

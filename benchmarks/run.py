@@ -1,6 +1,6 @@
 """Benchmarks of fusegen.
 
-    python benchmarks/run.py grouped dense host pointwise mlp    on a machine with a GPU
+    python benchmarks/run.py grouped main_grad host mlp          on a machine with a GPU
     python benchmarks/run.py model --quick                       a smaller one, not recorded
     python benchmarks/run.py generate                            anywhere
     python benchmarks/run.py summary                             write docs/performance.md
@@ -28,6 +28,7 @@ import common
 GPU = {
     "grouped": ("products", "grouped"),
     "dense": ("products", "dense"),
+    "main_grad": ("products", "main_grad"),
     "host": ("host", "host"),
     "pointwise": ("pointwise", "pointwise"),
     "mlp": ("mlp", "mlp"),

@@ -59,3 +59,12 @@ def splits(groups: int, tokens: int, seed: int = 1) -> Any:
     sizes = (draws / draws.sum() * tokens).floor().long()
     sizes[int(sizes.argmax())] += tokens - int(sizes.sum())
     return sizes.to(common.DEVICE)
+
+
+def rounded(sizes: Any, multiple: int) -> Any:
+    """Sizes of groups that end at multiples, near to where they ended; the last takes the rest."""
+    ends = sizes.cumsum(0)
+    total = int(ends[-1])
+    near = ((ends + multiple // 2) // multiple * multiple).clamp(max=total // multiple * multiple)
+    near[-1] = total
+    return near.diff(prepend=near.new_zeros(1))

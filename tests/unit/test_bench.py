@@ -595,6 +595,49 @@ def test_groups_of_host_calls_fill_the_tokens(
         assert host._routing("grouped_linear", experts)[0].tolist() == sizes
 
 
+# Products
+
+
+def test_rounded_groups_end_at_multiples(benchmarks: bench.Benchmarks) -> None:
+    import torch
+
+    shapes = benchmarks.module("shapes")
+    sizes = torch.tensor([100, 0, 300, 10, 90, 1])
+    assert shapes.rounded(sizes, 128).tolist() == [128, 0, 256, 0, 0, 117]
+    drawn = torch.randint(0, 400, (50,), generator=torch.Generator().manual_seed(1))
+    rounded = shapes.rounded(drawn, 128)
+    assert rounded.sum() == drawn.sum() and bool((rounded >= 0).all())
+    assert bool((rounded.cumsum(0)[:-1] % 128 == 0).all())
+    assert bool(((rounded - drawn).cumsum(0).abs() < 128).all())
+
+
+@pytest.mark.parametrize("name", ["grouped", "main_grad"])
+def test_grouped_products_equal_torchs(
+    benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """On the reference, with nothing timed: what is compared are contenders' results."""
+    common, products = benchmarks.module("common"), benchmarks.module("products")
+    shapes = benchmarks.module("shapes")
+    monkeypatch.setattr(common, "DEVICE", "cpu")
+    monkeypatch.setattr(common, "L2_BYTES", 16)
+    monkeypatch.setattr(common, "copy_rate", lambda: 1e12)
+    monkeypatch.setattr(products, "DENSE", 8)
+    monkeypatch.setattr(shapes, "GROUPED", (shapes.Grouped("small", 3, 300, 32, 16),))
+    monkeypatch.setattr(
+        common,
+        "compare",
+        lambda contenders: {name: [float(run(1).numel())] for name, run in contenders.items()},
+    )
+    cases = list(getattr(products, name)())
+    kinds = ["fprop", "dgrad", "wgrad"] if name == "grouped" else ["wgrad, added"]
+    assert [case.name for case in cases] == [f"small {kind}" for kind in kinds]
+    for case in cases:
+        rows = {row.contender: row for row in case.measure()}
+        rounded = ["fusegen rounded groups"] if name == "grouped" else []
+        assert [*rows] == [OURS, "torch", *rounded]
+        assert len({row.median for row in rows.values()}) == 1
+
+
 # Peers
 
 
