@@ -86,7 +86,7 @@ class CellContext:
         programs: every op.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
-        called_holders: submodules that a call looks into.
+        lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
         trailing_rows: what becomes of rows past the last group.
@@ -126,7 +126,7 @@ class CellContext:
     parameters: tuple[ParameterText, ...]
     holders: tuple[str, ...]
     keywords: tuple[KeywordText, ...]
-    called_holders: tuple[str, ...]
+    lookups: tuple[str, ...]
     call_arguments: tuple[str, ...]
     representation: tuple[str, ...]
     trailing_rows: str
@@ -181,7 +181,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     main_grads = () if plan.wgrad else main_grad_texts(plan)
     programs = tuple(program_text(plan, program) for program in plan.programs)
     parameters, states = _parameter_texts(plan), state_texts(plan)
-    called, called_holders = called_states(plan), _called_holders(plan)
+    called, (lookups, call_arguments) = called_states(plan), _call(plan)
     autograd = autograd_text(plan, tuple(by_name.values()))
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
@@ -226,8 +226,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         parameters=parameters,
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
         keywords=keywords,
-        called_holders=called_holders,
-        call_arguments=_call_arguments(plan, called_holders),
+        lookups=lookups,
+        call_arguments=call_arguments,
         representation=_representation(plan, keywords, has_bias),
         trailing_rows=(
             "  Rows past sum(split_sizes) are zero." if "split_sizes" in plan.inputs else ""
@@ -249,26 +249,32 @@ def _called_holders(plan: ModulePlan) -> tuple[str, ...]:
     return tuple(holder for holder in holders if holder and holder not in plan.inputs)
 
 
-def _call_arguments(plan: ModulePlan, holders: tuple[str, ...]) -> tuple[str, ...]:
+def _call(plan: ModulePlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a module looks up before it calls the function, and the call's arguments."""
+    holders = _called_holders(plan)
+
     def reached(path: str, kind: str = "parameter") -> str:
         holder, _, name = path.rpartition(".")
         owner = holder if holder in holders else f"self.{holder}" if holder else "self"
         return f'_library.{kind}({owner}, "{name}")'
 
     paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
+    main_grads = {} if plan.wgrad else dict(plan.main_grads)
+    lookups = [f'{holder} = self._modules["{holder}"]' for holder in holders]
+    lookups += [f"{leaf} = {reached(paths[leaf])}" for leaf in main_grads]
     called = called_states(plan)
     states = (f"{s.buffer}={reached(s.path, 'buffer')}" for s in plan.states if s.buffer in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
     scalars += ["amax_group=self.amax_group"] if plan.reductions else []
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
-    for leaf, name in () if plan.wgrad else plan.main_grads:
-        path = reached(paths[leaf])
-        scalars.append(f"{name}={main_grad_call(plan, '_library', leaf, paths[leaf], path)}")
-        scalars.append(f"{dummy(leaf)}=_library.wants_dummy_grad({path})")
+    for leaf, name in main_grads.items():
+        scalars.append(f"{name}={main_grad_call(plan, '_library', leaf, paths[leaf], leaf)}")
+        scalars.append(f"{dummy(leaf)}=_library.wants_dummy_grad({leaf})")
         if asked := overwrite(plan, leaf):
-            scalars.append(f"{asked}=_library.overwrites_main_grad({path})")
-    tensors = (reached(paths[name]) if name in paths else name for name in plan.arguments)
-    return (*tensors, *states, *scalars)
+            scalars.append(f"{asked}=_library.overwrites_main_grad({leaf})")
+    elsewhere = paths.keys() - main_grads.keys()
+    tensors = (reached(paths[name]) if name in elsewhere else name for name in plan.arguments)
+    return tuple(lookups), (*tensors, *states, *scalars)
 
 
 def _representation(
