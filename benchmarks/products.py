@@ -24,6 +24,7 @@ from fusegen.tuning.variants import publish_cells
 
 DENSE = 8192
 ROUNDED = 128  # tokens, to which others pad groups
+ADDING = Cell("grouped_linear", "bf16", ("add_to_main_grad",))
 DENSE_SIZES = (
     (8192, 8192, 8192),
     (4096, 4096, 4096),
@@ -217,18 +218,14 @@ def dense() -> Iterator[Case]:
     return _cases(p for sizes in DENSE_SIZES for p in dense_products(package, *sizes))
 
 
-ADDING = Cell("grouped_linear", "bf16", ("add_to_main_grad",))
-
-
 @contextmanager
 def _adding_bundle() -> Iterator[Any]:
     """A bundle of ADDING, which no target has: written, built and loaded here."""
-    arch = "cpu"
-    if common.DEVICE != "cpu":
-        arch = gpu.arch_of(gpu.visible_capability(), api.load_specs()) or arch
+    specs = api.load_specs()
+    arch = "cpu" if common.DEVICE == "cpu" else gpu.arch_named(gpu.NATIVE, specs)
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root, arch)
-        publish_cells(api.load_specs(), arch, [ADDING], "benchmark_main_grad", folder)
+        publish_cells(specs, arch, [ADDING], "benchmark_main_grad", folder)
         if arch != "cpu":
             api.build(folder)
         yield bundles.load_bundle(folder, "benchmark_main_grad")

@@ -14,7 +14,7 @@ from .autograd import (
     autograd_text,
     reduction_text,
 )
-from .main_grads import MainGradText, dummy, main_grad_call, main_grad_texts, overwrite
+from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .python import (
     AttributeText,
     ProgramText,
@@ -181,7 +181,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     main_grads = () if plan.wgrad else main_grad_texts(plan)
     programs = tuple(program_text(plan, program) for program in plan.programs)
     parameters, states = _parameter_texts(plan), state_texts(plan)
-    called, (lookups, call_arguments) = called_states(plan), _call(plan)
+    called, (lookups, call_arguments) = called_states(plan), _call(plan, main_grads)
     autograd = autograd_text(plan, tuple(by_name.values()))
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
@@ -249,7 +249,9 @@ def _called_holders(plan: ModulePlan) -> tuple[str, ...]:
     return tuple(holder for holder in holders if holder and holder not in plan.inputs)
 
 
-def _call(plan: ModulePlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _call(
+    plan: ModulePlan, main_grads: tuple[MainGradText, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a module looks up before it calls the function, and the call's arguments."""
     holders = _called_holders(plan)
 
@@ -258,21 +260,21 @@ def _call(plan: ModulePlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
         owner = holder if holder in holders else f"self.{holder}" if holder else "self"
         return f'_library.{kind}({owner}, "{name}")'
 
-    paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
-    main_grads = {} if plan.wgrad else dict(plan.main_grads)
     lookups = [f'{holder} = self._modules["{holder}"]' for holder in holders]
-    lookups += [f"{leaf} = {reached(paths[leaf])}" for leaf in main_grads]
+    lookups += [f"{m.argument} = {reached(m.path)}" for m in main_grads]
     called = called_states(plan)
     states = (f"{s.buffer}={reached(s.path, 'buffer')}" for s in plan.states if s.buffer in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
     scalars += ["amax_group=self.amax_group"] if plan.reductions else []
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
-    for leaf, name in main_grads.items():
-        scalars.append(f"{name}={main_grad_call(plan, '_library', leaf, paths[leaf], leaf)}")
-        scalars.append(f"{dummy(leaf)}=_library.wants_dummy_grad({leaf})")
-        if asked := overwrite(plan, leaf):
-            scalars.append(f"{asked}=_library.overwrites_main_grad({leaf})")
-    elsewhere = paths.keys() - main_grads.keys()
+    for m in main_grads:
+        buffer = main_grad_call(plan, "_library", m.argument, m.path, m.argument)
+        scalars.append(f"{m.name}={buffer}")
+        scalars.append(f"{m.dummy}=_library.wants_dummy_grad({m.argument})")
+        if m.overwrite:
+            scalars.append(f"{m.overwrite}=_library.overwrites_main_grad({m.argument})")
+    paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
+    elsewhere = paths.keys() - {m.argument for m in main_grads}
     tensors = (reached(paths[name]) if name in elsewhere else name for name in plan.arguments)
     return tuple(lookups), (*tensors, *states, *scalars)
 

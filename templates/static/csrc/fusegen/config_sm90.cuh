@@ -33,6 +33,7 @@ struct TileTraits {
   static constexpr int kMathWarps = 4 * kMathGroups;
   static constexpr int kThreads = 128 + 32 * kMathWarps;
   static constexpr int kLoaderRegisters = kMathGroups == 2 ? 40 : ExtraBytes > 0 ? 56 : 32;
+  // What loaders leave of an SM's 65536 registers, 512 to a thread of each warpgroup; in eights.
   static constexpr int kMathRegisters = (512 - kLoaderRegisters) / kMathGroups / 8 * 8;
   static constexpr int kSharedBytes = 232448;  // most that one CTA of sm_90 may have
 
