@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import common
 import peers
 import shapes
 import torch
-from common import OURS, Case, Row, bundles
+from common import OURS, Case, Row
 from torch import Tensor
-
-from fusegen import api, gpu
-from fusegen.naming import Cell
-from fusegen.tuning.variants import publish_cells
 
 DENSE = 8192
 ROUNDED = 128  # tokens, to which others pad groups
-ADDING = Cell("grouped_linear", "bf16", ("add_to_main_grad",))
 DENSE_SIZES = (
     (8192, 8192, 8192),
     (4096, 4096, 4096),
@@ -113,7 +105,7 @@ def added_product(package: Any, shape: shapes.Grouped) -> Product:
     """
     sizes = shapes.splits(shape.groups, shape.tokens)
     ends = sizes.cumsum(0).to(torch.int32)
-    backward = common.op(package, f"{ADDING}_backward")
+    backward = common.op(package, "grouped_linear__bf16__add_to_main_grad_backward")
     ours, theirs = (
         torch.zeros(shape.groups, shape.n, shape.k, device=common.DEVICE) for _ in range(2)
     )
@@ -218,20 +210,7 @@ def dense() -> Iterator[Case]:
     return _cases(p for sizes in DENSE_SIZES for p in dense_products(package, *sizes))
 
 
-@contextmanager
-def _adding_bundle() -> Iterator[Any]:
-    """A bundle of ADDING, which no target has: written, built and loaded here."""
-    specs = api.load_specs()
-    arch = "cpu" if common.DEVICE == "cpu" else gpu.arch_named(gpu.NATIVE, specs)
-    with tempfile.TemporaryDirectory() as root:
-        folder = Path(root, arch)
-        publish_cells(specs, arch, [ADDING], "benchmark_main_grad", folder)
-        if arch != "cpu":
-            api.build(folder)
-        yield bundles.load_bundle(folder, "benchmark_main_grad")
-
-
 def main_grad() -> Iterator[Case]:
     """Weights' gradients at the shapes of three models, added to fp32 buffers."""
-    with _adding_bundle() as package:
-        yield from _cases(added_product(package, shape) for shape in shapes.GROUPED)
+    package = common.bundle()
+    return _cases(added_product(package, shape) for shape in shapes.GROUPED)

@@ -32,6 +32,7 @@ _DEVICE_ONLY = [
     "test_graphs.py",
     "test_kernels.py",
     "test_large.py",
+    "test_main_grad.py",
     "test_memory.py",
     "test_quantized_device.py",
     "test_training.py",

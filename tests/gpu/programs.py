@@ -90,6 +90,21 @@ class Programs:
         arguments = self._arguments(direction, tensors, needs)
         return lambda: self._ops[direction](*arguments)
 
+    def gradient(self, name: str, tensors: Tensors, dy: Tensor) -> Tensor:
+        """One gradient alone, of a step from the state as it is; that state is copied before."""
+        kept = self.backward_tensors({**tensors, **self.states(tensors)}, dy)
+        results = _tuple(self.call("backward", kept, {name})())
+        flags = [flag for flag in self._names("backward") if flag.startswith(NEED)]
+        found = results[flags.index(f"{NEED}{name}")]
+        assert found is not None
+        return found
+
+    def add_gradient(self, total: Tensor, tensors: Tensors, dy: Tensor) -> Tensor:
+        """The same of the weight, of a cell that adds it to `total`; returns that."""
+        given = {**tensors, **self.states(tensors), "weight_main_grad": total}
+        self.call("backward", self.backward_tensors(given, dy), {"weight"})()
+        return total
+
     def backward_tensors(self, tensors: Tensors, dy: Tensor) -> dict[str, Tensor | None]:
         """What the backward reads, after one forward."""
         results = _tuple(self._ops["forward"](*self._arguments("forward", tensors, None)))

@@ -1,4 +1,4 @@
-// Warpgroup MMAs on operands in shared memory, and stmatrix (PTX ISA: wgmma.mma_async, stmatrix).
+// Warpgroup MMAs on operands in shared memory, stmatrix and ldmatrix (PTX ISA: wgmma.mma_async).
 // An MMA reads its operands as late as it may, when it is waited for, so that a stage given away
 // too early shows. Sums are exact within an MMA and fp32 from one to the next; the shorter
 // accumulation of 8-bit products by the tensor cores is not modelled.
@@ -132,6 +132,14 @@ inline void store_matrices(uint32_t address, const std::array<uint32_t, 4>& valu
     std::memcpy(to, &values[size_t(i)], sizeof values[0]);
   }
   sync_warp();
+}
+
+// ldmatrix.x4: the other way.
+inline void load_matrices(uint32_t address, uint32_t (&values)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t row = shuffle(address, i * 8 + lane() / 4);
+    std::memcpy(&values[i], shared_pointer(row, 16) + lane() % 4 * 4, sizeof values[i]);
+  }
 }
 
 }  // namespace sim

@@ -24,8 +24,9 @@ struct StageScales {
 template <Gemm kind>
 inline constexpr int kFp8ControlBytes = kind == Gemm::wgrad ? 2048 : 1024;
 
-template <Gemm kind, class A, class B, Fp8Scaling scaling, Accumulation accumulation, class Config>
-struct Fp8Traits : TileTraits<Config, 1, 2, StageScales<kind, scaling, Config>::kBytes,
+template <Gemm kind, class A, class B, Fp8Scaling scaling, Accumulation accumulation, class Config,
+          Store store>
+struct Fp8Traits : TileTraits<Config, 1, 2, store, StageScales<kind, scaling, Config>::kBytes,
                               kFp8ControlBytes<kind>> {
   using InStage = StageScales<kind, scaling, Config>;
   using Mma = Fp8WarpgroupMma<A, B>;

@@ -25,7 +25,8 @@ struct Config {
 };
 
 // Tile, boxes, stages and store buffers. `ExtraBytes` of every stage lie behind all stages.
-template <class Config, int ElementBytes, int BoxesB, int ExtraBytes = 0, int ControlBytes = 2048>
+template <class Config, int ElementBytes, int BoxesB, Store store, int ExtraBytes = 0,
+          int ControlBytes = 2048>
 struct TileTraits {
   static constexpr bool kPingpong = Config::schedule == Schedule::pingpong;
   // Two math warpgroups, or three with fewer registers each, which hide more of each other's waiting.
@@ -52,8 +53,12 @@ struct TileTraits {
 
   static constexpr int kControlBytes = ControlBytes;  // barriers, tile records, order of groups
   static constexpr int kBufferBytes = kMathWarps * kChunkBytes;  // one buffer of every warp
-  static constexpr int kStages = (kSharedBytes - kControlBytes - Config::buffers * kBufferBytes) /
-                                 (kStageBytes + ExtraBytes);
+  static constexpr int stages_beside(int buffers) {
+    return (kSharedBytes - kControlBytes - buffers * kBufferBytes) / (kStageBytes + ExtraBytes);
+  }
+  // Old values that results are added to wait in buffers, too; four stages are worth more.
+  static constexpr int kLeastBuffers = adds(store) && stages_beside(4) >= 4 ? 4 : Config::buffers;
+  static constexpr int kStages = stages_beside(kLeastBuffers);
   static constexpr int kExtraBytes = (kStages * ExtraBytes + 1023) / 1024 * 1024;  // of all stages
   static constexpr int kSpare = kSharedBytes - kControlBytes - kStages * kStageBytes - kExtraBytes;
   static constexpr int kChunks = kWaves * Config::tile_n / kChunkColumns;
@@ -77,8 +82,8 @@ template <Gemm kind, class Config>
 inline constexpr int kBoxesOfB = kind == Gemm::fprop ? 2 : Config::tile_n / 64;
 
 // 16-bit operands.
-template <Gemm kind, class Element, class Config>
-struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>> {
+template <Gemm kind, class Element, class Config, Store store>
+struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>, store> {
   static constexpr bool kRaggedRows = kind != Gemm::wgrad;
   static constexpr int kSortedGroups = DepthWalk<Config>::kSortedGroups;
   static constexpr Major kMajorA = kind == Gemm::wgrad ? Major::MN : Major::K;
@@ -93,6 +98,7 @@ struct Control {
   StageBarriers<Traits::kStages> stages;
   Barrier turn[2];
   TileRing ring;
+  CopyBarrier loaded[Traits::kMathWarps][Traits::kBuffers];  // old values, of kernels that add
   uint16_t order[Traits::kSortedGroups];
 };
 

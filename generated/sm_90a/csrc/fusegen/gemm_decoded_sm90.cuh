@@ -35,12 +35,12 @@ struct DecodedOperands : PlainOperands<kind, T, Config> {
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class Element, class Config, Store store>
-static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config>::kThreads, 1)
+static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config, store>::kThreads, 1)
     ragged_decoded_gemm(const __grid_constant__ CUtensorMap map_a,
                         const __grid_constant__ CUtensorMap map_b,
                         const __grid_constant__ CUtensorMap map_d, const GroupAmaxes amaxes,
                         const Bias<Element> bias, const __grid_constant__ Shape shape) {
-  using T = Traits<kind, __nv_bfloat16, Config>;
+  using T = Traits<kind, __nv_bfloat16, Config, store>;
   run_cta<kind, Element, store, T, Config>(
       DecodedOperands<kind, T, Config>{{&map_a, &map_b}, amaxes}, &map_d, bias, shape);
 }
@@ -48,7 +48,7 @@ static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config>::kT
 // Internal linkage: see launch_gemm.
 template <Gemm kind, class Element, class Config, Store store = Store::io>
 static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream) {
-  using T = Traits<kind, __nv_bfloat16, Config>;
+  using T = Traits<kind, __nv_bfloat16, Config, store>;
   const GemmArguments& gemm = in.gemm;
   if (Status status = check_arguments(gemm); !status.ok()) return status;
   if ((in.amax_a == nullptr) != (in.amax_b == nullptr)) {

@@ -112,7 +112,7 @@ Status multiply_nothing(const GemmArguments& in, Stream& stream) {
 // library has kernels of its own to configure.
 template <Gemm kind, class Element, class Config, Store store = Store::io>
 static Status launch_gemm(const GemmArguments& in, Stream& stream) {
-  using T = Traits<kind, Element, Config>;
+  using T = Traits<kind, Element, Config, store>;
   if (Status status = check_arguments(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (in.tokens == 0) return multiply_nothing<kind, Result, store>(in, stream);

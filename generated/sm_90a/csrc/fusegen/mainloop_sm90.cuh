@@ -2,38 +2,13 @@
 // into accumulators (one warpgroup).
 #pragma once
 
-#include <cute/arch/copy_sm90_tma.hpp>
-
 #include <cstdint>
 
 #include "config_sm90.cuh"
+#include "memory_sm90.cuh"
 #include "ragged.cuh"
 
 namespace fusegen {
-
-__device__ inline void prefetch_descriptor(const CUtensorMap* map) {
-  cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(map));
-}
-
-template <int Rank>
-__device__ void load_box(const CUtensorMap* map, CopyBarrier& barrier, void* to, BoxCoordinates at,
-                         bool multicast) {
-  constexpr uint16_t kBothCtas = 3;
-  constexpr uint64_t kHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-  auto* bar = reinterpret_cast<uint64_t*>(&barrier);
-  using Load = cute::SM90_TMA_LOAD;
-  using Multicast = cute::SM90_TMA_LOAD_MULTICAST;
-  if constexpr (Rank == 2) {
-    if (multicast) return Multicast::copy(map, bar, kBothCtas, kHint, to, at.x, at.y);
-    Load::copy(map, bar, kHint, to, at.x, at.y);
-  } else if constexpr (Rank == 3) {
-    if (multicast) return Multicast::copy(map, bar, kBothCtas, kHint, to, at.x, at.y, at.z);
-    Load::copy(map, bar, kHint, to, at.x, at.y, at.z);
-  } else {
-    if (multicast) return Multicast::copy(map, bar, kBothCtas, kHint, to, at.x, at.y, at.z, at.w);
-    Load::copy(map, bar, kHint, to, at.x, at.y, at.z, at.w);
-  }
-}
 
 template <Gemm kind>
 __device__ BoxCoordinates coordinates_a(const Tile& tile, int32_t row, int32_t depth) {

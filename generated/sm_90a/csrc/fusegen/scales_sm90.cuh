@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "config_fp8_sm90.cuh"
+#include "memory_sm90.cuh"
 
 namespace fusegen {
 
@@ -16,21 +17,6 @@ __device__ inline int32_t padded_begin(const Tile& tile) {
 // The row of the scales of a group's first block of tokens.
 __device__ inline int32_t first_scale_block(const Tile& tile) {
   return tile.begin / kScaleBlock + tile.group;
-}
-
-// Reads that neither pass the barriers around them nor are repeated.
-__device__ inline float load_shared(uint32_t address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
-}
-__device__ inline float2 load_shared_pair(uint32_t address) {
-  float2 value;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-               : "=f"(value.x), "=f"(value.y)
-               : "r"(address)
-               : "memory");
-  return value;
 }
 
 // Issued where it stands: the compiler would otherwise delay it until the value is wanted.

@@ -13,13 +13,13 @@ namespace fusegen {
 template <Gemm kind, class A, class B, class Element, Fp8Scaling scaling, Accumulation accumulation,
           class Config, Store store>
 static __global__ void __launch_bounds__(
-    Fp8Traits<kind, A, B, scaling, accumulation, Config>::kThreads, 1)
+    Fp8Traits<kind, A, B, scaling, accumulation, Config, store>::kThreads, 1)
     ragged_fp8_gemm(const __grid_constant__ CUtensorMap map_a,
                     const __grid_constant__ CUtensorMap map_b,
                     const __grid_constant__ CUtensorMap map_d,
                     const __grid_constant__ Scales<kind, scaling> scales, const Bias<Element> bias,
                     const __grid_constant__ Shape shape) {
-  using T = Fp8Traits<kind, A, B, scaling, accumulation, Config>;
+  using T = Fp8Traits<kind, A, B, scaling, accumulation, Config, store>;
   run_cta<kind, Element, store, T, Config>(
       Fp8Operands<kind, scaling, accumulation, T, Config>{&map_a, &map_b, &scales}, &map_d, bias,
       shape);

@@ -35,19 +35,38 @@ __device__ void write_tiles(Walk walk, TileRing& ring, uint32_t lane) {
   } while (tile.group >= 0);
 }
 
+// Whether a warpgroup multiplies although the tile has no rows for it. To leave that out is faster
+// where groups are small. Where they are large and contractions too deep for operands to stay in the
+// L2 cache, the cluster would get ahead of the others of its wave, and either would read from memory
+// what they could share: half as much again where that was measured (7168 deep, 16 bits).
+template <class T>
+__device__ bool stays_in_step(const Tile& tile) {
+  constexpr int32_t kLargeGroup = 1024;  // tokens
+  constexpr int32_t kDeepBytes = 8192;   // of one row
+  constexpr int32_t kElementBytes = kMmaDepthBytes / T::kMmaDepth;
+  return T::kRaggedRows && !T::kPingpong && tile.rows > 0 && tile.tokens >= kLargeGroup &&
+         tile.depth >= kDeepBytes / kElementBytes;
+}
+
 // Multiplies and stores. One warpgroup, the `part`-th of those that do.
 template <Gemm kind, class Element, Store store, class T, class Config, class Operands>
 __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
-                         const Bias<Element> bias, uint8_t* stages, uint32_t buffers, Control<T, Config>& control,
-                         const Shape& shape, uint32_t part, uint32_t warp, uint32_t lane) {
+                         const Bias<Element> bias, uint8_t* stages, uint8_t* buffers,
+                         Control<T, Config>& control, const Shape& shape, uint32_t part,
+                         uint32_t warp, uint32_t lane) {
+  using Stores =
+      WarpStores<Element, store, T::kRaggedRows, T::kWaves, Config::tile_n, T::kBuffers>;
   constexpr int kRows = T::kWaves * kMmaRows;
   const int32_t columns = kind == Gemm::fprop ? shape.n : shape.k;
   const int32_t first_row = T::kPingpong ? 0 : int32_t(part) * kRows;
+  const int32_t warp_row = first_row + int32_t(warp) * kChunkRows;
   typename Operands::Product contraction{
       {operand_descriptor<T::kMajorA, Config::tile_k>(stages) + (first_row / kMmaRows) * kRowStep,
        operand_descriptor<T::kMajorB, Config::tile_k>(stages + T::kBytesA), control, lane, {}}};
-  operands.prepare(contraction, stages, uint32_t(first_row) + warp * kChunkRows + lane / 4);
-  StoreRing<T::kBuffers> ring{buffers + (part * 4 + warp) * T::kBuffers * kChunkBytes};
+  operands.prepare(contraction, stages, uint32_t(warp_row) + lane / 4);
+  const uint32_t math_warp = part * 4 + warp;
+  Stores stores{map_d, buffers + math_warp * T::kBuffers * kChunkBytes, control.loaded[math_warp],
+                lane};
   Cursor<TileRing::kDepth> record;
   uint32_t turn_phase = part == 0;  // the first turn is the first warpgroup's, without waiting
   bool mine = !T::kPingpong || part == 0;
@@ -59,8 +78,9 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
     }
     mine = !T::kPingpong;
     const int32_t rows = tile.rows - first_row;
-    const auto scales =
-        operands.scales(tile, int32_t(first_row + warp * kChunkRows), columns, lane);
+    const bool nothing = tile.depth == 0 || (rows <= 0 && !stays_in_step<T>(tile));
+    stores.start(tile, warp_row, columns);
+    const auto scales = operands.scales(tile, warp_row, columns, lane);
     Accumulators<T::kWaves, Config::tile_n> d;
     d.clear();
     if constexpr (T::kPingpong) control.turn[part].wait(turn_phase);
@@ -68,7 +88,7 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
     const auto pass_turn = [&] {
       if (T::kPingpong && lane == 0) control.turn[part ^ 1].arrive();
     };
-    if (tile.depth == 0 || rows <= 0) {
+    if (nothing) {
       contraction.skip(tile.depth);
       if (T::kPingpong) __syncwarp();  // all lanes have seen this turn before it is passed on
       pass_turn();
@@ -83,13 +103,7 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
         kind == Gemm::fprop && bias.values != nullptr && tile.group < shape.groups
             ? bias.values + int64_t(tile.group) * shape.n
             : nullptr;
-#pragma unroll
-    for (int wave = 0; wave < T::kWaves; ++wave) {
-      store_wave<Element, store, T::kRaggedRows, Config::tile_n>(
-          d.values[wave], ring, map_d, tile,
-          int32_t(first_row + wave * kMmaRows + warp * kChunkRows), columns,
-          Bias<Element>{group_bias, bias.row_scales}, lane);
-    }
+    stores.finish(d.values, tile, warp_row, columns, {group_bias, bias.row_scales});
   }
   if (lane == 0) cute::tma_store_wait<0>();
 }
@@ -113,6 +127,11 @@ __device__ void run_cta(const Operands operands, const CUtensorMap* map_d,
     control.turn[0].init(T::kMathWarps / 2);
     control.turn[1].init(T::kMathWarps / 2);
     control.ring.init(1 + 32 * T::kMathWarps);
+    if constexpr (adds(store)) {
+      for (auto& barriers : control.loaded) {
+        for (CopyBarrier& barrier : barriers) barrier.init(1);
+      }
+    }
     cutlass::arch::fence_barrier_init();
   }
   if (warp == 1 && lane == 0) {
@@ -149,8 +168,8 @@ __device__ void run_cta(const Operands operands, const CUtensorMap* map_d,
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
     multiply<kind, Element, store, T, Config>(operands, map_d, bias, stages,
-                                       cute::cast_smem_ptr_to_uint(buffers), control, shape,
-                                       warp / 4 - 1, warp % 4, lane);
+                                              buffers, control, shape, warp / 4 - 1, warp % 4,
+                                              lane);
   }
   if constexpr (Config::cluster > 1) {
     // A CTA must not leave while its neighbour may still write to it.
@@ -162,12 +181,12 @@ __device__ void run_cta(const Operands operands, const CUtensorMap* map_d,
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class Element, class Config, Store store>
-static __global__ void __launch_bounds__(Traits<kind, Element, Config>::kThreads, 1)
+static __global__ void __launch_bounds__(Traits<kind, Element, Config, store>::kThreads, 1)
     ragged_gemm(const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b,
                 const __grid_constant__ CUtensorMap map_d, const Bias<Element> bias,
                 const __grid_constant__ Shape shape) {
-  using T = Traits<kind, Element, Config>;
+  using T = Traits<kind, Element, Config, store>;
   run_cta<kind, Element, store, T, Config>(PlainOperands<kind, T, Config>{&map_a, &map_b}, &map_d,
                                            bias, shape);
 }

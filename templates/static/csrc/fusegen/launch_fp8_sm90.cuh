@@ -108,7 +108,7 @@ Status check_fp8_arguments(const Fp8GemmArguments& in) {
 template <Gemm kind, class A, class B, class Element, Fp8Scaling scaling, Accumulation accumulation,
           class Config, Store store = Store::io>
 static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream) {
-  using T = Fp8Traits<kind, A, B, scaling, accumulation, Config>;
+  using T = Fp8Traits<kind, A, B, scaling, accumulation, Config, store>;
   if (Status status = check_fp8_arguments<kind>(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (in.gemm.tokens == 0) return multiply_nothing<kind, Result, store>(in.gemm, stream);
