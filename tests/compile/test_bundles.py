@@ -53,6 +53,8 @@ assert library._NAMESPACE.compiled
 names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
 assert library.NAMESPACE + "::" + {cell!r} + "_forward" in names
 layer = module.GroupedLinear(2, 16, 8)
+for weight in layer.parameters():  # which some cells want
+    weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
 y = layer(torch.ones(4, 16, dtype=torch.bfloat16), torch.tensor([1, 2]))
 assert y.shape == (4, 8) and not y[3:].any() and y[:3].any()
 """
@@ -142,9 +144,9 @@ def check_matrix_instructions(
         for name, text in products.items():
             assert re.search(rf"\b{instruction}\.", text), name
             assert not re.search(rf"\b({other}|HMMA)\.", text), name
-            # What is added to something is added by the memory itself.
+            # What is added to something is added by memory, or by warps in tiles of short groups.
             added = re.search("StoreE[34]", name) is not None  # add, add_io of gemm.h
-            assert "UTMALDG" in text and (not added) == ("UTMASTG" in text), name
+            assert "UTMALDG" in text and "UTMASTG" in text, name
             assert added == ("UTMAREDG" in text), name
 
 
