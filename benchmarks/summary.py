@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import common
+import targets
 from common import OURS, RESULTS, ROOT, Result
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -80,13 +81,37 @@ def newest(folder: Path = RESULTS) -> list[Result]:
     return [found[key] for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
 
 
-def page(results: Iterable[Result], figure: bool) -> str:
+def page(results: Sequence[Result], figure: bool) -> str:
     """The whole page."""
     parts = [INTRODUCTION]
     if figure:
         parts.append(f"![Time of the others over ours]({FIGURE.name})\n")
+    parts += [aims(shown)] if (shown := list(targets.compare(targets.load(), results))) else []
     parts += [section(result) for result in results]
     return "\n".join(parts)
+
+
+def aims(reached: Sequence[targets.Reached]) -> str:
+    """Every target beside what came of it."""
+    met = sum(each.met for each in reached)
+    lines = [
+        _line(
+            [
+                each.target.title,
+                each.case,
+                f"{'≥' if each.target.least else '≤'} {each.bound:g}",
+                "not measured" if each.number is None else f"{each.number:.3f}",
+                "yes" if each.met else "**no**",
+            ]
+        )
+        for each in reached
+    ]
+    heads = _line(["what", "case", "target", "reached", "met"])
+    return (
+        f"## Targets\n\n{met} of {len(reached)} are met (`benchmarks/targets.yaml`); why others "
+        "are not, and what was tried, is in `benchmarks/notes`. Between two runs numbers vary by "
+        "3 %, host times by more.\n\n" + "\n".join([heads, "|---|---|---|---|---|", *lines]) + "\n"
+    )
 
 
 def section(result: Result) -> str:

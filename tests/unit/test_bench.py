@@ -357,6 +357,73 @@ def test_failures_are_told_of_a_page_and_of_a_comparison(
     assert "no ratio is worse" not in done.stderr
 
 
+# What results are to reach
+
+
+def aim(**words: Any) -> dict[str, Any]:
+    return {"title": "a number", "benchmark": "grouped", "at_least": {"a": 2}, **words}
+
+
+AIMS = (
+    (aim(value="fraction"), 0.5),
+    (aim(value="floor"), 0.25),
+    (aim(value="time", of="torch"), 2.0),
+    (aim(value="rate", of=["a", "b"]), 3.0),
+    (aim(value="peak_gib"), 8.0),
+    (aim(value="peak_gib", of="torch"), 4.0),
+    (aim(value="fraction", contender="torch"), None),
+    (aim(value="missing"), None),
+)
+
+
+def measured_on(device: str) -> dict[str, Any]:
+    ours = {"contender": OURS, "median": 4.0, "floor": 1.0, "fraction": 0.5}
+    rows = [
+        {**ours, "case": "a", "rate": 6.0, "extra": {"peak_gib": 8.0}},
+        {**ours, "case": "b", "rate": 2.0, "extra": {}},
+        {"case": "a", "contender": "torch", "median": 2.0, "extra": {"peak_gib": 2.0}},
+    ]
+    return {"name": "grouped", "environment": {"device": device}, "rows": rows}
+
+
+@pytest.mark.parametrize(("entry", "number"), AIMS)
+def test_what_comes_of_a_target(
+    benchmarks: bench.Benchmarks, entry: dict[str, Any], number: float | None
+) -> None:
+    targets = benchmarks.module("targets")
+    result = measured_on("NVIDIA H200")
+    (found,) = targets.compare([targets.Target.parse(entry)], [result])
+    assert found.number == number and found.met == (number is not None and number >= 2)
+    entry = {**entry, "at_most": entry["at_least"]}
+    del entry["at_least"]
+    (found,) = targets.compare([targets.Target.parse(entry)], [result])
+    assert found.met == (number is not None and number <= 2)
+    assert not list(targets.compare([targets.Target.parse(entry)], [measured_on("NVIDIA H100")]))
+
+
+def test_a_number_is_compared_as_it_is_shown(benchmarks: bench.Benchmarks) -> None:
+    target = benchmarks.module("targets").Target.parse(aim(value="fraction"))
+    assert target.met(1.9996, 2) and not target.met(1.9994, 2)
+
+
+@pytest.mark.parametrize("words", [{"at_most": {"a": 2}}, {"kind": "time"}])
+def test_an_entry_of_targets_says_what_is_wrong(
+    benchmarks: bench.Benchmarks, words: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"targets\.yaml: a number: expected one of at_least and"):
+        benchmarks.module("targets").Target.parse(aim(value="fraction", **words))
+
+
+def test_every_target_is_measured(benchmarks: bench.Benchmarks) -> None:
+    """By the results on record: a misspelt case would be missed for ever."""
+    targets, summary = benchmarks.module("targets"), benchmarks.module("summary")
+    found = list(targets.compare(targets.load(), summary.newest()))
+    assert {each.target.benchmark for each in found} == {t.benchmark for t in targets.load()}
+    assert [each for each in found if each.number is None] == []
+    page = summary.aims(found)
+    assert page.count("\n| ") == len(found) + 1 and "not measured" not in page
+
+
 def test_a_benchmark_that_fails_loses_no_other(
     flawed: Any,
     benchmarks: bench.Benchmarks,
