@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,13 @@ def _measure(case: str, make: Callable[..., Call], contenders: Contenders) -> li
             value = _microseconds(call)
             if turn:  # the first round warms up
                 samples[name].append(value)
-    rows = [
-        common.row(f"{case}: {name}", _who(name), "us", times, extra=_ratio(samples, name))
+    rows = {
+        name: common.row(f"{case}: {name}", _who(name), "us", times)
         for name, times in samples.items()
-    ]
-    return [*rows, *failures]
+    }
+    linear = rows["nn.Linear"].median
+    timed = (replace(row, extra={"times_nn_linear": row.median / linear}) for row in rows.values())
+    return [*timed, *failures]
 
 
 def host() -> Iterator[Case]:
@@ -137,8 +140,3 @@ def host() -> Iterator[Case]:
 
 def _who(name: str) -> str:
     return {"n": "torch", "t": "transformer_engine"}.get(name[0], OURS)
-
-
-def _ratio(samples: dict[str, list[float]], name: str) -> dict[str, float]:
-    middle = REPEATS // 2
-    return {"times_nn_linear": sorted(samples[name])[middle] / sorted(samples["nn.Linear"])[middle]}

@@ -94,23 +94,22 @@ def page(results: Sequence[Result], figure: bool) -> str:
 def aims(reached: Sequence[targets.Reached]) -> str:
     """Every target beside what came of it."""
     met = sum(each.met for each in reached)
-    lines = [
-        _line(
-            [
-                each.target.title,
-                each.case,
-                f"{'≥' if each.target.least else '≤'} {each.bound:g}",
-                "not measured" if each.number is None else f"{each.number:.3f}",
-                "yes" if each.met else "**no**",
-            ]
-        )
+    lines = (
+        [
+            each.target.title,
+            each.case,
+            f"{'≥' if each.target.least else '≤'} {each.bound:g}",
+            "not measured" if each.number is None else f"{each.number:.3f}",
+            "yes" if each.met else "**no**",
+        ]
         for each in reached
-    ]
-    heads = _line(["what", "case", "target", "reached", "met"])
+    )
     return (
         f"## Targets\n\n{met} of {len(reached)} are met (`benchmarks/targets.yaml`); why others "
         "are not, and what was tried, is in `benchmarks/notes`. Between two runs numbers vary by "
-        "3 %, host times by more.\n\n" + "\n".join([heads, "|---|---|---|---|---|", *lines]) + "\n"
+        "3 %, host times by more.\n\n"
+        + _table(["what", "case", "target", "reached", "met"], lines)
+        + "\n"
     )
 
 
@@ -143,8 +142,7 @@ def table(result: Result) -> str:
     lines = [_cells(row, extras) for row in rows]
     used = [index for index in range(len(columns)) if any(line[index] for line in lines)]
     heads = [columns[index].replace("_", " ") for index in used]
-    body = [_line([line[index] for index in used]) for line in lines]
-    return "\n".join([_line(heads), "|" + "---|" * len(used), *body])
+    return _table(heads, ([line[index] for index in used] for line in lines))
 
 
 def _cells(row: Mapping[str, Any], extras: list[str]) -> list[str]:
@@ -170,6 +168,10 @@ def number(value: float) -> str:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{digits}f}"
+
+
+def _table(heads: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
+    return "\n".join([_line(heads), "|" + "---|" * len(heads), *map(_line, lines)])
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -61,6 +61,12 @@ class Programs:
         )
         return made
 
+    def step(self, case: support.Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
+        """Inputs of a case, and dy."""
+        sizes = {"T": case.tokens, "E": case.groups, "K": case.k, "N": case.n}
+        tensors = self.inputs(dtype, list(case.splits), sizes)
+        return tensors, support.randn((case.tokens, case.n), dtype, 9)
+
     def states(self, tensors: Tensors) -> dict[str, Tensor]:
         """Copies of what the ops change in place."""
         found = {name: tensors[name] for name in self.tests.STATES}

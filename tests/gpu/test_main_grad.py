@@ -34,9 +34,7 @@ REPLAYS = 50
 
 def check(bundle: ModuleType, cell: str, case: Case, dtype: torch.dtype) -> None:
     programs = Programs(bundle, cell)
-    sizes = {"T": case.tokens, "E": case.groups, "K": case.k, "N": case.n}
-    tensors = programs.inputs(dtype, list(case.splits), sizes)
-    dy = support.randn((case.tokens, case.n), dtype, 9)
+    tensors, dy = programs.step(case, dtype)
     before = support.randn(tensors["weight"].shape, torch.float32, 5)
     gradient = programs.add_gradient(torch.zeros_like(before), tensors, dy)
     added = programs.add_gradient(before.clone(), tensors, dy)
@@ -69,9 +67,7 @@ def test_replays_follow_new_split_sizes(bundle: ModuleType, cell: str) -> None:
     """Every replay adds what an eager call adds, to the sums of all before."""
     programs = Programs(bundle, cell)
     case = CASES[1]
-    sizes = {"T": case.tokens, "E": case.groups, "K": case.k, "N": case.n}
-    tensors = programs.inputs(torch.bfloat16, list(case.splits), sizes)
-    dy = support.randn((case.tokens, case.n), torch.bfloat16, 9)
+    tensors, dy = programs.step(case, torch.bfloat16)
     splits = tensors["split_sizes"]
 
     total = support.randn(tensors["weight"].shape, torch.float32, 5)

@@ -60,9 +60,7 @@ def compare(cell: str, got: Outcome, expected: Outcome) -> None:
 
 def check(bundle: ModuleType, cell: str, case: Case, dtype: torch.dtype) -> Outcome:
     programs = Programs(bundle, cell)
-    sizes = {"T": case.tokens, "E": case.groups, "K": case.k, "N": case.n}
-    tensors = programs.inputs(dtype, list(case.splits), sizes)
-    dy = support.randn((case.tokens, case.n), dtype, 9)
+    tensors, dy = programs.step(case, dtype)
     got = programs.compiled(tensors, dy)
     compare(cell, got, programs.plain(tensors, dy))
     return got
@@ -105,9 +103,7 @@ def test_each_gradient_alone(bundle: ModuleType, cell: str) -> None:
     """The same bits as together with the others, from the same state."""
     programs = Programs(bundle, cell)
     case = support.ragged("alone", 5, 600, 136, 200)
-    sizes = {"T": case.tokens, "E": case.groups, "K": case.k, "N": case.n}
-    tensors = programs.inputs(torch.bfloat16, list(case.splits), sizes)
-    dy = support.randn((case.tokens, case.n), torch.bfloat16, 9)
+    tensors, dy = programs.step(case, torch.bfloat16)
     together = programs.compiled(tensors, dy)
     for index, name in enumerate(("x", "weight", "bias")):
         alone = programs.compiled(tensors, dy, {name})

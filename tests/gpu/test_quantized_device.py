@@ -23,15 +23,9 @@ from torch._inductor import config as inductor
 FOLDERS = bundles.quantized_bundles()
 CELLS = [cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, "grouped_linear")]
 CASE = Case("graphs", 777, 136, 200, tuple(support.dirichlet(16, 700)))
-SIZES = {"T": CASE.tokens, "E": CASE.groups, "K": CASE.k, "N": CASE.n}
 REPLAYS = 100
 
 compiler: Any = torch.compiler  # partly without types
-
-
-def make(programs: Programs) -> tuple[dict[str, Tensor], Tensor]:
-    tensors = programs.inputs(torch.bfloat16, list(CASE.splits), SIZES)
-    return tensors, support.randn((CASE.tokens, CASE.n), torch.bfloat16, 9)
 
 
 def step(function: Any, tensors: dict[str, Tensor], dy: Tensor) -> dict[str, Tensor]:
@@ -47,7 +41,7 @@ def test_replays_follow_new_split_sizes(bundle: ModuleType, cell: str) -> None:
     """Results and state of every replay equal an eager step from the same state."""
     programs = Programs(bundle, cell)
     function = programs.module.grouped_linear
-    tensors, dy = make(programs)
+    tensors, dy = programs.step(CASE, torch.bfloat16)
     graph, results = capture(lambda: step(function, tensors, dy))
     rng = random.Random(0)
     for _ in range(REPLAYS):
@@ -69,7 +63,7 @@ def test_compiled_whole_equals_eager(bundle: ModuleType, cell: str, mode: str) -
     counters.clear()
     programs = Programs(bundle, cell)
     function = programs.module.grouped_linear
-    tensors, dy = make(programs)
+    tensors, dy = programs.step(CASE, torch.bfloat16)
     other = {**tensors, **programs.states(tensors)}
     for name in programs.tests.STATES:  # as buffers of modules are
         torch._dynamo.mark_static_address(tensors[name])
