@@ -10,7 +10,8 @@ from pathlib import Path
 
 from fusegen import paths
 from fusegen.load import SpecSet, adapter, load
-from fusegen.model.specs import SpecKind
+from fusegen.model.families import FAMILIES
+from fusegen.model.specs import ArchSpec, SpecKind
 from fusegen.naming import camel
 from fusegen.pointwise.expression import CALLABLE
 from fusegen.selection import UsageError, known
@@ -106,6 +107,24 @@ def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Seque
     if kind is SpecKind.ARCHS and name.startswith("sm_"):
         for key, value in _gpu(name).items():
             text = _set(text, key, value)
+        text = _without_foreign_kernels(text, name, specs.archs[origin])
+    return text
+
+
+def _without_foreign_kernels(text: str, name: str, origin: ArchSpec) -> str:
+    """The copy without families that use instructions which the new architecture has not."""
+    foreign = {
+        family
+        for family, spec in origin.kernels.items()
+        if (known := FAMILIES.get(spec.template or family))
+        and known.cannot_run_on(name, _capability(name))
+    }
+    keys = foreign if foreign < {*origin.kernels} else foreign | {"kernels"}
+    for key in sorted(keys):
+        # Comments above, the key, and all lines that are indented further.
+        text = re.sub(
+            rf"^(?:( *)#.*\n)*( *){key}:.*\n(?:\2 .*\n|\s*\n)*", "", text, flags=re.MULTILINE
+        )
     return text
 
 
@@ -120,12 +139,17 @@ def _set(text: str, key: str, value: str) -> str:
     )
 
 
+def _capability(name: str) -> tuple[int, int]:
+    """What the name of a GPU architecture says of its compute capability."""
+    digits = name.removeprefix("sm_").rstrip("a")
+    return int(digits[:-1] or "0"), int(digits[-1])
+
+
 def _gpu(name: str) -> dict[str, str]:
     """The facts that the name of a GPU architecture states."""
     code = name.removeprefix("sm_")
-    digits = code.rstrip("a")
     return {
-        "capability": f"[{int(digits[:-1] or '0')}, {int(digits[-1])}]",
+        "capability": str([*_capability(name)]),
         "gencode": f"arch=compute_{code},code=sm_{code}",
     }
 
@@ -227,10 +251,12 @@ toolkit: "13.0"
 # Hardware limits by name, for people and tests: shared memory of a block in bytes, registers.
 limits: {{registers: 65536}}
 # Families of kernels, by the template that prints them. Until one implements the steps of a module,
-# that module is unsupported here; `fusegen plan --arch {name}` says why. For example:
+# that module is unsupported here; `fusegen plan --arch {name}` says why. The templates that come
+# with fusegen need compute capability 9.0. For example:
 # kernels:
 #   group_sum:
 #     implements: [group_sum, column_sum]
+#     row_alignment: 8
 #   pointwise:
 #     implements: [pointwise, pointwise_grad]
 """

@@ -646,17 +646,17 @@ def test_a_recipe_that_quantises_half_a_product(tmp_path: Path) -> None:
 
 def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
     arch = (
-        "edition: 1\narch: sm_70\nsummary: toy\ncapability: [7, 0]\n"
-        'gencode: "arch=compute_70,code=sm_70"\ntoolkit: "12.0"\nkernels:\n'
+        "edition: 1\narch: sm_100\nsummary: toy\ncapability: [10, 0]\n"
+        'gencode: "arch=compute_100,code=sm_100"\ntoolkit: "12.9"\nkernels:\n'
         "  pointwise: {implements: [pointwise, pointwise_grad]}\n"
         "  products: {implements: [grouped_gemm]}\n"
     )
-    specs = layer(tmp_path, archs__sm_70=arch)
-    assert reasons(specs, "linear", arch="sm_70") == ["sm_70 has no kernels for gemm"]
-    assert reasons(specs, "grouped_linear", arch="sm_70") == [
-        "sm_70: kernel family products has no fprop"
+    specs = layer(tmp_path, archs__sm_100=arch)
+    assert reasons(specs, "linear", arch="sm_100") == ["sm_100 has no kernels for gemm"]
+    assert reasons(specs, "grouped_linear", arch="sm_100") == [
+        "sm_100: kernel family products has no fprop"
     ]
-    assert reasons(specs, "silu", arch="sm_70") == []
+    assert reasons(specs, "silu", arch="sm_100") == []
 
 
 def test_options(tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ def test_the_minimal_file_is_valid_and_commented(tmp_path: Path, kind: str, name
         ("recipe", "bf16", "mine"),
         ("op", "grouped_linear", "mine"),
         ("module", "grouped_mlp", "my_mlp"),
-        ("arch", "sm_90a", "sm_100a"),
     ],
 )
 def test_a_copy_keeps_everything_but_the_names(
@@ -57,15 +56,22 @@ def test_a_copy_keeps_everything_but_the_names(
         )
         if before != after
     ]
-    expected = {
-        "module": ["module: my_mlp", "class: MyMlp"],
-        "arch": [
-            "arch: sm_100a",
-            "capability: [10, 0]",
-            "gencode: arch=compute_100a,code=sm_100a",
-        ],
-    }
+    expected = {"module": ["module: my_mlp", "class: MyMlp"]}
     assert changed == expected.get(kind, [f"{kind}: {name}"])
+    load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sm_100a", "sm_80"])
+def test_a_copy_of_an_arch_has_the_kernels_that_it_can_run(tmp_path: Path, name: str) -> None:
+    made = new("arch", name, origin="sm_90a", folder=tmp_path)
+    facts = yaml.safe_load(made.text)
+    hopper = yaml.safe_load((paths.builtin_specs() / "archs" / "sm_90a.yaml").read_text())
+    code = name.removeprefix("sm_")
+    assert facts["gencode"] == f"arch=compute_{code},code={name}"
+    assert facts["capability"] == ([10, 0] if name == "sm_100a" else [8, 0])
+    kept = {k: v for k, v in hopper["kernels"].items() if not k.startswith("gemm_")}
+    assert facts.get("kernels", {}) == (kept if name == "sm_100a" else {})
+    assert "MMA" not in made.text and "sweep" not in made.text, "comments go with their family"
     load(tmp_path)
 
 

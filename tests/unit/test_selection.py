@@ -270,10 +270,10 @@ def test_a_recorded_name_that_is_gone_can_be_taken_out(tmp_path: Path, extra: ap
 
 ARCH = """\
 edition: 1
-arch: sm_80
+arch: sm_100
 summary: A GPU without kernels for products
-capability: [8, 0]
-gencode: arch=compute_80,code=sm_80
+capability: [10, 0]
+gencode: arch=compute_100,code=sm_100
 toolkit: "12.3"
 kernels:
   pointwise:
@@ -283,7 +283,7 @@ TARGET = """\
 edition: 1
 target: older
 summary: A target of which only a part can be made
-archs: [sm_80]
+archs: [sm_100]
 modules: [linear, silu]
 recipes: [bf16]
 """
@@ -292,7 +292,7 @@ recipes: [bf16]
 @pytest.fixture
 def older(tmp_path: Path) -> api.Sources:
     folder = tmp_path / "older"
-    for kind, name, text in (("archs", "sm_80", ARCH), ("targets", "older", TARGET)):
+    for kind, name, text in (("archs", "sm_100", ARCH), ("targets", "older", TARGET)):
         (folder / kind).mkdir(parents=True)
         (folder / kind / f"{name}.yaml").write_text(text)
     return api.Sources(specs=(folder,))
@@ -302,7 +302,7 @@ def test_what_a_target_cannot_have_is_reported(tmp_path: Path, older: api.Source
     done = api.generate(request(tmp_path / "out", targets=("older",), sources=older))
     (report,) = done.bundles
     assert [(cell.cell, cell.reason) for cell in report.unsupported] == [
-        ("linear__bf16", "sm_80 has no kernels for gemm")
+        ("linear__bf16", "sm_100 has no kernels for gemm")
     ]
     assert cells_of(report.bundle) == ["silu__bf16"]
     assert not api.generate(request(tmp_path / "out")).drifted
@@ -311,11 +311,11 @@ def test_what_a_target_cannot_have_is_reported(tmp_path: Path, older: api.Source
 def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
     tmp_path: Path, older: api.Sources
 ) -> None:
-    named = {"archs": ("sm_80",), "modules": ("linear",), "recipes": ("bf16",)}
+    named = {"archs": ("sm_100",), "modules": ("linear",), "recipes": ("bf16",)}
     with pytest.raises(UsageError) as caught:
         api.generate(request(tmp_path / "out", **named, sources=older))
     assert str(caught.value) == (
-        "linear__bf16 cannot be made for sm_80: sm_80 has no kernels for gemm"
+        "linear__bf16 cannot be made for sm_100: sm_100 has no kernels for gemm"
     )
     assert not (tmp_path / "out").exists()
 

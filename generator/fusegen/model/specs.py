@@ -510,10 +510,11 @@ class QuantizationSpec:
     @property
     def scaling(self) -> str:
         """How elements share a scale: ``tensor``, ``row``, ``block_1x128``, ``mx_1x32`` ..."""
-        rows, columns = self.block
-        if columns is Extent.ALL:
-            return "tensor" if rows is Extent.ALL else "row"
+        words = {(Extent.ALL, Extent.ALL): "tensor", (1, Extent.ALL): "row"}
+        if self.scale.rule is ScaleRule.MAX_OVER_AMAX and self.block in words:
+            return words[self.block]
         kind = {ScaleRule.MX: "mx", ScaleRule.NVFP4: "nv"}.get(self.scale.rule, "block")
+        rows, columns = (e.value if isinstance(e, Extent) else e for e in self.block)
         return f"{kind}_{rows}x{columns}"
 
     @property

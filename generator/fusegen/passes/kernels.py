@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..model.dtypes import IO_DTYPES, DType
+from ..model.families import FAMILIES
 from ..model.plan import (
     Buffer,
     Kernel,
@@ -34,6 +35,7 @@ from ..model.specs import (
     KindSpec,
     Orientation,
     RecipeSpec,
+    Role,
     Rounding,
     Store,
 )
@@ -210,6 +212,7 @@ def kernel_set(
     """
     variant = variant_of(step, recipe, buffers)
     name, family = family_of(step.primitive, arch, variant)
+    _check_copies(step, arch, family.template or name, recipe)
     if step.primitive in PRODUCTS:
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
@@ -232,6 +235,39 @@ def kernel_set(
     unit = KernelUnit(base, template, kernels, pointwise=step.pointwise, variant=variant)
     rules = (_rule(Predicate(()), "", kernels),)
     return KernelSet(base, template, None, (unit,), rules, family.row_alignment)
+
+
+def _check_copies(step: Step, arch: ArchSpec, template: str, recipe: RecipeSpec) -> None:
+    """Refuse what the names of formats and scalings do not say, and the device code has not.
+
+    Raises:
+        NotPossible: operands that scale otherwise than its products read them, a transform or a
+            history that it has no code for.
+    """
+    known = FAMILIES.get(template)
+    if known is None or step.decoded:
+        return
+    specs = {copy.role: recipe.roles[copy.role] for copy in step.copies}
+    if step.primitive in PRODUCTS and specs:
+        tokens = {spec.scaling for role, spec in specs.items() if role is not Role.WEIGHT}
+        weights = {spec.scaling for role, spec in specs.items() if role is Role.WEIGHT}
+        beside = {known.weights.get(scaling) for scaling in tokens}
+        if len(tokens) > 1 or None in beside or weights - beside:
+            words = " and ".join(f"{spec.scaling} of {role.value}" for role, spec in specs.items())
+            raise NotPossible(f"{arch.name} has no kernels for {step.kind} of {words}")
+    makes = step.primitive is Primitive.QUANTIZE or bool(step.parts)
+    for spec in specs.values():
+        history = spec.scale.history
+        if makes and history > known.most_history:
+            raise NotPossible(
+                f"{arch.name} has no kernels for a history of {history} amaxes, {template} keeps"
+                f" {known.most_history} at most"
+            )
+        if makes and spec.hadamard and spec.scaling not in known.transformed:
+            raise NotPossible(
+                f"{arch.name} has no kernels for a transform before {spec.scaling}, {template} has"
+                f" it before {', '.join(known.transformed)}"
+            )
 
 
 def _rule(when: Predicate, point: str, kernels: tuple[Kernel, ...]) -> SelectionRule:
