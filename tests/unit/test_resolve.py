@@ -17,6 +17,7 @@ from fusegen.model.primitives import (
     DECODING,
     PRINTED,
     REFERENCE_SLOTS,
+    SHAPES,
     SIGNATURES,
     SUMMED,
     SUMS,
@@ -768,3 +769,22 @@ def test_the_reference_has_the_steps_that_plans_may_use() -> None:
         names = [f"{primitive.value}_{kind}" for kind in signature.kinds] or [primitive.value]
         assert plain <= set().union(*(functions[name] for name in names))
     assert not PRINTED & set(REFERENCE_SLOTS)
+    for (primitive, kind), rule in SHAPES.items():
+        name = f"{primitive.value}_{kind}" if kind else primitive.value
+        if primitive not in elsewhere:
+            assert functions[name] - {"dtype"} == {*rule} - {"out"}, name
+    stated = {primitive for primitive, _ in SHAPES}
+    assert stated == {p for p in REFERENCE_SLOTS if not SIGNATURES[p].variadic}
+    for primitive in stated:
+        kinds = SIGNATURES[primitive].kinds or (None,)
+        assert all((primitive, kind) in SHAPES for kind in kinds)
+
+
+def test_an_expression_of_scales_alone_is_no_kernel(tmp_path: Path) -> None:
+    scales = "s: {shape: [T], dtype: float32, broadcast: row}"
+    text = OP.format(name="toy").replace("T...", "T").replace("]}}", f"]}}, {scales}}}", 1)
+    text += "pointwise: {y: x * 0 + s}\n"
+    specs = layer(tmp_path, ops__toy=text, modules__toy=MODULE.format(name="toy"))
+    assert reasons(specs, "toy") == [
+        "op 'toy': its forward reads no tensor of the module's own type"
+    ]

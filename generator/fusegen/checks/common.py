@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..load import Source
+from ..model.dtypes import DType
 from ..model.source import Problem, did_you_mean
-from ..model.specs import AttributeSpec, AttributeType
+from ..model.specs import AttributeSpec, AttributeType, TensorSpec
+
+_KEPT = (DType.IO, DType.FLOAT32, DType.INT64, DType.UINT8)
 
 _PYTHON_TYPES: Mapping[AttributeType, type | tuple[type, ...]] = {
     AttributeType.FLOAT: (float, int),
@@ -45,3 +48,31 @@ def fits(attribute: AttributeSpec, value: object) -> bool:
     """Whether a value is of an attribute's type; a YAML ``true`` is no number."""
     number = not isinstance(value, bool) or attribute.type is AttributeType.BOOL
     return number and isinstance(value, _PYTHON_TYPES[attribute.type])
+
+
+def check_input_types(inputs: Mapping[str, TensorSpec], source: Source) -> Iterator[Problem]:
+    """The first input of an op or a module tells what ``io`` is."""
+    for index, (name, tensor) in enumerate(inputs.items()):
+        reason = "" if index else "the first input tells the module's own type"
+        yield from check_type("inputs", name, tensor, reason, source)
+
+
+def check_type(
+    section: str, name: str, tensor: TensorSpec, reason: str, source: Source
+) -> Iterator[Problem]:
+    """A type that nothing is printed for.
+
+    Args:
+        reason: why the tensor has the module's own type; empty where it may have another.
+    """
+    if tensor.dtype not in _KEPT:
+        reason = "16 bits are the module's own type, and recipes quantise by role"
+    elif tensor.role:
+        reason = reason or "what has a role is of the module's own type"
+    if reason and tensor.dtype is not DType.IO:
+        yield source.problem(
+            f"expected dtype io for {name!r}, got {tensor.dtype.value}: {reason}",
+            section,
+            name,
+            "dtype",
+        )

@@ -9,7 +9,7 @@ from ..load import Source, SpecSet
 from ..model.shapes import symbols
 from ..model.source import Problem
 from ..model.specs import ChainItem, ModuleSpec, OpSpec, TensorSpec
-from .common import check_symbols, fits, unknown
+from .common import check_input_types, check_symbols, fits, unknown
 
 
 def check_module(
@@ -31,6 +31,7 @@ def check_module(
         if not getattr(module, key):
             yield source.problem(f"a chain needs {key!r}", "module")
     yield from check_symbols(module.dims, source)
+    yield from check_input_types(module.inputs, source)
     for name, tensor in module.inputs.items():
         for symbol in sorted(tensor.shape.symbols()):
             yield from unknown(source, "dimension", symbol, module.dims, "inputs", name, "shape")

@@ -14,7 +14,8 @@ from ..model.specs import AttributeType, Broadcast, OpSpec, StepSpec, TensorSpec
 from ..naming import gradient
 from ..passes.math import operand_symbols
 from ..pointwise import ExpressionError, is_reserved, names_in, parse
-from .common import check_symbols, fits, unknown
+from .common import check_input_types, check_symbols, check_type, fits, unknown
+from .steps import check_step_tensors
 
 _INTEGERS = (DType.INT64, DType.UINT8)
 
@@ -47,6 +48,7 @@ def check_op(op: OpSpec, source: Source) -> Iterator[Problem]:
     yield from _check_dims(op, source)
     if not op.inputs or not op.outputs:
         return
+    yield from _check_types(op, source)
     if bool(op.pointwise) == bool(op.forward):
         got = "both" if op.forward else "none"
         yield source.problem(f"an op has either 'pointwise' or 'forward', got {got}", "op")
@@ -112,6 +114,16 @@ def _check_tensor(
             )
 
 
+def _check_types(op: OpSpec, source: Source) -> Iterator[Problem]:
+    """Types that references and kernels are printed for."""
+    yield from check_input_types(op.inputs, source)
+    own = (("parameters", op.parameters), ("internal", op.internal), ("outputs", op.outputs))
+    for section, tensors in own:
+        for name, tensor in tensors.items():
+            reason = "" if section == "internal" else f"{section} are of the module's own type"
+            yield from check_type(section, name, tensor, reason, source)
+
+
 def _check_dims(op: OpSpec, source: Source) -> Iterator[Problem]:
     used = frozenset().union(*(tensor.shape.symbols() for tensor in op.tensors.values()))
     for symbol in op.dims:
@@ -172,6 +184,7 @@ def _check_operand(
         yield source.problem("'interleave' needs 'halves'", section, name, "interleave")
     if read is not None and not read & {*(tensor.halves or (name,))}:
         yield source.problem(f"no expression uses {name!r}; remove it", section, name)
+    yield from _check_operand_type(section, name, tensor, source)
     output = next(iter(op.outputs.values()))
     if not output.shape.flat or not tensor.shape.symbols() <= {*op.dims}:
         return
@@ -186,6 +199,26 @@ def _check_operand(
             name,
             "shape",
         )
+
+
+def _check_operand_type(
+    section: str, name: str, tensor: TensorSpec, source: Source
+) -> Iterator[Problem]:
+    """The gradient of an operand per row is a sum in fp32, that of any other is rounded."""
+    if tensor.dtype in _INTEGERS:
+        yield source.problem(
+            f"an expression reads io or float32, got {tensor.dtype.value}", section, name, "dtype"
+        )
+    elif tensor.differentiable:
+        expected = DType.FLOAT32 if tensor.broadcast is Broadcast.ROW else DType.IO
+        if tensor.dtype is not expected:
+            yield source.problem(
+                f"expected dtype {expected.value} for {name!r}, as its gradient has, got"
+                f" {tensor.dtype.value}; or say differentiable: false",
+                section,
+                name,
+                "dtype",
+            )
 
 
 def _operand_shape(tensor: TensorSpec, output: Shape) -> Shape:
@@ -251,3 +284,4 @@ def _check_steps(
                     )
                 else:
                     yield from unknown(source, "tensor", tensor, known, *path)
+        yield from check_step_tensors(op, step, source, (section, index))

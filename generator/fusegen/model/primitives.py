@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+
+from .dtypes import DType
 
 
 class Primitive(str, Enum):
@@ -111,6 +114,48 @@ SIGNATURES: dict[Primitive, Signature] = {
     Primitive.RESHAPE: Signature(("a",), attributes=("shape",)),
     Primitive.COLLECTIVE: Signature(("a",), kinds=_COLLECTIVES, attributes=("group",)),
 }
+
+SHAPES: Mapping[tuple[Primitive, str | None], Mapping[str, str]] = {
+    (Primitive.GEMM, "fprop"): {"a": "T... K", "b": "N K", "add": "N", "out": "T... N"},
+    (Primitive.GEMM, "dgrad"): {"a": "T... N", "b": "N K", "out": "T... K"},
+    (Primitive.GEMM, "wgrad"): {"a": "T... N", "b": "T... K", "out": "N K"},
+    (Primitive.GROUPED_GEMM, "fprop"): {
+        "a": "T K",
+        "b": "E N K",
+        "groups": "E",
+        "add": "E N",
+        "add_scales": "T",
+        "out": "T N",
+    },
+    (Primitive.GROUPED_GEMM, "dgrad"): {"a": "T N", "b": "E N K", "groups": "E", "out": "T K"},
+    (Primitive.GROUPED_GEMM, "wgrad"): {"a": "T N", "b": "T K", "groups": "E", "out": "E N K"},
+    (Primitive.COLUMN_SUM, None): {"a": "T... N", "out": "N"},
+    (Primitive.GROUP_SUM, None): {"a": "T N", "groups": "E", "scales": "T", "out": "E N"},
+    (Primitive.GROUP_ROW_DOT, None): {
+        "a": "T N",
+        "b": "E N",
+        "groups": "E",
+        "add": "T",
+        "out": "T",
+    },
+    (Primitive.QUANTIZE, None): {"a": "T... K", "groups": "E", "out": "T... K"},
+}
+"""Dimensions of what steps read and write, by slot; a name is one size throughout a step, and
+``T...`` any number of leading ones.  What is not named is no operand of that kind.  Steps that the
+reference does not have are not here."""
+
+_ROW_SCALES = {"groups": DType.INT64, "scales": DType.FLOAT32, "add_scales": DType.FLOAT32}
+DTYPES: Mapping[Primitive, Mapping[str, DType]] = {
+    Primitive.GROUPED_GEMM: _ROW_SCALES,
+    Primitive.GROUP_SUM: _ROW_SCALES,
+    Primitive.GROUP_ROW_DOT: {
+        "groups": DType.INT64,
+        "add": DType.FLOAT32,
+        "out": DType.FLOAT32,
+    },
+    Primitive.QUANTIZE: {"groups": DType.INT64},
+}
+"""Types of operands and results by slot, where they are not the module's own."""
 
 LIKE = "like"
 """Slot of a tensor of which nothing but its sizes is read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..model.dtypes import DType
 from ..model.plan import Access, Pointwise, PointwiseOperand, Step
 from ..model.primitives import Primitive
 from ..model.shapes import Const, product
@@ -34,7 +35,8 @@ def derive_math(draft: Draft, derivations: Derivations) -> Draft:
 
     Raises:
         NotPossible: an op with several outputs or interleaved halves, a gradient that would be
-            summed over rows, or an expression without a derivative.
+            summed over rows, an expression without a derivative, or one that comes out
+            constant.
     """
     instances = {instance.item: instance for instance in draft.instances}
 
@@ -121,6 +123,10 @@ def _with_math(
             for symbol, access in symbols
             if symbol in program.operands
         ]
+    if all(operand.dtype is not DType.IO for operand in operands):
+        raise NotPossible(
+            f"op {op.name!r}: its {direction} reads no tensor of the module's own type"
+        )
     output = draft.buffers[instance.tensors[next(iter(op.outputs))]]
     rows, columns = product(output.shape.flat[:-1]), output.shape.flat[-1]
     used = {operand.buffer for operand in operands}
