@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from fusegen.load import SpecSet, load
+from fusegen.load import SpecSet, load, parse_spec
 from fusegen.model.primitives import GemmKind
-from fusegen.model.specs import OptionName, Role
+from fusegen.model.source import SpecError
+from fusegen.model.specs import OptionName, Role, SpecKind
 from fusegen.naming import Cell
 from fusegen.paths import builtin_specs
 from fusegen.resolve import Plan, resolve
@@ -90,15 +92,30 @@ UNSUPPORTED = {
     "rms_norm": "the reference has no step norm",
 }
 """What the catalogue has and the built-in passes do not, each with the reason users read."""
+REFUSED = {
+    "linear_bias_activation": "expected one step that computes y, got 0",
+    "linear_bias_add": "gemm fprop takes a, b, add, out, not 'accumulate'",
+    "linear_scale_add": "gemm fprop takes a, b, add, out, not 'accumulate'",
+    "norm_quantize": "no quantize is there yet when this fusion applies",
+    "gather_linear": "no pass puts gather_gemm in the place of other steps",
+    "linear_reduce_scatter": "no pass puts gemm_scatter in the place of other steps",
+    "linear_add": "gemm dgrad takes a, b, out, not 'accumulate'",
+    "linear_scale": "expected one step that computes dx, got 0",
+    "activation_bias_quantize": "expected backward: [{step: pointwise, in: [x], out: [a]}",
+    "add_rms_norm": "no pass puts norm_grad in the place of other steps",
+    "grouped_mlp_recompute": "a merged step has one direction",
+    "linear_activation": "expected one step that computes y, got 0",
+}
+"""Fusions that can be said and that no pass applies, each with what a user reads."""
 
 
 @pytest.fixture(scope="module")
 def specs(tmp_path_factory: pytest.TempPathFactory) -> SpecSet:
-    """The built-in specs and those of the catalogue that are not built in."""
+    """The built-in specs and those of the catalogue that are not built in, but for fusions."""
     folder = tmp_path_factory.mktemp("catalogue") / "specs"
     for path in CATALOGUE.rglob("*.yaml"):
         relative = path.relative_to(CATALOGUE)
-        if not (builtin_specs() / relative).exists():
+        if relative.parts[0] != "fusions" and not (builtin_specs() / relative).exists():
             (folder / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, folder / relative)
     return load([builtin_specs(), folder])
@@ -111,7 +128,7 @@ def planned(specs: SpecSet, arch: str, recipe: str) -> Plan:
 def test_everything_is_said(specs: SpecSet) -> None:
     assert not set(OPS) - set(specs.ops)
     assert not set(RECIPES) - set(specs.recipes)
-    assert not set(FUSIONS) - set(specs.fusions)
+    assert not set(FUSIONS) - {*specs.fusions, *REFUSED}
     offered = {option for module in specs.modules.values() for option in module.options}
     assert offered == set(OptionName)
     assert not set(OPS) - set(specs.modules)
@@ -157,8 +174,15 @@ def test_no_cell_is_an_exception(specs: SpecSet) -> None:
                 assert "Error" not in cell.reason
 
 
-def test_catalogued_fusions_leave_the_built_in_modules_alone(specs: SpecSet) -> None:
-    plain = load([builtin_specs()])
-    for arch in plain.archs:
-        cells = [Cell(module, "bf16") for module in plain.modules]
-        assert resolve(specs, arch, cells) == resolve(plain, arch, cells)
+@pytest.mark.parametrize("path", sorted((CATALOGUE / "fusions").iterdir()), ids=lambda p: p.stem)
+def test_a_catalogued_fusion_says_why_no_pass_applies_it(path: Path, tmp_path: Path) -> None:
+    parse_spec(SpecKind.FUSIONS, path, path.name)
+    shutil.copytree(CATALOGUE, tmp_path / "specs", ignore=lambda *_: ["fusions"])
+    (tmp_path / "specs" / "fusions").mkdir()
+    shutil.copy(path, tmp_path / "specs" / "fusions")
+    with pytest.raises(SpecError, match=re.escape(REFUSED[path.stem])):
+        load([builtin_specs(), tmp_path / "specs"])
+
+
+def test_every_fusion_of_the_catalogue_is_known() -> None:
+    assert {*REFUSED} == {path.stem for path in (CATALOGUE / "fusions").iterdir()}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fusegen.load import SpecSet, load
+from fusegen.load import SpecSet, load, parse_spec
 from fusegen.model.plan import Step
-from fusegen.model.specs import OptionName
+from fusegen.model.source import SpecError
+from fusegen.model.specs import FusionSpec, OptionName, SpecKind
 from fusegen.naming import Cell
 from fusegen.passes.backward import write_backward
 from fusegen.passes.draft import Draft, NotPossible
@@ -50,15 +52,32 @@ def section(**steps: list[str]) -> str:
 
 
 def specs_with(tmp_path: Path, **fusions: tuple[str, str, str]) -> SpecSet:
-    """The built-in specs, the toy module, and fusions as (pass, match, rewrite)."""
+    """The built-in specs, the toy module, and fusions as (pass, match, rewrite).
+
+    Those are only read: the pass does what they say, whether or not somebody can run what it gives.
+    """
     mine = tmp_path / "mine"
     (mine / "modules").mkdir(parents=True)
-    (mine / "fusions").mkdir()
     (mine / "modules" / "toy.yaml").write_text(MLP, encoding="utf-8")
+    specs = load([builtin_specs(), mine])
+    for path in written(tmp_path, **fusions):
+        fusion, source = parse_spec(SpecKind.FUSIONS, path, f"mine/fusions/{path.name}")
+        assert isinstance(fusion, FusionSpec)
+        specs = replace(
+            specs,
+            fusions={**specs.fusions, fusion.name: fusion},
+            sources={**specs.sources, (SpecKind.FUSIONS, fusion.name): source},
+        )
+    return specs
+
+
+def written(tmp_path: Path, **fusions: tuple[str, str, str]) -> list[Path]:
+    folder = tmp_path / "mine" / "fusions"
+    folder.mkdir(parents=True)
     for name, (stage, match, rewrite) in fusions.items():
         text = FUSION.format(name=name, stage=stage, match=match, rewrite=rewrite)
-        (mine / "fusions" / f"{name}.yaml").write_text(text, encoding="utf-8")
-    return load([builtin_specs(), mine])
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return sorted(folder.iterdir())
 
 
 CHOICES = {OptionName.SAVE: "activations"}
@@ -257,3 +276,62 @@ def test_steps_that_no_kernel_has_are_told_with_their_fusion(tmp_path: Path) -> 
         NotPossible, match=r"no gemm with 'accumulate' \(made by fusion 'toy_add'\)"
     ):
         resolve_module(specs_with(tmp_path, toy_add=toy), Cell("toy", "bf16"), "cpu")
+
+
+# What a user's folder may have
+
+RECOMPUTED = (
+    "joint",
+    section(
+        forward=[GEMM, ACTIVATION], backward=["{step: pointwise_grad, in: [da, h], out: [dh]}"]
+    ),
+    section(
+        forward=[GEMM, ACTIVATION],
+        backward=[
+            "{step: gemm, kind: fprop, in: [x, w, b], out: [h]}",
+            "{step: pointwise_grad, in: [da, h], out: [dh]}",
+        ],
+    )
+    + "\nkeep: [x, w]\ndrop: [h]",
+)
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8_block"])
+def test_a_fusion_that_makes_a_product_again_in_the_backward(
+    tmp_path: Path, recipe: str, arch: str
+) -> None:
+    """It loads, applies, and the product's result is saved no more."""
+    (mine,) = written(tmp_path, toy_recompute=RECOMPUTED)
+    (tmp_path / "mine" / "modules").mkdir()
+    (tmp_path / "mine" / "modules" / "toy.yaml").write_text(MLP, encoding="utf-8")
+    specs = load([builtin_specs(), mine.parents[1]])
+    plan = resolve_module(specs, Cell("toy", recipe), arch)
+    plain = resolve_module(replace(specs, fusions={}), Cell("toy", recipe), arch)
+    assert "h" in [result.buffer for result in plain.saved]
+    assert "h" not in [result.buffer for result in plan.saved]
+    made = [step for step in plan.backward.steps if step.kind == "fprop"]
+    assert [(step.out, step.rule) for step in made] == [("h", "toy_recompute")]
+
+
+@pytest.mark.parametrize(
+    ("match", "rewrite"),
+    [
+        ([GEMM, ACTIVATION], [FUSED]),
+        ([GEMM], [GEMM.replace("out", "with: {accumulate: h}, out")]),
+        (["{step: norm, kind: rms, in: [x, w], out: [h]}"], ["{step: norm, kind: rms, in: [x], out: [h]}"]),
+        (["{step: pointwise, op: silu, in: [h], out: [a]}"], [ACTIVATION]),
+        ([ACTIVATION], [ACTIVATION.replace("[h]", "[a]").replace("out: [a]", "out: [h]")]),
+        ([ACTIVATION, "{step: quantize, in: [a], out: [q]}"], [ACTIVATION.replace("[a]", "[q]")]),
+        ([GEMM, "{step: quantize, in: [h], out: [q]}"], ["{step: pointwise_quantize, in: [x, w, b], out: [q]}"]),
+        ([ACTIVATION, "{step: quantize, in: [a], out: [q]}"], ["{step: pointwise_quantize, in: [h], out: [a]}"]),
+    ],
+)  # fmt: skip
+def test_a_fusion_that_no_pass_can_apply_is_refused(
+    tmp_path: Path, match: list[str], rewrite: list[str]
+) -> None:
+    toy = ("forward", section(forward=match), section(forward=rewrite))
+    (path,) = written(tmp_path, toy=toy)
+    with pytest.raises(SpecError) as caught:
+        load([builtin_specs(), path.parents[1]])
+    assert all(problem.loc.file == "mine/fusions/toy.yaml" for problem in caught.value.problems)

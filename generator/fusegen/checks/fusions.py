@@ -1,14 +1,21 @@
-"""Fusions: the pattern can occur, and the replacement reads and writes what it names."""
+"""Fusions: the pattern can occur, and a pass can put the replacement in its place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from ..load import Source, SpecSet
-from ..model.primitives import PRINTED, SIGNATURES
+from ..model.primitives import PRINTED, SHAPES, SIGNATURES, Primitive
 from ..model.source import Problem
 from ..model.specs import FusionPass, FusionSpec, PatternStep, kind_problem
 from .common import unknown
+
+_MERGES = {
+    Primitive.POINTWISE: Primitive.POINTWISE_QUANTIZE,
+    Primitive.POINTWISE_GRAD: Primitive.POINTWISE_GRAD_QUANTIZE,
+}
+"""What an expression becomes that quantises its result."""
+_REWRITABLE = sorted({primitive.value for primitive, _ in SHAPES} - {Primitive.QUANTIZE.value})
 
 
 def check_fusion(
@@ -26,7 +33,13 @@ def check_fusion(
     yield from _check_pattern(fusion, specs, source, complete)
     yield from _check_replacement(fusion, source)
     yield from _check_saving(fusion, source)
+    yield from _check_merge(fusion, source) if fusion.merges else _check_fuse(fusion, source)
     if complete:
+        for option, word in fusion.when.options.items():
+            offered = {w for m in specs.modules.values() for w in m.options.get(option, ())}
+            yield from unknown(
+                source, f"choice of {option.value}", word, offered, "when", "options", option.value
+            )
         for key, words, known in (
             ("archs", fusion.when.archs, specs.archs),
             ("recipes", fusion.when.recipes, specs.recipes),
@@ -85,6 +98,127 @@ def _check_replacement(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
                 yield source.problem(
                     "a replacement names no op; remove it", "rewrite", section, index, "op"
                 )
+
+
+def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
+    """What pass ``fuse`` applies: steps of ops before their operands are quantised."""
+    for section, pattern, steps in (
+        ("forward", fusion.match.forward, fusion.rewrite.forward),
+        ("backward", fusion.match.backward, fusion.rewrite.backward),
+    ):
+        for index, step in enumerate(pattern):
+            made_later = SIGNATURES[step.step].variadic or step.step is Primitive.QUANTIZE
+            if made_later and step.step not in PRINTED:
+                yield source.problem(
+                    f"no {step.step.value} is there yet when this fusion applies; what quantises"
+                    f" takes part in {' and '.join(p.value for p in _MERGES.values())} alone",
+                    "match",
+                    section,
+                    index,
+                    "step",
+                )
+        kept = [step for step in pattern if step.step in PRINTED and not step.op]
+        yield from _check_expressions(section, kept, steps, source)
+        for index, step in enumerate(steps):
+            if step.step not in PRINTED:
+                yield from _check_replacing_step(step, source, "rewrite", section, index)
+
+
+def _check_expressions(
+    section: str, kept: list[PatternStep], steps: tuple[PatternStep, ...], source: Source
+) -> Iterator[Problem]:
+    """An expression has a step of its own before and after."""
+    for index, step in enumerate(steps):
+        if step.step in PRINTED and not any(_same(step, each) for each in kept):
+            yield source.problem(
+                f"no {step.step.value} step of 'match' without 'op' has these names, so that this"
+                " one has no expression",
+                "rewrite",
+                section,
+                index,
+            )
+    for each in kept:
+        again = sum(_same(step, each) for step in steps)
+        if again != 1:
+            yield source.problem(
+                f"expected one step that computes {', '.join(each.out)}, got {again}: repeat {{step:"
+                f" {each.step.value}, in: [{', '.join(each.in_)}], out: [{', '.join(each.out)}]}},"
+                " since no other step has an expression",
+                "rewrite",
+                *((section,) if steps else ()),
+            )
+
+
+def _same(step: PatternStep, other: PatternStep) -> bool:
+    return (step.step, {*step.in_}, {*step.out}) == (other.step, {*other.in_}, {*other.out})
+
+
+def _check_replacing_step(step: PatternStep, source: Source, *path: str | int) -> Iterator[Problem]:
+    """A step by itself is one that the reference has, with operands that it has there."""
+    rules = SHAPES.get((step.step, step.kind))
+    if step.step.value not in _REWRITABLE:
+        yield source.problem(
+            f"no pass puts {step.step.value} in the place of other steps; known:"
+            f" {', '.join(_REWRITABLE)}",
+            *path,
+            "step",
+        )
+    elif rules is not None:
+        signature = SIGNATURES[step.step]
+        order = (*signature.inputs, *signature.optional_inputs)
+        named = [(slot, "in") for slot in order[: len(step.in_)]]
+        named += [(slot, "with") for slot in step.with_]
+        for slot, key in named:
+            if slot not in rules:
+                words = f"{step.step.value} {step.kind}" if step.kind else step.step.value
+                yield source.problem(f"{words} takes {', '.join(rules)}, not {slot!r}", *path, key)
+
+
+def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
+    """What pass ``merge`` applies: an expression and the quantisation of its result as one step."""
+    section = fusion.pass_.value
+    if fusion.pass_ is FusionPass.JOINT:
+        yield source.problem("a merged step has one direction; say forward or backward", "pass")
+        return
+    if fusion.when.quantized is False:
+        yield source.problem("a merged step quantises; remove it", "when", "quantized")
+    match = getattr(fusion.match, section)
+    rewrite = getattr(fusion.rewrite, section)
+    if [step.step for step in match[1:]] != [Primitive.QUANTIZE] or match[0].step not in _MERGES:
+        yield source.problem(
+            f"expected {_merge_text(Primitive.POINTWISE, section)} or the same of pointwise_grad:"
+            " a merged step replaces an expression and the quantisation of its result",
+            "match",
+            section,
+        )
+        return
+    first, second = match
+    if [step.step for step in rewrite] != [_MERGES[first.step]]:
+        yield source.problem(
+            f"expected {_MERGES[first.step].value} alone in the place of {first.step.value} and"
+            " quantize",
+            "rewrite",
+            section,
+        )
+        return
+    (merged,) = rewrite
+    if first.op:
+        yield source.problem("every expression is merged; remove 'op'", "match", section, 0, "op")
+    for got, expected, path in (
+        (second.in_, first.out[:1], ("match", section, 1, "in")),
+        (first.out, second.in_[:1], ("match", section, 0, "out")),
+        (merged.in_, first.in_, ("rewrite", section, 0, "in")),
+        (merged.out, second.out, ("rewrite", section, 0, "out")),
+    ):
+        if got != expected:
+            yield source.problem(f"expected [{', '.join(expected)}], got [{', '.join(got)}]", *path)
+
+
+def _merge_text(primitive: Primitive, section: str) -> str:
+    return (
+        f"{section}: [{{step: {primitive.value}, in: [x], out: [a]}}, {{step: quantize, in: [a],"
+        " out: [q]}]"
+    )
 
 
 def _variables(steps: Iterable[PatternStep]) -> set[str]:

@@ -821,7 +821,10 @@ class FusionSpec:
 
     @property
     def merges(self) -> bool:
-        """Whether it puts one kernel in the place of several steps, which the plan still names."""
+        """Whether it puts one kernel in the place of several steps, which the plan still names.
+
+        Its names say how the two steps hang together: an expression with further operands matches.
+        """
         rewrite = (*self.rewrite.forward, *self.rewrite.backward)
         return any(step.step in MERGED for step in rewrite)
 

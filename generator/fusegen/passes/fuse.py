@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..model.plan import Operand, Step
+from ..model.plan import Operand, Pointwise, Step
 from ..model.primitives import SIGNATURES
 from ..model.specs import FusionPass, FusionSpec, OptionName, PatternStep, RecipeSpec
 from .draft import Draft
@@ -156,22 +156,26 @@ class _Candidates:
         last = matched[-1]
         found = [self.steps[index] for index in matched]
         kept = [step for step, pattern in zip(found, self.pattern, strict=True) if not pattern.op]
-        math = next((step.pointwise for step in kept if step.pointwise), None)
+        alike = {(step.primitive, step.kind): step for step in reversed(kept)}
         slots = {each.buffer: each.slot for step in found for each in (*step.outputs, *step.inputs)}
         new = [
             Step(
                 primitive=step.step,
                 kind=step.kind,
-                item=found[-1].item,
+                item=alike.get((step.step, step.kind), found[-1]).item,
                 inputs=_inputs(step, variables, slots),
                 outputs=_operands(step, step.out, SIGNATURES[step.step].outputs, variables, slots),
-                pointwise=math,
+                pointwise=_expression(alike.get((step.step, step.kind))),
                 rule=self.rule,
             )
             for step in self.replacement
         ]
         before = [step for i, step in enumerate(self.steps[:last]) if i not in matched]
         return (*before, *new, *self.steps[last + 1 :])
+
+
+def _expression(step: Step | None) -> Pointwise | None:
+    return step.pointwise if step else None
 
 
 def _inputs(

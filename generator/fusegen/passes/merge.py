@@ -14,7 +14,7 @@ from ..model.dtypes import DType
 from ..model.plan import Access, Buffer, KernelSet, Operand, Pointwise, Program, Result, Step
 from ..model.primitives import ROW_PARTIALS, Primitive
 from ..model.shapes import Shape, ceildiv
-from ..model.specs import ArchSpec, FusionSpec, PatternStep, RecipeSpec
+from ..model.specs import ArchSpec, FusionPass, FusionSpec, RecipeSpec
 from .draft import NotPossible
 from .fuse import Choices, admits
 from .kernels import kernel_set
@@ -62,8 +62,8 @@ def merge(
         return program
 
     admitted = [f for f in fusions.values() if f.merges and admits(f, arch.name, recipe, choices)]
-    first = merged(forward, [p for f in admitted for p in _patterns(f, f.match.forward)])
-    second = merged(backward, [p for f in admitted for p in _patterns(f, f.match.backward)])
+    first = merged(forward, _patterns(admitted, FusionPass.FORWARD))
+    second = merged(backward, _patterns(admitted, FusionPass.BACKWARD))
     return Merged(first, second, tuple(found.values()), tuple(sets.values()))
 
 
@@ -74,11 +74,15 @@ class _Pattern:
     merged: Primitive
 
 
-def _patterns(fusion: FusionSpec, match: tuple[PatternStep, ...]) -> Iterator[_Pattern]:
-    """A fusion as this pass knows it: an expression, and a step that quantises its result."""
-    rewrite = (*fusion.rewrite.forward, *fusion.rewrite.backward)
-    if len(rewrite) == 1 and [step.step for step in match[1:]] == [Primitive.QUANTIZE]:
-        yield _Pattern(fusion.name, match[0].step, rewrite[0].step)
+def _patterns(fusions: Iterable[FusionSpec], direction: FusionPass) -> list[_Pattern]:
+    """Fusions of a direction: an expression and the quantisation of its result, as one step."""
+    patterns = []
+    for fusion in fusions:
+        if fusion.pass_ is direction:
+            programs = (fusion.match, fusion.rewrite)
+            (first, _), (merged,) = (getattr(each, direction.value) for each in programs)
+            patterns.append(_Pattern(fusion.name, first.step, merged.step))
+    return patterns
 
 
 def _pairs(program: Program, pattern: _Pattern) -> Iterator[tuple[Step, Step]]:
