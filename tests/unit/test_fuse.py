@@ -314,19 +314,26 @@ def test_a_fusion_that_makes_a_product_again_in_the_backward(
     assert [(step.out, step.rule) for step in made] == [("h", "toy_recompute")]
 
 
+QUANTIZED = "{step: quantize, in: [a], out: [q]}"
+MERGED = "{step: pointwise_quantize, in: [h], out: [q]}"
+NORM = "{step: norm, kind: rms, in: [x, w], out: [h]}"
+
+
 @pytest.mark.parametrize(
     ("match", "rewrite"),
     [
         ([GEMM, ACTIVATION], [FUSED]),
         ([GEMM], [GEMM.replace("out", "with: {accumulate: h}, out")]),
-        (["{step: norm, kind: rms, in: [x, w], out: [h]}"], ["{step: norm, kind: rms, in: [x], out: [h]}"]),
-        (["{step: pointwise, op: silu, in: [h], out: [a]}"], [ACTIVATION]),
-        ([ACTIVATION], [ACTIVATION.replace("[h]", "[a]").replace("out: [a]", "out: [h]")]),
-        ([ACTIVATION, "{step: quantize, in: [a], out: [q]}"], [ACTIVATION.replace("[a]", "[q]")]),
-        ([GEMM, "{step: quantize, in: [h], out: [q]}"], ["{step: pointwise_quantize, in: [x, w, b], out: [q]}"]),
-        ([ACTIVATION, "{step: quantize, in: [a], out: [q]}"], ["{step: pointwise_quantize, in: [h], out: [a]}"]),
+        ([NORM], [NORM]),
+        ([ACTIVATION.replace("in:", "op: silu, in:")], [ACTIVATION]),
+        ([ACTIVATION], ["{step: pointwise, in: [a], out: [h]}"]),
+        ([ACTIVATION, QUANTIZED], [ACTIVATION]),
+        ([GEMM.replace("[h]", "[a]"), QUANTIZED], [MERGED.replace("h", "w")]),
+        ([ACTIVATION, QUANTIZED], [MERGED.replace("[q]", "[a]")]),
+        ([ACTIVATION, QUANTIZED, QUANTIZED], [MERGED]),
+        ([ACTIVATION, QUANTIZED], [MERGED, MERGED]),
     ],
-)  # fmt: skip
+)
 def test_a_fusion_that_no_pass_can_apply_is_refused(
     tmp_path: Path, match: list[str], rewrite: list[str]
 ) -> None:

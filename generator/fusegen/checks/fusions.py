@@ -141,9 +141,9 @@ def _check_expressions(
         again = sum(_same(step, each) for step in steps)
         if again != 1:
             yield source.problem(
-                f"expected one step that computes {', '.join(each.out)}, got {again}: repeat {{step:"
-                f" {each.step.value}, in: [{', '.join(each.in_)}], out: [{', '.join(each.out)}]}},"
-                " since no other step has an expression",
+                f"expected one step that computes {', '.join(each.out)}, got {again}: repeat"
+                f" {{step: {each.step.value}, in: [{', '.join(each.in_)}], out:"
+                f" [{', '.join(each.out)}]}}, since no other step has an expression",
                 "rewrite",
                 *((section,) if steps else ()),
             )

@@ -9,17 +9,20 @@ from ..model.dtypes import DType
 from ..model.primitives import GemmKind
 from ..model.source import Problem
 from ..model.specs import (
+    Accumulation,
     AmaxSource,
     Extent,
     HadamardSpec,
     Orientation,
     QuantizationSpec,
     RecipeSpec,
+    Role,
     Rounding,
     ScaleRounding,
     ScaleRule,
     ScaleSpec,
 )
+from ..passes.quantize import OPERANDS
 
 _QUANTIZED = (DType.E4M3, DType.E5M2, DType.E2M1)
 
@@ -42,10 +45,43 @@ def check_recipe(recipe: RecipeSpec, source: Source) -> Iterator[Problem]:
     for kind in GemmKind:
         if kind not in recipe.gemm:
             yield source.problem(f"the accumulation of {kind.value} is missing", "gemm")
+    yield from _check_products(recipe, source)
     for role, spec in recipe.roles.items():
         for found, path, message in (*_scale(spec.scale, spec), *_elements(spec)):
             if found:
                 yield source.problem(message, "roles", role.value, *path)
+
+
+def _check_products(recipe: RecipeSpec, source: Source) -> Iterator[Problem]:
+    """What the two operands of a product say goes together, and with its accumulation."""
+    for kind, accumulation in recipe.gemm.items():
+        named = {role for (each, _), (role, _) in OPERANDS.items() if each is kind} & {
+            *recipe.roles
+        }
+        if not named and accumulation is not Accumulation.FP32:
+            yield source.problem(
+                f"{kind.value} reads nothing quantised, so that its sums are kept in fp32",
+                "gemm",
+                kind.value,
+            )
+    for role, spec in recipe.roles.items():
+        others = [each for name, each in recipe.roles.items() if name is not role]
+        if spec.tensor_scale and not all(each.tensor_scale for each in others):
+            yield source.problem(
+                "both operands of a product have a tensor scale, or none: every role has one",
+                "roles",
+                role.value,
+                "tensor_scale",
+            )
+        tokens = [each for name, each in recipe.roles.items() if name is not Role.WEIGHT]
+        if spec.hadamard and (role is Role.WEIGHT or not all(each.hadamard for each in tokens)):
+            yield source.problem(
+                "a transform cancels in wgrad, where both operands have it: input and grad_output"
+                " have one, weight has none",
+                "roles",
+                role.value,
+                "hadamard",
+            )
 
 
 def _scale(scale: ScaleSpec, spec: QuantizationSpec) -> Iterator[Finding]:
@@ -103,6 +139,11 @@ def _elements(spec: QuantizationSpec) -> Iterator[Finding]:
         spec.tensor_scale is not None and spec.scale.rule is not ScaleRule.NVFP4,
         ("tensor_scale",),
         "a tensor scale belongs to rule 'nvfp4'; remove it",
+    )
+    yield (
+        spec.tensor_scale is None and spec.scale.rule is ScaleRule.NVFP4,
+        ("scale", "rule"),
+        "rule 'nvfp4' needs tensor_scale: {dtype: float32, rule: nvfp4}",
     )
     yield (
         spec.rounding is Rounding.STOCHASTIC and not four_bits,

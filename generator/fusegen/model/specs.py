@@ -49,7 +49,9 @@ Symbol = Annotated[str, StringConstraints(pattern=_CAPITAL, max_length=8)]
 ClassName = Annotated[str, StringConstraints(pattern=_CAPITAL, max_length=40)]
 Summary = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Edition = Literal[1]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=65536)]
+Block = Annotated[int, Field(ge=1, le=4096)]
+_FP32_MAX = 3.4028234663852886e38
 
 
 def _error(kind: str, text: str, *path: str) -> PydanticCustomError:
@@ -474,9 +476,9 @@ class ScaleSpec:
     rule: ScaleRule
     round: ScaleRounding = ScaleRounding.NONE
     source: AmaxSource = AmaxSource.CURRENT
-    epsilon: Annotated[float, Field(ge=0)] = 0.0
-    margin: Annotated[int, Field(ge=0)] = 0
-    history: Annotated[int, Field(ge=0)] = 0
+    epsilon: Annotated[float, Field(ge=0, le=_FP32_MAX)] = 0.0
+    margin: Annotated[int, Field(ge=0, le=100)] = 0
+    history: Annotated[int, Field(ge=0, le=65536)] = 0
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -501,7 +503,7 @@ class QuantizationSpec:
     """
 
     format: DType
-    block: tuple[Positive | Extent, Positive | Extent]
+    block: tuple[Block | Extent, Block | Extent]
     scale: ScaleSpec
     tensor_scale: ScaleSpec | None = None
     rounding: Rounding = Rounding.NEAREST
@@ -675,8 +677,8 @@ class LayoutSpec:
     """
 
     transposed: bool = True
-    token_alignment: Annotated[int, Field(ge=1)] = 32
-    pitch: Annotated[int, Field(ge=1)] = 16
+    token_alignment: Positive = 32
+    pitch: Positive = 16
     token_major: bool = False
 
 

@@ -25,6 +25,7 @@ from ..model.shapes import (
     product,
 )
 from ..model.specs import Extent, LayoutSpec, Orientation, QuantizationSpec, Role
+from .draft import NotPossible
 
 AMAX_PARTIALS = Const(384)
 """Partial amaxes of a group, at most: ``kAmaxPartials`` of quantize.h."""
@@ -80,7 +81,13 @@ def make_copy(
     layout: LayoutSpec,
     groups: Buffer | None,
 ) -> tuple[Copy, tuple[Buffer, ...]]:
-    """The buffers of one copy, named after their source."""
+    """The buffers of one copy, named after their source.
+
+    Raises:
+        NotPossible: the layout has no room for such a copy.
+    """
+    if orientation is Orientation.COLUMNWISE:
+        _check_layout(spec, layout)
     name = f"{source.name}_{orientation.value}"
     grouped = groups if role is not Role.WEIGHT else None
     tensor = Source.of(source.shape, role, grouped.shape.dims[0] if grouped else None)
@@ -103,6 +110,16 @@ def make_copy(
         groups=grouped.name if grouped else None,
     )
     return copy, tuple(buffers)
+
+
+def _check_layout(spec: QuantizationSpec, layout: LayoutSpec) -> None:
+    if not layout.transposed and (spec.format is DType.E2M1 or spec.hadamard):
+        raise NotPossible("columnwise copies of e2m1, and transformed ones, are transposed alone")
+    if spec.hadamard and layout.token_alignment % spec.hadamard.size:
+        raise NotPossible(
+            f"a transform needs a token_alignment of a multiple of {spec.hadamard.size}, got"
+            f" {layout.token_alignment}"
+        )
 
 
 def padded_tokens(tensor: Source, layout: LayoutSpec) -> Expr:

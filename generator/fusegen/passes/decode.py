@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from ..model.dtypes import DType
 from ..model.plan import Buffer, Copy, Operand, Step, Variant
-from ..model.primitives import PADDED_SIZES, PRODUCTS, Primitive
+from ..model.primitives import PADDED_SIZES, PRODUCTS, GemmKind, Primitive
 from ..model.shapes import Const, Expr, Shape, align
 from ..model.specs import (
+    Accumulation,
     ArchSpec,
     LayoutSpec,
     Orientation,
@@ -58,6 +59,8 @@ def why_emulated(
     exact = all(recipe.roles[copy.role].scale.rule in _EXACT for copy in step.copies)
     product = step.primitive in PRODUCTS and step.copies
     if not (arch.has_kernels and arch.layout.transposed and product and exact):
+        return ""
+    if recipe.gemm[GemmKind(step.kind)] is not Accumulation.FP32:
         return ""
     missing = _missing(step, arch, variant_of(step, recipe, buffers))
     if not missing or _missing(step, arch, DECODED):
