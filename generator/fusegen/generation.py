@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -199,10 +199,21 @@ def generate(
         PublishError: a bundle is busy or not usable.
         LockError: a lock cannot be read.
     """
+    with _alone(request.out, policy):
+        return _generate(request, policy is Policy.WRITE, prune, accept_format)
+
+
+def _alone(out: Path, policy: Policy) -> AbstractContextManager[None]:
+    """From reading what locks record to publishing, nobody else may change it."""
+    from fusegen.publish import generating
+
+    return generating(out) if policy is Policy.WRITE else nullcontext()
+
+
+def _generate(request: Request, writing: bool, prune: bool, accept_format: bool) -> Generated:
     from fusegen import schemas
     from fusegen.publish import recover
 
-    writing = policy is Policy.WRITE
     bundles = selection.find_bundles(request.out)
     rolled_forward = {b for b in bundles if writing and b.is_dir() and recover(b)}
     inputs = Inputs()
