@@ -1,8 +1,9 @@
 """Build a bundle: compile its units through the object cache and link one shared library.
 
-The units, the namespace and the fingerprint come from `csrc/sources.cmake`, the same file that the
-bundle's CMakeLists.txt reads. The library is `lib/<namespace>.so`; beside it a record says what it
-was linked from, so that a build without changes links nothing.
+The units, the namespace and the digests come from `csrc/sources.cmake`, the same file that the
+bundle's CMakeLists.txt reads. The library is `lib/<namespace>.so`; it says of each cell what it was
+built from, and beside it a record says what it was linked from, so that a build without changes
+links nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from fusegen.digests import Digests, Tree, read_library, sources_digest, table
 from fusegen.objcache import (
     CachedObject,
     Cancelled,
@@ -72,7 +74,8 @@ SYSTEM_LIBRARIES: Final = ("-Wl,--as-needed", "-lpthread", "-ldl", "-lrt")
 HOST_STRICT: Final = ("-Werror",)
 KERNEL_STRICT: Final = ("-Werror=all-warnings", "-Xcompiler=-Werror")
 
-FINGERPRINT_SOURCE: Final = "fingerprint.cpp"
+DIGESTS_SOURCE: Final = "digests.cpp"
+DIGESTS_TABLE: Final = "digests.inc"
 EXPORTS: Final = "exports.map"
 
 # nvcc on one unit of CUTLASS kernels takes up to this much memory.
@@ -106,14 +109,34 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True)
+class CellSources:
+    """A cell: its digest, and the units it is compiled from."""
+
+    digest: str
+    units: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
     """What `sources.cmake` says. Paths are relative to `csrc`, separated by `/`."""
 
     namespace: str
     gencode: str
-    fingerprint: str
-    host_sources: tuple[str, ...]
-    kernel_sources: tuple[str, ...]
+    cells: Mapping[str, CellSources]
+
+    @property
+    def host_sources(self) -> tuple[str, ...]:
+        """The launchers."""
+        return self._units(".cpp")
+
+    @property
+    def kernel_sources(self) -> tuple[str, ...]:
+        """The kernels, each once."""
+        return self._units(".cu")
+
+    def _units(self, suffix: str) -> tuple[str, ...]:
+        units = (unit for cell in self.cells.values() for unit in cell.units)
+        return tuple(dict.fromkeys(unit for unit in units if unit.endswith(suffix)))
 
     @property
     def code(self) -> str:
@@ -180,12 +203,21 @@ def build(
     tools.require(sources.code)
     cache = ObjectCache(default_root()) if cache is None else cache
     progress = Silent() if progress is None else progress
-    plan = _commands(csrc, sources, tools, strict=strict, lineinfo=lineinfo)
+    digests = _digests(csrc, sources)
     library = bundle / "lib" / f"{sources.namespace}.so"
     # A compiler that was just killed may still be writing there.
     with tempfile.TemporaryDirectory(prefix="fusegen-", ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder).resolve()
+        plan = _commands(
+            csrc, sources, tools, _write_table(scratch, digests), strict=strict, lineinfo=lineinfo
+        )
         workers = min(jobs or default_jobs(), len(plan))
-        objects = _compile_all(plan, Path(folder), cache, workers, progress)
+        objects = _compile_all(plan, scratch, cache, workers, progress)
+        if _digests(csrc, sources) != digests:
+            raise BuildError(
+                f"{csrc}: a file was changed while it was compiled",
+                remedy=f"fusegen build {bundle}",
+            )
         linked = _link(csrc, library, [objects[c.name] for c in plan], tools)
     progress.link_done(library, cached=not linked)
     cache.prune()
@@ -198,6 +230,62 @@ def build(
             UnitReport(c.name, objects[c.name].cached, objects[c.name].report) for c in plan
         ),
     )
+
+
+def _digests(csrc: Path, sources: Sources) -> dict[str, Digests]:
+    """What the library is to say of each cell, with the sources as they lie on the disk."""
+
+    def read(path: str) -> bytes | None:
+        file = csrc / path
+        return file.read_bytes() if file.is_file() else None
+
+    tree = Tree(read)
+    return {
+        name: Digests(cell.digest, sources_digest(tree, cell.units, sources.gencode))
+        for name, cell in sources.cells.items()
+    }
+
+
+def _write_table(scratch: Path, digests: Mapping[str, Digests]) -> Path:
+    """The folder with the table that `digests.cpp` includes."""
+    folder = scratch / "digests"
+    folder.mkdir()
+    path = folder / DIGESTS_TABLE
+    path.write_text(table(digests), "ascii")
+    os.utime(path, (0, 0))  # Nobody edits it, so its age need not keep the object from the cache.
+    return folder
+
+
+def stale_cells(bundle: Path) -> dict[str, str]:
+    """The cells that a bundle's library was not built from, each with what is wrong.
+
+    Empty where the bundle has no library.
+
+    Raises:
+        BuildError: `sources.cmake` is malformed.
+    """
+    csrc = bundle / "csrc"
+    if not (csrc / "sources.cmake").is_file():
+        return {}
+    sources = read_sources(csrc / "sources.cmake")
+    library = bundle / "lib" / f"{sources.namespace}.so"
+    if not library.is_file():
+        return {}
+    built = read_library(library)
+    if built is None:
+        return dict.fromkeys(sources.cells, "it does not say from what")
+    wanted = _digests(csrc, sources)
+    found = {name: _difference(digests, built.get(name)) for name, digests in wanted.items()}
+    found |= dict.fromkeys(built.keys() - wanted.keys(), "not in the bundle any more")
+    return {name: what for name, what in sorted(found.items()) if what}
+
+
+def _difference(wanted: Digests, built: Digests | None) -> str:
+    if built is None:
+        return "not in the library"
+    if built.cell != wanted.cell:
+        return "generated anew since"
+    return "" if built.sources == wanted.sources else "other sources"
 
 
 def default_jobs() -> int:
@@ -233,22 +321,21 @@ _RULES: Final[Mapping[str, tuple[bool, str, str]]] = {
         r"arch=compute_\d+[af]?,code=sm_\d+[af]?",
         "arch=compute_<n>,code=sm_<n>",
     ),
-    "FUSEGEN_FINGERPRINT": (False, r"[0-9a-f]+", "a hexadecimal number"),
-    "FUSEGEN_HOST_SOURCES": (
+    "FUSEGEN_CELLS": (True, r"[A-Za-z_][A-Za-z0-9_]*", "an identifier"),
+}
+_CELL_RULES: Final[Mapping[str, tuple[bool, str, str]]] = {
+    "FUSEGEN_DIGEST_": (False, r"[0-9a-f]{64}", "a hash of 64 hexadecimal digits"),
+    "FUSEGEN_UNITS_": (
         True,
-        r"(\w[\w.-]*/)*\w[\w.-]*\.cpp",
-        "a relative path to a .cpp file",
-    ),
-    "FUSEGEN_KERNEL_SOURCES": (
-        True,
-        r"(\w[\w.-]*/)*\w[\w.-]*\.cu",
-        "a relative path to a .cu file",
+        r"(\w[\w.-]*/)*\w[\w.-]*\.(cpp|cu)",
+        "a relative path to a .cpp or .cu file",
     ),
 }
+"""The same for what is stated of each cell, by the begin of the name."""
 
 
 def read_sources(path: Path) -> Sources:
-    """Read `sources.cmake`: five statements `set(NAME value...)`, comments, nothing else.
+    """Read `sources.cmake`: statements `set(NAME value...)`, comments, nothing else.
 
     Raises:
         BuildError: naming file, line and column, what was expected and what was found.
@@ -262,42 +349,55 @@ def read_sources(path: Path) -> Sources:
             remedy="fusegen generate --arch <arch> --module <module> --recipe <recipe>",
         ) from None
     values = dict(_statements(path, text))
-    for name in _RULES:
+    for name in _rules(values.get("FUSEGEN_CELLS", ())):
         if name not in values:
-            raise BuildError(f"{path}: expected a statement set({name} ...), found none")
+            raise BuildError(
+                f"{path}: expected a statement set({name} ...), found none",
+                remedy="fusegen generate",
+            )
     return Sources(
         namespace=values["FUSEGEN_NAMESPACE"][0],
         gencode=values["FUSEGEN_GENCODE"][0],
-        fingerprint=values["FUSEGEN_FINGERPRINT"][0],
-        host_sources=values["FUSEGEN_HOST_SOURCES"],
-        kernel_sources=values["FUSEGEN_KERNEL_SOURCES"],
+        cells={
+            cell: CellSources(values[f"FUSEGEN_DIGEST_{cell}"][0], values[f"FUSEGEN_UNITS_{cell}"])
+            for cell in values["FUSEGEN_CELLS"]
+        },
     )
+
+
+def _rules(cells: Sequence[str]) -> dict[str, tuple[bool, str, str]]:
+    """The rules of all statements of a file that names these cells."""
+    of_cells = {f"{begin}{cell}": rule for cell in cells for begin, rule in _CELL_RULES.items()}
+    return {**_RULES, **of_cells}
 
 
 def _statements(path: Path, text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The statements of the file, each checked against its rule."""
     tokens = _tokens(path, text)
+    rules = _rules(())
     seen: set[str] = set()
     for start, word in tokens:
         if word != "set" or next(tokens, (0, ""))[1] != "(":
             raise _malformed(path, text, start, "expected `set(`", word)
         at, name = next(tokens, (start, "the end of the file"))
-        if name not in _RULES or name in seen:
-            expected = "expected one of " + ", ".join(n for n in _RULES if n not in seen)
+        if name not in rules or name in seen:
+            expected = "expected one of " + ", ".join(n for n in rules if n not in seen)
             raise _malformed(path, text, at, expected, name)
         seen.add(name)
         values: list[str] = []
         for at, value in tokens:
             if value == ")":
                 break
-            if not re.fullmatch(_RULES[name][1], value) or value in values:
-                expected = f"{name}: expected {_RULES[name][2]}, each once"
+            if not re.fullmatch(rules[name][1], value) or value in values:
+                expected = f"{name}: expected {rules[name][2]}, each once"
                 raise _malformed(path, text, at, expected, value)
             values.append(value)
         else:
             raise _malformed(path, text, len(text), f"{name}: expected `)`", "the end of the file")
-        if not _RULES[name][0] and len(values) != 1:
+        if not rules[name][0] and len(values) != 1:
             raise _malformed(path, text, at, f"{name}: expected one value", f"{len(values)}")
+        if name == "FUSEGEN_CELLS":
+            rules = _rules(values)
         yield name, tuple(values)
 
 
@@ -322,7 +422,7 @@ def _malformed(path: Path, text: str, offset: int, expected: str, found: str) ->
 
 
 def _check_files(csrc: Path, sources: Sources) -> None:
-    names = (*sources.host_sources, *sources.kernel_sources, FINGERPRINT_SOURCE, EXPORTS)
+    names = (*sources.host_sources, *sources.kernel_sources, DIGESTS_SOURCE, EXPORTS)
     missing = [name for name in names if not (csrc / name).is_file()]
     if missing:
         raise BuildError(
@@ -346,7 +446,7 @@ class _Command:
 
 
 def _commands(
-    csrc: Path, sources: Sources, tools: Toolchain, *, strict: bool, lineinfo: bool
+    csrc: Path, sources: Sources, tools: Toolchain, digests: Path, *, strict: bool, lineinfo: bool
 ) -> list[_Command]:
     """One command per unit, kernels first: they take longest.
 
@@ -380,7 +480,7 @@ def _commands(
     prefix = f"-ffile-prefix-map={tools.torch.include}=torch"
     host_roots = [torch, cutlass, *cuda]
     host_paths = (prefix, *_includes(host_roots))
-    fingerprint = f'-DFUSEGEN_FINGERPRINT="{sources.fingerprint}"'
+    table_roots = [("digests", digests)]
     return [
         *(
             command(name, tools.nvcc, kernel_flags, [cutlass, *cuda], kernel_paths)
@@ -390,7 +490,9 @@ def _commands(
             command(name, tools.host_compiler, host_flags, host_roots, host_paths)
             for name in sources.host_sources
         ),
-        command(FINGERPRINT_SOURCE, tools.host_compiler, (*host_flags, fingerprint), [], ()),
+        command(
+            DIGESTS_SOURCE, tools.host_compiler, host_flags, table_roots, _includes(table_roots)
+        ),
     ]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .digests import Tree, cell_digest, sources_digest
 from .emit.cell import CellContext, cell_context
 from .emit.conversions import QuantizeContext, quantize_context
 from .emit.explain import explain
 from .emit.kernels import (
+    CellSources,
     DispatchContext,
     SourcesContext,
     UnitContext,
@@ -18,7 +19,6 @@ from .emit.kernels import (
     unit_context,
 )
 from .emit.launcher import launcher_context
-from .emit.python import op_name, schema
 from .emit.reference import reference_context
 from .emit.sharding import sharding_context
 from .emit.tests import TestContext, test_context
@@ -38,7 +38,12 @@ _KINDS = {
 
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 _IMPORT = re.compile(r"^from \. import (\w+)", re.MULTILINE)
-_BUILD_FILES = {"CMakeLists.txt", "exports.map", "fingerprint.cpp"}
+_BUILD_FILES = {"CMakeLists.txt", "exports.map", "digests.cpp"}
+
+_SOURCES = "csrc/sources.cmake"
+
+_UNSTAMPED = "0" * 64
+"""What the templates print where a cell's digest is to stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +73,11 @@ class BundleContext:
     namespace: str
     arch: str
     arch_summary: str
-    fingerprint: str
     compiled: bool
     toolkit: str
     rows: tuple[CellRow, ...]
     kernel_rows: tuple[KernelRow, ...]
     sources: tuple[str, ...]
-
-
-def fingerprint(plans: Iterable[ModulePlan]) -> str:
-    """Hash of every op schema: 64 hex digits that the library carries too."""
-    lines = [
-        f"{op_name(view, program)}{schema(view, program)}"
-        for plan in plans
-        for view, program in plan.ops
-    ]
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def render_bundle(
@@ -108,7 +102,45 @@ def render_bundle(
     if arch.has_kernels:
         files += _compiled(plans, context, arch, renderer)
         files += _statics(renderer, "csrc", files, owners, _INCLUDE, _BUILD_FILES)
-    return FileSet(files)
+    digests = _digests(plans, files, arch)
+    if arch.has_kernels:
+        cells = tuple(
+            CellSources(plan.cell, digests[plan.cell], _units(plan)) for plan in plans if plan.ops
+        )
+        sources = SourcesContext(namespace, arch.gencode or "", cells)
+        files.append(_render(renderer, _SOURCES, f"{_SOURCES}.j2", sources, owners, ()))
+    return FileSet(_stamped(path, artifact, digests) for path, artifact in files)
+
+
+def _digests(
+    plans: tuple[ModulePlan, ...], files: list[tuple[str, Artifact]], arch: ArchSpec
+) -> dict[str, str]:
+    """The digest of every cell that has ops."""
+    contents = {path: artifact.data for path, artifact in files}
+    bundle, csrc = Tree(contents.get), Tree(lambda path: contents.get(f"csrc/{path}"))
+    return {
+        plan.cell: cell_digest(
+            bundle,
+            plan.cell,
+            sources_digest(csrc, _units(plan), arch.gencode) if arch.gencode else "",
+        )
+        for plan in plans
+        if plan.ops
+    }
+
+
+def _stamped(path: str, artifact: Artifact, digests: Mapping[str, str]) -> tuple[str, Artifact]:
+    """The file with its cell's digest, where it states one."""
+    digest = digests.get(path.removesuffix(".py"))
+    if digest is None:
+        return path, artifact
+    return path, replace(artifact, text=artifact.text.replace(_UNSTAMPED, digest))
+
+
+def _units(plan: ModulePlan) -> tuple[str, ...]:
+    """What a cell is compiled from, below `csrc`."""
+    units = {unit.name for kernels in plan.kernel_sets for unit in kernels.units}
+    return (f"{plan.cell}.cpp", *(f"kernels/{name}.cu" for name in sorted(units)))
 
 
 def _statics(
@@ -135,7 +167,6 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
         namespace=namespace,
         arch=arch.name,
         arch_summary=arch.summary,
-        fingerprint=fingerprint(plans),
         compiled=arch.has_kernels,
         toolkit=arch.toolkit or "",
         rows=tuple(_row(plan) for plan in plans),
@@ -238,12 +269,9 @@ def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]
 def _compiled(
     plans: tuple[ModulePlan, ...], context: BundleContext, arch: ArchSpec, renderer: Renderer
 ) -> Iterator[tuple[str, Artifact]]:
-    everyone = tuple(plan.cell for plan in plans)
-    host, units = [], []
     for plan in plans:
         if plan.ops:
             path = f"csrc/{plan.cell}.cpp"
-            host.append(f"{plan.cell}.cpp")
             launcher = launcher_context(plan, arch, context.namespace)
             yield _render(
                 renderer, path, "csrc/launcher.cpp.j2", launcher, (plan.cell,), plan.sources
@@ -254,18 +282,7 @@ def _compiled(
         path = f"csrc/dispatch/{kernels.name}.h"
         yield _render(renderer, path, dispatch.template, dispatch, owners, sources)
         for unit in kernels.units:
-            units.append(f"kernels/{unit.name}.cu")
             yield _unit(renderer, unit, context.namespace, owners, sources)
-    sources_context = SourcesContext(
-        namespace=context.namespace,
-        gencode=arch.gencode or "",
-        fingerprint=context.fingerprint,
-        host=tuple(host),
-        kernels=tuple(units),
-    )
-    yield _render(
-        renderer, "csrc/sources.cmake", "csrc/sources.cmake.j2", sources_context, everyone, ()
-    )
 
 
 def _unit(

@@ -525,6 +525,8 @@ def check(
 ) -> int:
     """Regenerate BUNDLES in memory and compare; exit 1 if they differ from the disk.
 
+    A library that was built from other sources than lie there is a difference, too.
+
     Without names, every bundle below --out is checked and, inside the checkout of fusegen, the
     JSON Schemas of the specs.
     """
@@ -546,11 +548,17 @@ def check(
 def _show_drift(found: Generated, sources: Sources) -> None:
     from fusegen.selection import regeneration
 
-    drifted = [report for report in found.bundles if report.drifted]
+    drifted = [report for report in found.bundles if report.regenerates]
+    stale = [report for report in found.bundles if report.stale]
     for report in drifted:
         click.echo(f"{report.bundle} is not what its specs and templates give:")
         for line in _drift_lines(report):
             click.echo(f"  {line}")
+    for report in stale:
+        click.echo(f"{report.bundle} has a library that was not built from it:")
+        for what in dict.fromkeys(report.stale.values()):
+            cells = [cell for cell, each in report.stale.items() if each == what]
+            click.echo(f"  {what}: {', '.join(cells)}")
     for schema in found.schemas:
         click.echo(f"{schema.path} is {schema.kind}")
     click.echo(
@@ -558,8 +566,11 @@ def _show_drift(found: Generated, sources: Sources) -> None:
         "would change it unreviewed."
     )
     _show_diff(found)
-    command = regeneration([report.bundle for report in drifted], sources.options)
-    click.echo(f"To fix it:\n{command or 'fusegen generate'}")
+    commands = [regeneration([report.bundle for report in drifted], sources.options)]
+    if found.schemas and not drifted:
+        commands.append("fusegen generate")
+    commands += [f"fusegen build {report.bundle}" for report in stale]
+    click.echo("\n".join(("To fix it:", *filter(None, commands))))
     _show_refused(found)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -70,6 +70,7 @@ class BundleReport:
         unsupported: cells of a target that cannot be made.
         written: whether the disk was brought up to it.
         rolled_forward: whether a publish that had been cut short was completed first.
+        stale: cells that the built library is not of, each with what is wrong; a `check` looks.
     """
 
     bundle: Path
@@ -79,11 +80,17 @@ class BundleReport:
     unsupported: tuple[Unsupported, ...]
     written: bool = False
     rolled_forward: bool = False
+    stale: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def regenerates(self) -> bool:
+        """Whether disk and lock were anything but what publishing leaves."""
+        return self.changes.drifted or self.selection_changed
 
     @property
     def drifted(self) -> bool:
-        """Whether disk and lock were anything but what publishing leaves."""
-        return self.changes.drifted or self.selection_changed
+        """Whether files, lock or library are not what the specs give."""
+        return self.regenerates or bool(self.stale)
 
     @property
     def differing(self) -> tuple[Change, ...]:
@@ -104,6 +111,7 @@ class BundleReport:
             "selection_changed": self.selection_changed,
             "interrupted": self.changes.interrupted,
             "written": self.written,
+            "stale": dict(self.stale),
             **self.changes.to_json(),
         }
 
@@ -191,10 +199,21 @@ def generate(
         PublishError: a bundle is busy or not usable.
         LockError: a lock cannot be read.
     """
+    with _alone(request.out, policy):
+        return _generate(request, policy is Policy.WRITE, prune, accept_format)
+
+
+def _alone(out: Path, policy: Policy) -> AbstractContextManager[None]:
+    """From reading what locks record to publishing, nobody else may change it."""
+    from fusegen.publish import generating
+
+    return generating(out) if policy is Policy.WRITE else nullcontext()
+
+
+def _generate(request: Request, writing: bool, prune: bool, accept_format: bool) -> Generated:
     from fusegen import schemas
     from fusegen.publish import recover
 
-    writing = policy is Policy.WRITE
     bundles = selection.find_bundles(request.out)
     rolled_forward = {b for b in bundles if writing and b.is_dir() and recover(b)}
     inputs = Inputs()
@@ -499,6 +518,8 @@ def check(
 ) -> Generated:
     """Regenerate bundles in memory, each from the selection in its lock, and compare.
 
+    A library that was built is held against the sources that lie beside it.
+
     Args:
         bundles: folders that hold a lock; by default all directly below `out` and, inside the
             checkout of fusegen, the JSON Schemas of the specs.
@@ -521,5 +542,16 @@ def check(
         for bundle in sorted(set(chosen))
         for recorded in [_selection_of(bundle)]
     ]
-    reports = _compare(wishes, Inputs(), prune=True, accept_format=False)
-    return Generated(tuple(report for report, _ in reports), stale)
+    compared = _compare(wishes, Inputs(), prune=True, accept_format=False)
+    reports = (replace(report, stale=_stale_cells(report.bundle)) for report, _ in compared)
+    return Generated(tuple(reports), stale)
+
+
+def _stale_cells(bundle: Path) -> dict[str, str]:
+    from fusegen.build import stale_cells
+    from fusegen.toolchain import BuildError
+
+    try:
+        return stale_cells(bundle)
+    except BuildError:  # What says which sources there are was edited, which is a difference.
+        return {}

@@ -42,6 +42,8 @@ STAGING_NAME = ".fusegen.staging"
 MUTEX_NAME = ".fusegen.lockfile"
 
 MUTEX_TIMEOUT_S = 60.0
+GENERATE_TIMEOUT_S = 600.0
+"""Who generates holds the folder of bundles while it renders, which takes longer."""
 
 # Threads that wait for the disk at once.
 _WAITING = 8
@@ -221,15 +223,38 @@ def _same_lock(left: Lock, right: Lock) -> bool:
 
 
 @contextlib.contextmanager
-def _exclusive(bundle: Path) -> Iterator[None]:
-    """Keep every other process out of the bundle, and leave no trace of having done so."""
-    path = bundle / MUTEX_NAME
-    mutex = filelock.FileLock(path, timeout=MUTEX_TIMEOUT_S)
+def generating(out: Path) -> Iterator[None]:
+    """Keep every other `generate` out of a folder of bundles, which is made if it is not there.
+
+    What a lock records may be read, changed and published within: nobody else does so meanwhile.
+
+    Raises:
+        BusyError: another process kept generating into this folder for ten minutes.
+        PublishError: the folder is no folder, or holds a link in the place of the mutex.
+    """
+    missing = not out.exists()
+    _check_usable(out)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with _exclusive(out, GENERATE_TIMEOUT_S):
+            yield
+    finally:
+        if missing:
+            with contextlib.suppress(OSError):
+                out.rmdir()  # Only where nothing came to be in it.
+
+
+@contextlib.contextmanager
+def _exclusive(folder: Path, timeout: float | None = None) -> Iterator[None]:
+    """Keep every other process out of a folder, and leave no trace of having done so."""
+    path = folder / MUTEX_NAME
+    timeout = MUTEX_TIMEOUT_S if timeout is None else timeout
+    mutex = filelock.FileLock(path, timeout=timeout)
     try:
         mutex.acquire()
     except filelock.Timeout:
         raise BusyError(
-            f"{bundle}: another fusegen has been publishing here for {MUTEX_TIMEOUT_S:.0f} s; wait "
+            f"{folder}: another fusegen has been publishing here for {timeout:.0f} s; wait "
             f"for it or end it, then run `fusegen generate` again (the lock is {path})"
         ) from None
     try:

@@ -26,25 +26,31 @@ from fusegen.build import (
     BuildReport,
     build,
     kernel_usage,
+    stale_cells,
     warning_lines,
 )
+from fusegen.digests import Digests, read_library
 from fusegen.objcache import KernelUsage, ObjectCache
 from fusegen.toolchain import BuildError, Toolchain, find_toolchain
 
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "templates" / "static" / "csrc"
-UNITS = {"kernels/twice.cu", "toy.cpp", "fingerprint.cpp"}
+UNITS = {"kernels/twice.cu", "toy.cpp", "digests.cpp"}
 
 SOURCES = """\
 # A comment, as generated files begin with one.
 set(FUSEGEN_NAMESPACE fusegen_toy)
 set(FUSEGEN_GENCODE arch=compute_90a,code=sm_90a)
-set(FUSEGEN_FINGERPRINT "00c0ffee")
-set(FUSEGEN_HOST_SOURCES
-    toy.cpp)
-set(FUSEGEN_KERNEL_SOURCES
+set(FUSEGEN_CELLS
+    toy__plain__fast)
+set(FUSEGEN_DIGEST_toy__plain__fast
+    "00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee")
+set(FUSEGEN_UNITS_toy__plain__fast
+    toy.cpp
     kernels/twice.cu)
 """
+CELL = "toy__plain__fast"
+DIGEST = "00c0ffee" * 8
 
 HEADER = """\
 #pragma once
@@ -152,14 +158,14 @@ def refusal(op, *arguments):
         return str(error).splitlines()[0]
     return "no error"
 
-fingerprint = ctypes.CDLL(library).fusegen_fingerprint
-fingerprint.restype = ctypes.c_char_p
+said = ctypes.c_char.in_dll(ctypes.CDLL(library), "fusegen_digests")
+said = ctypes.string_at(ctypes.addressof(said)).decode()
 x = torch.arange(16, dtype=torch.float32)
 shapes = [(2, 3, 4), (0, 3, 4), (2, 0, 4), (2, 3, 0), (1, 1, 1)]
 print(json.dumps({
     "made": [layout(ops.make(x, *shape)) for shape in shapes],
     "expected": [layout(torch.empty(shape, dtype=torch.bfloat16)) for shape in shapes],
-    "fingerprint": fingerprint().decode(),
+    "digests": said,
     "plain": ops.twice(x).tolist(),
     "misaligned": ops.twice(x[1:]).tolist(),
     "strided": ops.twice(x[::2]).tolist(),
@@ -184,7 +190,7 @@ def write_bundle(folder: Path) -> Path:
     for name in (
         "CMakeLists.txt",
         "exports.map",
-        "fingerprint.cpp",
+        "digests.cpp",
         "fusegen/stable.h",
         "fusegen/checks.h",
     ):
@@ -284,16 +290,19 @@ def test_first_build_compiles_and_reports(built: tuple[Path, Path, BuildReport])
     assert json.loads(json.dumps(report.as_dict()))["units"][0]["name"] == "kernels/twice.cu"
 
 
-def test_library_exports_only_its_fingerprint(built: tuple[Path, Path, BuildReport]) -> None:
+def test_library_exports_only_its_digests(built: tuple[Path, Path, BuildReport]) -> None:
     library = built[2].library
-    assert {name.split("@")[0] for name in exported(library)} == {"fusegen_fingerprint"}
+    assert {name.split("@")[0] for name in exported(library)} == {"fusegen_digests"}
     assert {"libtorch", "libtorch_cpu", "libc10"} <= needed(library)
     assert not {"libcuda", "libcudart"} & needed(library)
 
 
 def test_library_works_in_pytorch(built: tuple[Path, Path, BuildReport]) -> None:
     said = load(built[2].library)
-    assert said["fingerprint"] == "00c0ffee"
+    title, line = str(said["digests"]).splitlines()
+    assert title == "fusegen digests"
+    assert line.split()[:2] == [CELL, DIGEST]
+    assert read_library(built[2].library) == {CELL: Digests(DIGEST, line.split()[2])}
     assert said["plain"] == [2.0 * i for i in range(16)]
     assert said["misaligned"] == [2.0 * i for i in range(1, 16)]
     assert said["made"] == said["expected"]
@@ -336,7 +345,7 @@ def test_clone_elsewhere_hits(copy: tuple[Path, Path], toolchain: Toolchain) -> 
     report = build(bundle, toolchain=toolchain, cache=ObjectCache(root))
     assert compiled(report) == set()
     assert report.linked
-    assert load(report.library)["fingerprint"] == "00c0ffee"
+    assert f"{CELL} {DIGEST} " in str(load(report.library)["digests"])
 
 
 def test_touched_library_is_linked_again(copy: tuple[Path, Path], toolchain: Toolchain) -> None:
@@ -353,7 +362,7 @@ def test_edited_header_compiles_its_units(copy: tuple[Path, Path], toolchain: To
     header = bundle / "csrc" / "toy.h"
     header.write_text(HEADER.replace("2.0f", "3.0f"))
     report = build(bundle, jobs=1, toolchain=toolchain, cache=ObjectCache(root))
-    assert compiled(report) == {"kernels/twice.cu", "toy.cpp"}
+    assert compiled(report) == UNITS
     assert load(report.library)["plain"] == [3.0 * i for i in range(16)]
     header.write_text(HEADER)
     again = build(bundle, jobs=1, toolchain=toolchain, cache=ObjectCache(root))
@@ -369,12 +378,52 @@ def test_header_in_front_of_another_compiles(copy: tuple[Path, Path], toolchain:
     assert "kernels/twice.cu" in compiled(report)
 
 
-def test_fingerprint_compiles_one_unit(copy: tuple[Path, Path], toolchain: Toolchain) -> None:
+def test_a_digest_compiles_one_unit(copy: tuple[Path, Path], toolchain: Toolchain) -> None:
     bundle, root = copy
     (bundle / "csrc" / "sources.cmake").write_text(SOURCES.replace("00c0ffee", "0badcafe"))
     report = build(bundle, jobs=1, toolchain=toolchain, cache=ObjectCache(root))
-    assert compiled(report) == {"fingerprint.cpp"}
-    assert b"0badcafe" in report.library.read_bytes()
+    assert compiled(report) == {"digests.cpp"}
+    assert digests(report.library).cell == "0badcafe" * 8
+
+
+def digests(library: Path) -> Digests:
+    found = read_library(library)
+    assert found is not None and set(found) == {CELL}
+    return found[CELL]
+
+
+def test_an_edit_is_seen_once_it_is_built(copy: tuple[Path, Path], toolchain: Toolchain) -> None:
+    bundle, root = copy
+    first = digests(build(bundle, toolchain=toolchain, cache=ObjectCache(root)).library)
+    assert stale_cells(bundle) == {}
+    # A header that only another header names, and that was not there before.
+    header = bundle / "csrc" / "toy.h"
+    header.write_text(HEADER.replace("#pragma once", '#pragma once\n#  include "deep/new.h"'))
+    (bundle / "csrc" / "deep").mkdir()
+    (bundle / "csrc" / "deep" / "new.h").write_text("#pragma once\n")
+    assert stale_cells(bundle) == {CELL: "other sources"}
+    second = digests(build(bundle, jobs=1, toolchain=toolchain, cache=ObjectCache(root)).library)
+    assert stale_cells(bundle) == {}
+    (bundle / "csrc" / "deep" / "new.h").write_text("#pragma once\n// edited\n")
+    assert stale_cells(bundle) == {CELL: "other sources"}
+    assert first.cell == second.cell == DIGEST and first.sources != second.sources
+    library = bundle / "lib" / "fusegen_toy.so"
+    library.write_bytes(library.read_bytes().replace(b"fusegen digests", b"nothing of ours"))
+    assert stale_cells(bundle) == {CELL: "it does not say from what"}
+
+
+def test_an_edit_during_the_build_is_no_library(
+    copy: tuple[Path, Path], toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, root = copy
+
+    class Editing(Recorder):
+        def unit_done(self, name: str, *, cached: bool, seconds: float) -> None:
+            (bundle / "csrc" / "toy.h").write_text(HEADER.replace("2.0f", "3.0f"))
+
+    with pytest.raises(BuildError, match="was changed while it was compiled"):
+        build(bundle, toolchain=toolchain, cache=ObjectCache(root), progress=Editing())
+    assert not (bundle / "lib").exists()
 
 
 def test_two_builders_compile_once(tmp_path: Path, toolchain: Toolchain) -> None:
@@ -534,18 +583,20 @@ def test_interrupt_stops_the_compilers(tmp_path: Path) -> None:
         ),
         ("fusegen_toy)", "fusegen-toy)", ":2:23: FUSEGEN_NAMESPACE: expected an identifier, each"),
         ("fusegen_toy)", "a b)", ":2:26: FUSEGEN_NAMESPACE: expected one value, found '2'"),
-        ("    toy.cpp)", "    ../toy.cpp)", ":6:5: FUSEGEN_HOST_SOURCES: expected a relative path"),
-        ("    toy.cpp)", "    /toy.cpp)", ":6:5: FUSEGEN_HOST_SOURCES: expected a relative path"),
-        (
-            "    toy.cpp)",
-            "    toy.cpp toy.cpp)",
-            ":6:13: FUSEGEN_HOST_SOURCES: expected a relative",
-        ),
-        ("twice.cu)", "twice.cu", ":9:1: FUSEGEN_KERNEL_SOURCES: expected `)`, found 'the end of"),
+        ("    toy.cpp", "    ../toy.cpp", f":9:5: FUSEGEN_UNITS_{CELL}: expected a relative path"),
+        ("    toy.cpp", "    /toy.cpp", f":9:5: FUSEGEN_UNITS_{CELL}: expected a relative path"),
+        ("    toy.cpp", "    a.cpp a.cpp", f":9:11: FUSEGEN_UNITS_{CELL}: expected a relative"),
+        ("twice.cu)", "twice.cu", f":11:1: FUSEGEN_UNITS_{CELL}: expected `)`, found 'the end of"),
         ("# A comment,", "list ", ":1:1: expected `set(`, found 'list'"),
-        ("00c0ffee", "${F}", ":4:25: expected a word, a string or a parenthesis, found '\"'"),
-        ('set(FUSEGEN_FINGERPRINT "00c0ffee")', "", "expected a statement set(FUSEGEN_FINGERPRINT"),
-        ("toy.cpp)", "other.cpp)", "needs files that do not exist: other.cpp"),
+        (DIGEST, "${F}", ":7:5: expected a word, a string or a parenthesis, found '\"'"),
+        (DIGEST, "00c0ffee", ":7:5: FUSEGEN_DIGEST_toy__plain__fast: expected a hash of 64 hexa"),
+        (
+            f'set(FUSEGEN_DIGEST_{CELL}\n    "{DIGEST}")',
+            "",
+            f"a statement set(FUSEGEN_DIGEST_{CELL} ",
+        ),
+        ("    toy__plain__fast)", "    other)", ":6:5: expected one of FUSEGEN_DIGEST_other, FUSE"),
+        ("toy.cpp", "other.cpp", "needs files that do not exist: other.cpp"),
     ],
 )
 def test_malformed_sources_are_refused_with_their_place(
@@ -559,7 +610,7 @@ def test_malformed_sources_are_refused_with_their_place(
         build(bundle, toolchain=toolchain, cache=ObjectCache(tmp_path / "cache"))
     assert str(caught.value).startswith(str(sources))
     assert said in str(caught.value)
-    assert caught.value.remedy or "statement" in said
+    assert caught.value.remedy
 
 
 def test_folder_without_kernels_is_refused(tmp_path: Path) -> None:
@@ -620,9 +671,15 @@ def test_cmake_builds_the_same_library(tmp_path: Path, toolchain: Toolchain) -> 
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
     library = bundle / "lib" / "fusegen_toy.so"
-    assert {name.split("@")[0] for name in exported(library)} == {"fusegen_fingerprint"}
+    assert {name.split("@")[0] for name in exported(library)} == {"fusegen_digests"}
     assert {"libtorch", "libtorch_cpu", "libc10"} <= needed(library)
     assert load(library)["plain"] == [2.0 * i for i in range(16)]
+    assert stale_cells(bundle) == {}
+    (bundle / "csrc" / "kernels" / "twice.cu").write_text(f"{KERNEL}// edited\n")
+    assert stale_cells(bundle) == {CELL: "other sources"}
+    again = subprocess.run(["cmake", "--build", str(folder), "-j", "1"], capture_output=True)
+    assert again.returncode == 0, again.stdout
+    assert stale_cells(bundle) == {}
     commands = json.loads((folder / "compile_commands.json").read_text())
     for entry in commands:
         is_kernel = entry["file"].endswith(".cu")

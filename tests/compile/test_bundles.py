@@ -198,10 +198,10 @@ def test_loads_without_a_gpu_and_runs_on_the_cpu(bundle: Path) -> None:
         subprocess.run([sys.executable, "-c", script], check=True, cwd="/")
 
 
-def test_exports_only_its_fingerprint(built: BuildReport) -> None:
+def test_exports_only_its_digests(built: BuildReport) -> None:
     words = ["nm", "-D", "--defined-only", str(built.library)]
     listing = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert [line.split()[-1] for line in listing.splitlines()] == ["fusegen_fingerprint"]
+    assert [line.split()[-1] for line in listing.splitlines()] == ["fusegen_digests"]
 
 
 def test_needs_no_cuda_library(built: BuildReport) -> None:

@@ -142,9 +142,8 @@ def test_the_order_in_which_cells_are_added_leaves_no_trace(tmp_path: Path) -> N
 # Additivity
 
 
-# Files that speak of the whole bundle. `_library.py` does because it carries the fingerprint of all
-# op schemas.
-SHARED = {"README.md", "_library.py", "csrc/sources.cmake", LOCK_NAME}
+# Files that speak of the whole bundle.
+SHARED = {"README.md", "csrc/sources.cmake", LOCK_NAME}
 
 
 @pytest.fixture

@@ -99,7 +99,8 @@ def _find(name: str, *folders: Path) -> Path | None:
 def hash_units(folder: Path) -> dict[str, str]:
     """Hash of every kernel and launcher of a bundle, by its path below csrc/."""
     csrc = folder / "csrc"
-    paths = sorted([*csrc.glob("kernels/*.cu"), *csrc.glob("*.cpp")])
+    launchers = (path for path in csrc.glob("*.cpp") if path.name != "digests.cpp")
+    paths = sorted([*csrc.glob("kernels/*.cu"), *launchers])
     return {
         str(path.relative_to(csrc)): hashlib.sha256(
             "\n".join(expand(path, csrc)).encode()

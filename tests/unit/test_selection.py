@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from fusegen import api, paths, selection
 from fusegen.load import load
 from fusegen.lock import LockError
 from fusegen.naming import Cell
+from fusegen.publish import PublishError
 from fusegen.selection import Selection, SelectionError, UsageError
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,5}(_[a-z0-9]{1,4}){0,2}", fullmatch=True)
@@ -123,6 +127,55 @@ def test_names_add_and_remove_and_a_target_replaces(tmp_path: Path) -> None:
     api.generate(request(tmp_path, targets=("cpu",)))
     every = [row for row in api.plan(api.Query(targets=("cpu",))) if row.status != "unsupported"]
     assert len(cells_of(bundle)) == len(every) > 2
+
+
+def in_processes(out: Path, *modules: str) -> list[tuple[int, str]]:
+    """Exit code and messages of one `generate` for each module, all at once."""
+    words = [sys.executable, "-m", "fusegen", "generate", "--arch", "cpu", "--recipe", "bf16"]
+    environment = os.environ | {"PYTHONPATH": str(paths.PACKAGE.parent)}
+    running = [
+        subprocess.Popen(
+            [*words, "--module", module, "--out", str(out)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        for module in modules
+    ]
+    return [(process.wait(), process.communicate()[1]) for process in running]
+
+
+def test_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
+    modules = ("linear", "silu", "swiglu", "grouped_linear")
+    out = tmp_path / "out"
+    done = in_processes(out, *modules, "silu")
+    assert {code for code, _ in done} == {0}, done
+    assert cells_of(out / "cpu") == sorted(f"{module}__bf16" for module in modules)
+    assert [path.name for path in out.iterdir()] == ["cpu"]
+    assert not api.check((), out).drifted
+
+
+def test_processes_that_ask_for_one_thing_all_succeed(tmp_path: Path) -> None:
+    done = in_processes(tmp_path / "out", *["silu"] * 4)
+    assert {code for code, _ in done} == {0}, done
+
+
+def test_a_request_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown module"):
+        api.generate(request(tmp_path / "new", archs=("cpu",), modules=("no",), recipes=("bf16",)))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_link_in_the_place_of_the_mutex_is_refused(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".fusegen.lockfile").symlink_to(precious)
+    with pytest.raises(PublishError, match="is a symbolic link"):
+        api.generate(request(out, archs=("cpu",), modules=("silu",), recipes=("bf16",)))
+    assert precious.read_text() == "mine"
 
 
 def test_removing_everything_removes_the_bundle(tmp_path: Path) -> None:

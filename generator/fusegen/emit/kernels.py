@@ -117,14 +117,21 @@ class UnitContext:
 
 
 @dataclass(frozen=True, slots=True)
+class CellSources:
+    """A cell in ``sources.cmake``: its digest, and the units it is compiled from."""
+
+    name: str
+    digest: str
+    units: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SourcesContext:
     """Everything ``sources.cmake`` states."""
 
     namespace: str
     gencode: str
-    fingerprint: str
-    host: tuple[str, ...]
-    kernels: tuple[str, ...]
+    cells: tuple[CellSources, ...]
 
 
 def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
