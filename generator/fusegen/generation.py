@@ -389,7 +389,8 @@ def _wish(
     """Join the recorded extra folders with those of the request.
 
     Raises:
-        UsageError: a recorded folder is gone, and the request neither names another nor removes.
+        UsageError: a recorded folder is gone, and the request neither names another nor removes; or
+            it lies elsewhere, and the request does not name it.
     """
     tolerant = request.remove or bool(request.sources.specs or request.sources.templates)
     joined: list[tuple[Path, ...]] = []
@@ -404,7 +405,12 @@ def _wish(
                 f"{bundle / LOCK_NAME} records the folder {gone[0]}, which does not exist; "
                 f"restore it, or say where it is now with {option}"
             )
-        joined.append(selection.merge_folders([f for f in folders if f not in gone], more))
+        present = [folder for folder in folders if folder not in gone]
+        foreign = selection.foreign_folders(bundle, present, more)
+        if foreign and not request.remove:
+            raise UsageError(selection.distrust(bundle, option, foreign))
+        present = [folder for folder in present if folder not in foreign]
+        joined.append(selection.merge_folders(present, more))
     return _Wish(bundle, wanted, recorded, joined[0], joined[1], given)
 
 

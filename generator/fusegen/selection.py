@@ -268,6 +268,40 @@ def recorded_folders(bundle: Path, folders: Iterable[str]) -> tuple[Path, ...]:
     return tuple((bundle / folder).resolve() for folder in folders)
 
 
+def foreign_folders(
+    bundle: Path, recorded: Iterable[Path], given: Iterable[Path]
+) -> tuple[Path, ...]:
+    """The recorded folders that are not read because a lock alone names them; it may be anybody's.
+
+    Args:
+        bundle: the folder of the lock.
+        recorded: folders that the lock names, resolved.
+        given: folders that the command line names.
+
+    Returns:
+        Those that lie neither in the bundle's repository, or beside the bundle where there is none,
+        nor in a given folder.
+    """
+    trusted = (_repository(bundle), *merge_folders(given))
+    return tuple(f for f in recorded if not any(f.is_relative_to(place) for place in trusted))
+
+
+def distrust(bundle: Path, option: str, foreign: Sequence[Path]) -> str:
+    """What to say of foreign folders, which the option names on the command line."""
+    return (
+        f"{bundle / LOCK_NAME} names the folder {foreign[0]}, which is outside of "
+        f"{_repository(bundle)}: what it holds would decide what is generated, so it is read only "
+        f"where you name it, too: {regeneration([bundle], {option: foreign})} (fusegen check takes "
+        f"{option} as well)"
+    )
+
+
+def _repository(bundle: Path) -> Path:
+    """The repository that a bundle is in, or the folder that it is in where there is none."""
+    folder = bundle.resolve().parent
+    return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
+
+
 def relative_folders(bundle: Path, folders: Iterable[Path]) -> tuple[str, ...]:
     """Folders as a lock records them. Inverse of `recorded_folders`."""
     root = bundle.resolve()

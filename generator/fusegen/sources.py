@@ -48,7 +48,7 @@ class Inputs:
 
         folders = _besides(paths.builtin_templates(), extra)
         if folders not in self._renderers:
-            self._renderers[folders] = Renderer(folders, default_root() / "templates")
+            self._renderers[folders] = Renderer(folders, default_root() / "sandboxed_templates")
         return self._renderers[folders]
 
 
