@@ -14,9 +14,10 @@ from fusegen.fileset import FileSet
 from fusegen.gpu import NATIVE, arch_named
 from fusegen.lock import LOCK_NAME, read_lock
 from fusegen.model.plan import Unsupported
+from fusegen.model.specs import SpecKind
 from fusegen.naming import Cell
 from fusegen.queries import unsupported_row
-from fusegen.selection import Selection, SelectionError, UsageError, known
+from fusegen.selection import Selection, SelectionError, UsageError, spec_named
 from fusegen.sources import BUILTIN, Inputs, Sources, derivations
 
 if TYPE_CHECKING:
@@ -350,7 +351,7 @@ def _recorded_wishes(request: Request, inputs: Inputs) -> Iterator[_Wish]:
     present = {recorded.arch for recorded in found.values()}
     for arch in wanted:
         if arch not in present:
-            known("arch", arch, inputs.specs(request.sources.specs).archs)
+            spec_named(inputs.specs(request.sources.specs), SpecKind.ARCHS, arch)
             raise UsageError(
                 f"--arch {arch}: {request.out} holds no bundle for it yet; say what to make with "
                 "--module and --recipe"

@@ -139,6 +139,17 @@ def known(what: str, word: str, choices: Iterable[str]) -> str:
     return word
 
 
+def spec_named(specs: SpecSet, kind: SpecKind, word: str) -> str:
+    """`word`, if it names a spec of a kind.
+
+    Raises:
+        UsageError: it does not; with the closest choice.
+        SpecError: that spec is wrong.
+    """
+    specs.require(kind, word)
+    return known(kind.key, word, specs.of(kind))
+
+
 def product(modules: Iterable[str], recipes: Iterable[str]) -> tuple[Cell, ...]:
     """Every module with every recipe, sorted, each once."""
     recipes = tuple(recipes)
@@ -157,7 +168,7 @@ def with_options(specs: SpecSet, cells: Iterable[Cell], words: Sequence[str]) ->
 
 
 def _with_options(specs: SpecSet, cell: Cell, words: Sequence[str]) -> Cell:
-    offered = specs.modules[known("module", cell.module, specs.modules)].options
+    offered = specs.modules[spec_named(specs, SpecKind.MODULES, cell.module)].options
     choices = [word for option in offered.values() for word in option]
     for word in words:
         if word not in choices:
@@ -180,7 +191,7 @@ def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, tuple[Cell
     """
     found: dict[str, set[Cell]] = {}
     for name in targets:
-        target = specs.targets[known("target", name, specs.targets)]
+        target = specs.targets[spec_named(specs, SpecKind.TARGETS, name)]
         cells = with_options(specs, product(target.modules, target.recipes), target.options)
         for arch in target.archs:
             found.setdefault(arch, set()).update(cells)
@@ -222,11 +233,11 @@ def check_cells(
     Raises:
         UsageError: naming the closest name or, for a recorded cell, the ways out.
     """
-    known("arch", selection.arch, specs.archs)
+    spec_named(specs, SpecKind.ARCHS, selection.arch)
     for cell in selection.cells:
         try:
-            known("module", cell.module, specs.modules)
-            known("recipe", cell.recipe, specs.recipes)
+            spec_named(specs, SpecKind.MODULES, cell.module)
+            spec_named(specs, SpecKind.RECIPES, cell.recipe)
         except UsageError as error:
             if cell in given:
                 raise
