@@ -27,6 +27,7 @@ from fusegen.queries import (
     explain,
     list_specs,
     plan,
+    validate,
 )
 from fusegen.sources import BUILTIN, Sources, load_specs
 
@@ -57,6 +58,7 @@ __all__ = [
     "load_specs",
     "plan",
     "prepare_demo",
+    "validate",
 ]
 
 

@@ -109,7 +109,7 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True)
-class CellSources:
+class CellUnits:
     """A cell: its digest, and the units it is compiled from."""
 
     digest: str
@@ -122,7 +122,7 @@ class Sources:
 
     namespace: str
     gencode: str
-    cells: Mapping[str, CellSources]
+    cells: Mapping[str, CellUnits]
 
     @property
     def host_sources(self) -> tuple[str, ...]:
@@ -359,7 +359,7 @@ def read_sources(path: Path) -> Sources:
         namespace=values["FUSEGEN_NAMESPACE"][0],
         gencode=values["FUSEGEN_GENCODE"][0],
         cells={
-            cell: CellSources(values[f"FUSEGEN_DIGEST_{cell}"][0], values[f"FUSEGEN_UNITS_{cell}"])
+            cell: CellUnits(values[f"FUSEGEN_DIGEST_{cell}"][0], values[f"FUSEGEN_UNITS_{cell}"])
             for cell in values["FUSEGEN_CELLS"]
         },
     )

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -68,13 +69,15 @@ class Program(click.Group):
         """Run one command line and end the process."""
         if os.environ.get("NO_COLOR"):
             extra["color"] = False  # Otherwise click decides by whether it writes to a terminal.
-        try:
-            code = super().main(*args, **{**extra, "standalone_mode": False})
-        except Exception as error:
-            code = _failed(error)
-        except KeyboardInterrupt:
-            _say("interrupted")
-            code = ExitCode.INTERRUPTED
+        with warnings.catch_warnings():
+            _show_spec_warnings()
+            try:
+                code = super().main(*args, **{**extra, "standalone_mode": False})
+            except Exception as error:
+                code = _failed(error)
+            except KeyboardInterrupt:
+                _say("interrupted")
+                code = ExitCode.INTERRUPTED
         sys.exit(int(code) if isinstance(code, int) else ExitCode.OK)
 
     def resolve_command(
@@ -162,6 +165,21 @@ def _code_of(error: Exception) -> ExitCode:
         (BuildError, ExitCode.BUILD),
     )
     return next((code for kind, code in known if isinstance(error, kind)), ExitCode.INTERNAL)
+
+
+def _show_spec_warnings() -> None:
+    """Warnings of ours are messages, each once; others look as ever."""
+    others = warnings.showwarning
+    seen: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if category.__name__ != "SpecWarning":
+            others(message, category, *where, **more)
+        elif str(message) not in seen:
+            seen.add(str(message))
+            _say(f"warning: {message}")
+
+    warnings.showwarning = show
 
 
 def _say(text: str) -> None:
@@ -317,7 +335,7 @@ def validate(specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool
     from fusegen.model.source import SpecError
 
     try:
-        entries = api.list_specs(None, _sources(specs, templates))
+        entries = api.validate(_sources(specs, templates))
     except SpecError as error:
         if not as_json:
             raise

@@ -14,9 +14,10 @@ from fusegen.fileset import FileSet
 from fusegen.gpu import NATIVE, arch_named
 from fusegen.lock import LOCK_NAME, read_lock
 from fusegen.model.plan import Unsupported
+from fusegen.model.specs import SpecKind
 from fusegen.naming import Cell
 from fusegen.queries import unsupported_row
-from fusegen.selection import Selection, SelectionError, UsageError, known
+from fusegen.selection import Selection, SelectionError, UsageError, spec_named
 from fusegen.sources import BUILTIN, Inputs, Sources, derivations
 
 if TYPE_CHECKING:
@@ -350,7 +351,7 @@ def _recorded_wishes(request: Request, inputs: Inputs) -> Iterator[_Wish]:
     present = {recorded.arch for recorded in found.values()}
     for arch in wanted:
         if arch not in present:
-            known("arch", arch, inputs.specs(request.sources.specs).archs)
+            spec_named(inputs.specs(request.sources.specs), SpecKind.ARCHS, arch)
             raise UsageError(
                 f"--arch {arch}: {request.out} holds no bundle for it yet; say what to make with "
                 "--module and --recipe"
@@ -389,7 +390,8 @@ def _wish(
     """Join the recorded extra folders with those of the request.
 
     Raises:
-        UsageError: a recorded folder is gone, and the request neither names another nor removes.
+        UsageError: a recorded folder is gone, and the request neither names another nor removes; or
+            it lies elsewhere, and the request does not name it.
     """
     tolerant = request.remove or bool(request.sources.specs or request.sources.templates)
     joined: list[tuple[Path, ...]] = []
@@ -404,7 +406,12 @@ def _wish(
                 f"{bundle / LOCK_NAME} records the folder {gone[0]}, which does not exist; "
                 f"restore it, or say where it is now with {option}"
             )
-        joined.append(selection.merge_folders([f for f in folders if f not in gone], more))
+        present = [folder for folder in folders if folder not in gone]
+        foreign = selection.foreign_folders(bundle, present, more)
+        if foreign and not request.remove:
+            raise UsageError(selection.distrust(bundle, option, foreign))
+        present = [folder for folder in present if folder not in foreign]
+        joined.append(selection.merge_folders(present, more))
     return _Wish(bundle, wanted, recorded, joined[0], joined[1], given)
 
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 
 from fusegen.load import SpecSet
+from fusegen.model.specs import SpecKind
 from fusegen.selection import UsageError, known
 
 NATIVE = "native"
@@ -51,6 +52,7 @@ def arch_named(name: str, specs: SpecSet) -> str:
     Raises:
         UsageError: an unknown name, or `native` without a GPU that some arch serves.
     """
+    specs.require(SpecKind.ARCHS, name)
     if name != NATIVE:
         return known("arch", name, [*specs.archs, NATIVE])
     capability = visible_capability()

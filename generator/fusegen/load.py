@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ _DEPTH_LIMIT = 32
 _SHOWN = 60
 
 KeyPath = tuple[str | int, ...]
+SpecKey = tuple[SpecKind, str]
 T = TypeVar("T")
 
 
@@ -66,7 +68,8 @@ class Source:
 class SpecSet:
     """All specs by name, in sorted order, with the source of each.
 
-    ``sources`` is keyed by (kind, name) and serves error messages only.
+    ``sources`` is keyed by (kind, name) and serves error messages only.  ``broken`` are the specs
+    that were left out, each with what is wrong with it or with what it names.
     """
 
     ops: Mapping[str, OpSpec] = field(default_factory=dict)
@@ -75,7 +78,8 @@ class SpecSet:
     recipes: Mapping[str, RecipeSpec] = field(default_factory=dict)
     archs: Mapping[str, ArchSpec] = field(default_factory=dict)
     targets: Mapping[str, TargetSpec] = field(default_factory=dict)
-    sources: Mapping[tuple[SpecKind, str], Source] = field(default_factory=dict)
+    sources: Mapping[SpecKey, Source] = field(default_factory=dict)
+    broken: Mapping[SpecKey, tuple[Problem, ...]] = field(default_factory=dict)
 
     def of(self, kind: SpecKind) -> Mapping[str, AnySpec]:
         """Specs of one kind."""
@@ -85,6 +89,19 @@ class SpecSet:
     def source(self, kind: SpecKind, name: str) -> Source:
         """Where a spec was read from."""
         return self.sources[kind, name]
+
+    def require(self, kind: SpecKind, name: str) -> None:
+        """Do nothing, unless a spec was left out.
+
+        Raises:
+            SpecError: with what is wrong with it.
+        """
+        if (kind, name) in self.broken:
+            raise SpecError(self.broken[kind, name])
+
+
+class SpecWarning(UserWarning):
+    """What is wrong with a spec, and with its place; the spec was left out."""
 
 
 class _Reader:
@@ -343,19 +360,77 @@ def load(folders: Iterable[Path]) -> SpecSet:
     """
     from .checks import check
 
+    loaded, broken, others = _read(folders)
+    problems = [*others, *(problem for each in broken.values() for problem in each)]
+    problems += [problem for _, problem in check(loaded, complete=not problems)]
+    if problems:
+        raise SpecError(problems)
+    return loaded
+
+
+def load_usable(folders: Iterable[Path]) -> SpecSet:
+    """The same, without the specs that are wrong or name one that is; ``require`` says what of.
+
+    Warns:
+        SpecWarning: of every problem.
+
+    Raises:
+        SpecError: a folder is not there.
+    """
+    from .checks import check
+
+    folders = tuple(folders)
+    missing = [_no_folder(folder) for folder in folders if not folder.is_dir()]
+    if missing:
+        raise SpecError(missing)
+    loaded, broken, others = _read(folders)
+    problems = [*others, *(problem for each in broken.values() for problem in each)]
+    usable = _without(loaded, broken)
+    while found := _grouped(check(usable, complete=True)):
+        for key, own in found.items():
+            words = set(re.findall(r"\w+", repr(usable.of(key[0])[key[1]])))
+            inherited = [p for (_, name), each in broken.items() if name in words for p in each]
+            broken[key] = inherited or own
+            problems += [] if inherited else own
+        usable = _without(loaded, broken)
+    for problem in sorted(set(problems)):
+        warnings.warn(f"{problem} (left out, with all that names it)", SpecWarning, stacklevel=2)
+    return usable
+
+
+def _without(specs: SpecSet, broken: Mapping[SpecKey, list[Problem]]) -> SpecSet:
+    kept: dict[str, Any] = {
+        kind.folder: {n: spec for n, spec in specs.of(kind).items() if (kind, n) not in broken}
+        for kind in SpecKind
+    }
+    return replace(specs, **kept, broken={key: tuple(each) for key, each in broken.items()})
+
+
+def _grouped(found: Iterable[tuple[SpecKey, Problem]]) -> dict[SpecKey, list[Problem]]:
+    grouped: dict[SpecKey, list[Problem]] = {}
+    for key, problem in found:
+        grouped.setdefault(key, []).append(problem)
+    return grouped
+
+
+def _read(
+    folders: Iterable[Path],
+) -> tuple[SpecSet, dict[SpecKey, list[Problem]], list[Problem]]:
+    """What the folders hold, the problems by spec, and those of files that are no specs."""
     specs: dict[SpecKind, dict[str, AnySpec]] = {kind: {} for kind in SpecKind}
-    sources: dict[tuple[SpecKind, str], Source] = {}
-    problems: list[Problem] = []
+    sources: dict[SpecKey, Source] = {}
+    broken: dict[SpecKey, list[Problem]] = {}
+    others: list[Problem] = []
     for folder in folders:
-        for kind, path in _files(folder, problems):
+        for kind, path in _files(folder, others):
             try:
                 spec, source = parse_spec(kind, path, _display(path, folder))
             except SpecError as error:
-                problems.extend(error.problems)
+                broken.setdefault((kind, path.stem), []).extend(error.problems)
                 continue
             if spec.name in specs[kind]:
                 first = sources[kind, spec.name].loc(kind.key)
-                problems.append(
+                broken.setdefault((kind, spec.name), []).append(
                     source.problem(
                         f"{kind.key} {spec.name!r} is already defined at {first}; give it another"
                         " name",
@@ -368,16 +443,12 @@ def load(folders: Iterable[Path]) -> SpecSet:
     by_folder: dict[str, Any] = {
         kind.folder: dict(sorted(specs[kind].items())) for kind in SpecKind
     }
-    loaded = SpecSet(**by_folder, sources=sources)
-    problems.extend(check(loaded, complete=not problems))
-    if problems:
-        raise SpecError(problems)
-    return loaded
+    return SpecSet(**by_folder, sources=sources), broken, others
 
 
 def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Path]]:
     if not folder.is_dir():
-        problems.append(Problem(Loc(str(folder), 1, 1), "there is no such spec folder"))
+        problems.append(_no_folder(folder))
         return
     known = [kind.folder for kind in SpecKind]
     for entry in sorted(folder.iterdir()):
@@ -393,6 +464,10 @@ def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Pa
             elif path.suffix != ".md":
                 loc = Loc(_display(path, folder), 1, 1)
                 problems.append(Problem(loc, "not a spec: expected <name>.yaml, or .md for notes"))
+
+
+def _no_folder(folder: Path) -> Problem:
+    return Problem(Loc(str(folder), 1, 1), "there is no such spec folder")
 
 
 def _display(path: Path, folder: Path) -> str:

@@ -24,8 +24,15 @@ from fusegen.model.specs import (
 )
 from fusegen.naming import Cell
 from fusegen.passes.expand import chain_of
-from fusegen.selection import known, product, target_cells, targets_or_names, with_options
-from fusegen.sources import BUILTIN, Sources, derivations, load_specs
+from fusegen.selection import (
+    known,
+    product,
+    spec_named,
+    target_cells,
+    targets_or_names,
+    with_options,
+)
+from fusegen.sources import BUILTIN, Sources, derivations, load_specs, validate_specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +60,27 @@ class Entry:
 
 
 def list_specs(kind: str | None = None, sources: Sources = BUILTIN) -> tuple[Entry, ...]:
-    """The specs of one kind, named by its folder, or of all kinds.
+    """The specs of one kind, named by its folder, or of all kinds; not those that are wrong.
 
     Raises:
-        SpecError: the specs are wrong.
+        SpecError: a folder is not there.
         UsageError: there is no such kind.
     """
     if kind is not None:
         known("kind", kind, [each.folder for each in SpecKind])
-    specs = load_specs(sources)
+    return _entries(load_specs(sources), kind)
+
+
+def validate(sources: Sources = BUILTIN) -> tuple[Entry, ...]:
+    """The specs of all kinds, none of which is wrong.
+
+    Raises:
+        SpecError: with every problem of every file.
+    """
+    return _entries(validate_specs(sources), None)
+
+
+def _entries(specs: SpecSet, kind: str | None) -> tuple[Entry, ...]:
     return tuple(
         Entry(
             each.folder, name, _summary(spec, specs), specs.source(each, name).file, _details(spec)
@@ -149,8 +168,8 @@ def plan(query: Query = EVERYTHING, sources: Sources = BUILTIN) -> tuple[PlanRow
     if query.targets:
         wanted = target_cells(specs, query.targets)
     else:
-        modules = [known("module", name, specs.modules) for name in query.modules]
-        recipes = [known("recipe", name, specs.recipes) for name in query.recipes]
+        modules = [spec_named(specs, SpecKind.MODULES, name) for name in query.modules]
+        recipes = [spec_named(specs, SpecKind.RECIPES, name) for name in query.recipes]
         cells = product(modules or specs.modules, recipes or specs.recipes)
         cells = with_options(specs, cells, query.options)
         archs = [arch_named(name, specs) for name in query.archs] or list(specs.archs)
@@ -219,7 +238,9 @@ def explain(
     from fusegen.resolve import resolve
 
     specs = load_specs(sources)
-    cell = Cell(known("module", module, specs.modules), known("recipe", recipe, specs.recipes))
+    cell = Cell(
+        spec_named(specs, SpecKind.MODULES, module), spec_named(specs, SpecKind.RECIPES, recipe)
+    )
     cells = with_options(specs, [cell], options)
     found = resolve(specs, arch_named(arch, specs), cells, derivations())
     if found.unsupported:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -11,14 +12,21 @@ from typing import Any
 
 import jinja2
 import jinja2.bccache
+import jinja2.sandbox
 
 from .fileset import RenderError
+
+_MISTAKES = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+"""What an expression of a template may raise, besides jinja's own errors."""
 
 _CONTEXT = re.compile(r"<# context: (\w+) #>\n")
 
 
 class Renderer:
     """Renders templates of layered folders; a later folder may add templates, not replace them.
+
+    Templates may come from others, so they run in jinja's sandbox: no attribute that begins with an
+    underscore, nothing changed in place.
 
     Args:
         folders: of templates.
@@ -32,7 +40,7 @@ class Renderer:
     def __init__(self, folders: Iterable[Path], compiled: Path | None = None) -> None:
         self.folders = tuple(folders)
         self.files = _layer(self.folders)
-        self._environment = jinja2.Environment(
+        self._environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             loader=jinja2.FunctionLoader(self._load),
             undefined=jinja2.StrictUndefined,
             block_start_string="<%",
@@ -69,6 +77,8 @@ class Renderer:
         except jinja2.TemplateError as error:
             line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise RenderError(f"template {name}{line}: {error.message}") from error
+        except _MISTAKES as error:
+            raise RenderError(f"template {name}: {type(error).__name__}: {error}") from error
 
     def static(self, folder: str) -> Mapping[str, str]:
         """Files below ``static/<folder>``, to be copied byte for byte, by path relative to it."""
@@ -92,7 +102,17 @@ def _byte_code(folder: Path | None) -> jinja2.BytecodeCache | None:
 
 
 class _ByteCode(jinja2.FileSystemBytecodeCache):
-    """What cannot be kept, on a full disk or in a folder of somebody else's, is compiled anew."""
+    """What cannot be kept, on a full disk or in a folder of somebody else's, is compiled anew.
+
+    Loading byte code runs it, so a file that others can have written is not loaded.
+    """
+
+    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        """Load one template, if it was kept by this user."""
+        # As super() does, but what is checked is what is read.
+        with suppress(OSError), open(self._get_cache_filename(bucket), "rb") as file:
+            if _is_ours(os.fstat(file.fileno())):
+                bucket.load_bytecode(file)
 
     def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
         """Keep one template."""
@@ -100,10 +120,22 @@ class _ByteCode(jinja2.FileSystemBytecodeCache):
             super().dump_bytecode(bucket)
 
 
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether this user alone may write to a file. Windows keeps caches in the user's folder."""
+    return os.name == "nt" or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
+
+
 @cache
 def read(path: Path) -> str:
-    """A template's text, read once."""
-    return path.read_text(encoding="utf-8")
+    """A template's text, read once.
+
+    Raises:
+        RenderError: it is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RenderError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
 
 
 def _layer(folders: Iterable[Path]) -> dict[str, Path]:

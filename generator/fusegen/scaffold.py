@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fusegen import paths
-from fusegen.load import SpecSet, adapter, load
+from fusegen.load import SpecSet, SpecWarning, adapter, load_usable
 from fusegen.model.families import FAMILIES
 from fusegen.model.specs import ArchSpec, SpecKind
 from fusegen.naming import camel
 from fusegen.pointwise.expression import CALLABLE
-from fusegen.selection import UsageError, known
+from fusegen.selection import UsageError, known, spec_named
 
 KINDS = (SpecKind.RECIPES, SpecKind.OPS, SpecKind.ARCHS, SpecKind.MODULES)
 
@@ -50,16 +52,16 @@ def new(kind: str, name: str, *, origin: str | None = None, folder: Path | None 
     Raises:
         UsageError: an unknown kind or origin, or a name that no such spec can have.
         ExistsError: the file, or a spec of that name, exists.
-        SpecError: the new file would not be valid, or the folder's other specs are not.
+        SpecError: the new file would not be valid, or what it is made from is not.
     """
     which = {each.key: each for each in KINDS}[known("kind", kind, [each.key for each in KINDS])]
     target = folder or default_folder()
     _check_name(which, name)
     path = target / which.folder / f"{name}.yaml"
-    if path.exists():
+    if os.path.lexists(path):
         raise ExistsError(f"{path} exists; choose another name, or edit that file")
     folders = _folders(target)
-    specs = load(folders)
+    specs = load_usable(folders)
     if name in specs.of(which):
         place = specs.source(which, name).loc(which.key)
         raise ExistsError(f"{which.key} {name!r} is already at {place}; choose another name")
@@ -98,7 +100,7 @@ def _article(kind: SpecKind) -> str:
 
 
 def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Sequence[Path]) -> str:
-    known(kind.key, origin, specs.of(kind))
+    spec_named(specs, kind, origin)
     files = [folder / kind.folder / f"{origin}.yaml" for folder in folders]
     text = next(file for file in files if file.is_file()).read_text(encoding="utf-8")
     text = _set(text, kind.key, name)
@@ -161,7 +163,9 @@ def _validate(kind: SpecKind, name: str, text: str, folders: Sequence[Path]) -> 
         trial = Path(scratch) / paths.SPECS
         (trial / kind.folder).mkdir(parents=True)
         (trial / kind.folder / f"{name}.yaml").write_text(text, encoding="utf-8")
-        load((*folders, trial))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SpecWarning)
+            load_usable((*folders, trial)).require(kind, name)
 
 
 def _next(kind: SpecKind, name: str, path: Path, target: Path) -> tuple[str, ...]:
@@ -224,6 +228,7 @@ pointwise:
 
 
 def _minimal_module(name: str, specs: SpecSet) -> str:
+    specs.require(SpecKind.OPS, name)
     op = name if name in specs.ops else next(iter(specs.ops))
     return f"""\
 edition: 1

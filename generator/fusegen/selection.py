@@ -139,6 +139,17 @@ def known(what: str, word: str, choices: Iterable[str]) -> str:
     return word
 
 
+def spec_named(specs: SpecSet, kind: SpecKind, word: str) -> str:
+    """`word`, if it names a spec of a kind.
+
+    Raises:
+        UsageError: it does not; with the closest choice.
+        SpecError: that spec is wrong.
+    """
+    specs.require(kind, word)
+    return known(kind.key, word, specs.of(kind))
+
+
 def product(modules: Iterable[str], recipes: Iterable[str]) -> tuple[Cell, ...]:
     """Every module with every recipe, sorted, each once."""
     recipes = tuple(recipes)
@@ -157,7 +168,7 @@ def with_options(specs: SpecSet, cells: Iterable[Cell], words: Sequence[str]) ->
 
 
 def _with_options(specs: SpecSet, cell: Cell, words: Sequence[str]) -> Cell:
-    offered = specs.modules[known("module", cell.module, specs.modules)].options
+    offered = specs.modules[spec_named(specs, SpecKind.MODULES, cell.module)].options
     choices = [word for option in offered.values() for word in option]
     for word in words:
         if word not in choices:
@@ -180,7 +191,7 @@ def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, tuple[Cell
     """
     found: dict[str, set[Cell]] = {}
     for name in targets:
-        target = specs.targets[known("target", name, specs.targets)]
+        target = specs.targets[spec_named(specs, SpecKind.TARGETS, name)]
         cells = with_options(specs, product(target.modules, target.recipes), target.options)
         for arch in target.archs:
             found.setdefault(arch, set()).update(cells)
@@ -222,11 +233,11 @@ def check_cells(
     Raises:
         UsageError: naming the closest name or, for a recorded cell, the ways out.
     """
-    known("arch", selection.arch, specs.archs)
+    spec_named(specs, SpecKind.ARCHS, selection.arch)
     for cell in selection.cells:
         try:
-            known("module", cell.module, specs.modules)
-            known("recipe", cell.recipe, specs.recipes)
+            spec_named(specs, SpecKind.MODULES, cell.module)
+            spec_named(specs, SpecKind.RECIPES, cell.recipe)
         except UsageError as error:
             if cell in given:
                 raise
@@ -266,6 +277,40 @@ def merge_folders(*groups: Iterable[Path]) -> tuple[Path, ...]:
 def recorded_folders(bundle: Path, folders: Iterable[str]) -> tuple[Path, ...]:
     """The folders a lock records, as paths."""
     return tuple((bundle / folder).resolve() for folder in folders)
+
+
+def foreign_folders(
+    bundle: Path, recorded: Iterable[Path], given: Iterable[Path]
+) -> tuple[Path, ...]:
+    """The recorded folders that are not read because a lock alone names them; it may be anybody's.
+
+    Args:
+        bundle: the folder of the lock.
+        recorded: folders that the lock names, resolved.
+        given: folders that the command line names.
+
+    Returns:
+        Those that lie neither in the bundle's repository, or beside the bundle where there is none,
+        nor in a given folder.
+    """
+    trusted = (_repository(bundle), *merge_folders(given))
+    return tuple(f for f in recorded if not any(f.is_relative_to(place) for place in trusted))
+
+
+def distrust(bundle: Path, option: str, foreign: Sequence[Path]) -> str:
+    """What to say of foreign folders, which the option names on the command line."""
+    return (
+        f"{bundle / LOCK_NAME} names the folder {foreign[0]}, which is outside of "
+        f"{_repository(bundle)}: what it holds would decide what is generated, so it is read only "
+        f"where you name it, too: {regeneration([bundle], {option: foreign})} (fusegen check takes "
+        f"{option} as well)"
+    )
+
+
+def _repository(bundle: Path) -> Path:
+    """The repository that a bundle is in, or the folder that it is in where there is none."""
+    folder = bundle.resolve().parent
+    return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
 
 
 def relative_folders(bundle: Path, folders: Iterable[Path]) -> tuple[str, ...]:

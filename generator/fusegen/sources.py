@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusegen import paths
-from fusegen.load import SpecSet, load
+from fusegen.load import SpecSet, load, load_usable
 from fusegen.selection import merge_folders
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ class Sources:
 
 
 class Inputs:
-    """Specs and renderers by their extra folders; each set of folders is read once."""
+    """Specs and renderers by their extra folders; each set of folders is read once.
+
+    Specs that are wrong are left out, with a warning.
+    """
 
     def __init__(self) -> None:
         self._specs: dict[tuple[Path, ...], SpecSet] = {}
@@ -39,7 +42,7 @@ class Inputs:
     def specs(self, extra: Iterable[Path]) -> SpecSet:
         folders = _besides(paths.builtin_specs(), extra)
         if folders not in self._specs:
-            self._specs[folders] = load(folders)
+            self._specs[folders] = load_usable(folders)
         return self._specs[folders]
 
     def renderer(self, extra: Iterable[Path]) -> Renderer:
@@ -48,7 +51,7 @@ class Inputs:
 
         folders = _besides(paths.builtin_templates(), extra)
         if folders not in self._renderers:
-            self._renderers[folders] = Renderer(folders, default_root() / "templates")
+            self._renderers[folders] = Renderer(folders, default_root() / "sandboxed_templates")
         return self._renderers[folders]
 
 
@@ -69,9 +72,21 @@ BUILTIN = Sources()
 
 
 def load_specs(sources: Sources = BUILTIN) -> SpecSet:
-    """The built-in specs and those of the extra folders, checked.
+    """The built-in specs and those of the extra folders, without those that are wrong.
+
+    Warns:
+        SpecWarning: of every problem.
+
+    Raises:
+        SpecError: a folder is not there.
+    """
+    return Inputs().specs(sources.specs)
+
+
+def validate_specs(sources: Sources = BUILTIN) -> SpecSet:
+    """The same of specs none of which is wrong.
 
     Raises:
         SpecError: with every problem of every file.
     """
-    return Inputs().specs(sources.specs)
+    return load(_besides(paths.builtin_specs(), sources.specs))

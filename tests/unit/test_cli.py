@@ -126,10 +126,6 @@ def test_native_is_the_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_specs() -> None:
     Path("mine/recipes").mkdir(parents=True)
     Path("mine/recipes/toy.yaml").write_text("edition: 1\nrecipe: toy\ncolour: red\n")
-    for command in (["list"], ["validate"], ["plan"], ["generate", *SILU], ["check", "."]):
-        done = run(*command, "--specs", "mine")
-        expected = cli.ExitCode.USAGE if command[0] == "check" else cli.ExitCode.SPEC
-        assert done.exit_code == expected, done.output
     done = run("validate", "--specs", "mine")
     assert done.stdout == ""
     assert "mine/recipes/toy.yaml:3:1: unknown key 'colour'" in done.stderr
@@ -529,3 +525,128 @@ def test_check_inside_the_checkout_covers_the_schemas(
     assert run("generate", "--check").exit_code == cli.ExitCode.DRIFT
     assert run("generate").exit_code == 0
     assert run("check").exit_code == 0
+
+
+# Specs of which some are wrong
+
+BAD_OP = """\
+edition: 1
+op: bad
+summary: It names a function that there is not
+dims: {T: elements}
+inputs: {x: {shape: [T...]}}
+outputs: {y: {shape: [T...]}}
+pointwise: {y: nofunc(x)}
+"""
+GOOD_OP = BAD_OP.replace("bad", "good").replace("nofunc(x)", "x * x")
+SPECS = {
+    "ops/bad.yaml": BAD_OP,
+    "ops/good.yaml": GOOD_OP,
+    "ops/notes.txt": "no spec",
+    "modules/bad.yaml": "edition: 1\nmodule: bad\nclass: Bad\nop: bad\n",
+    "modules/good.yaml": "edition: 1\nmodule: good\nclass: Good\nop: good\n",
+    "recipes/torn.yaml": "edition: [",
+    "targets/all_mine.yaml": (
+        "edition: 1\ntarget: all_mine\nsummary: Mine\n"
+        "archs: [cpu]\nmodules: [good, bad]\nrecipes: [bf16]\n"
+    ),
+}
+PLACES = ("mine/ops/bad.yaml:7:16: ", "mine/ops/notes.txt:1:1: ", "mine/recipes/torn.yaml:")
+
+
+@pytest.fixture
+def mine(elsewhere: Path) -> Path:
+    """A spec folder of which a part is wrong."""
+    for name, text in SPECS.items():
+        path = elsewhere / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return elsewhere / "mine"
+
+
+def cell_words(module: str, recipe: str = "bf16") -> list[str]:
+    return ["--arch", "cpu", "--module", module, "--recipe", recipe]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list", "modules"],
+        ["explain", "good", "bf16", "cpu"],
+        ["plan", "--arch", "cpu", "--recipe", "bf16"],
+        ["generate", *cell_words("good")],
+        ["generate", *cell_words("silu")],
+        ["generate", "--target", "cpu"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrong_elsewhere_is_a_warning(mine: Path, words: list[str]) -> None:
+    done = run(*words, "--specs", mine)
+    assert done.exit_code == cli.ExitCode.OK, done.stderr
+    warned = [line for line in done.stderr.splitlines() if line.startswith("fusegen: warning: ")]
+    assert len(warned) == len(PLACES)
+    for line, place in zip(warned, PLACES, strict=True):
+        assert line.startswith(f"fusegen: warning: {place}")
+    assert "all that names it" in warned[0]
+    if words[0] == "list":
+        assert "good" in done.stdout and "bad" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (["explain", "bad", "bf16", "cpu"], PLACES[0]),
+        (["explain", "good", "torn", "cpu"], PLACES[2]),
+        (["plan", "--arch", "cpu", "--module", "bad"], PLACES[0]),
+        (["generate", *cell_words("bad")], PLACES[0]),
+        (["generate", *cell_words("silu", "torn")], PLACES[2]),
+        (["generate", "--target", "all_mine"], PLACES[0]),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_what_a_request_needs_may_not_be_wrong(mine: Path, words: list[str], place: str) -> None:
+    done = run(*words, "--specs", mine)
+    assert done.exit_code == cli.ExitCode.SPEC
+    assert done.stderr.splitlines()[-1].startswith(f"fusegen: {place}")
+    assert done.stdout == ""
+
+
+def test_a_bundle_is_checked_beside_what_is_wrong(mine: Path) -> None:
+    assert run("generate", *cell_words("good"), "--specs", mine).exit_code == 0
+    done = run("check", "--specs", mine)
+    assert (done.exit_code, done.stderr.count("warning: ")) == (cli.ExitCode.OK, len(PLACES))
+    (mine / "ops" / "good.yaml").write_text(BAD_OP.replace("bad", "good"))
+    done = run("check", "--specs", mine)
+    assert done.exit_code == cli.ExitCode.SPEC
+    assert done.stderr.splitlines()[-1].startswith("fusegen: mine/ops/good.yaml:7:16: ")
+
+
+def test_a_spec_is_begun_beside_what_is_wrong(mine: Path) -> None:
+    done = run("new", "op", "another", "--specs", mine)
+    assert done.exit_code == cli.ExitCode.OK
+    assert done.stderr.count("warning: ") == len(PLACES)
+    for words in (
+        ["module", "another_bad", "--from", "bad"],
+        ["recipe", "whole", "--from", "torn"],
+    ):
+        done = run("new", *words, "--specs", mine)
+        assert done.exit_code == cli.ExitCode.SPEC
+        assert not list(mine.rglob(f"{words[1]}.yaml"))
+
+
+def test_validate_says_everything(mine: Path) -> None:
+    done = run("validate", "--specs", mine)
+    assert done.exit_code == cli.ExitCode.SPEC
+    assert [
+        line.removeprefix("fusegen: ")[: len(p)]
+        for line, p in zip(done.stderr.splitlines(), PLACES, strict=True)
+    ] == list(PLACES)
+
+
+def test_a_name_that_is_taken_is_nobodys(mine: Path) -> None:
+    text = (Path(cli.__file__).parents[2] / "specs" / "ops" / "silu.yaml").read_text()
+    (mine / "ops" / "silu.yaml").write_text(text)
+    done = run("generate", *cell_words("silu"), "--specs", mine)
+    assert done.exit_code == cli.ExitCode.SPEC
+    assert "op 'silu' is already defined" in done.stderr.splitlines()[-1]
+    assert run("generate", *cell_words("gelu"), "--specs", mine).exit_code == cli.ExitCode.OK

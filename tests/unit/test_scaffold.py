@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from fusegen import api, paths, scaffold
+from fusegen.load import SpecWarning
 from fusegen.model.source import SpecError
 from fusegen.scaffold import ExistsError, new
 from fusegen.selection import UsageError
@@ -128,12 +129,14 @@ def test_unknown_words_get_a_hint(tmp_path: Path) -> None:
         new("recipe", "mine", origin="bf61", folder=tmp_path)
 
 
-def test_a_broken_folder_is_reported_and_left_alone(tmp_path: Path) -> None:
+def test_a_broken_spec_is_reported_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "ops").mkdir()
     (tmp_path / "ops" / "bad.yaml").write_text("op: [\n")
-    with pytest.raises(SpecError, match=r"ops/bad\.yaml:2:1"):
+    with pytest.warns(SpecWarning, match=r"ops/bad\.yaml:2:1"):
         new("op", "mine", folder=tmp_path)
-    assert [path.name for path in (tmp_path / "ops").iterdir()] == ["bad.yaml"]
+    assert (tmp_path / "ops" / "bad.yaml").read_text() == "op: [\n"
+    with pytest.warns(SpecWarning), pytest.raises(SpecError, match=r"ops/bad\.yaml:2:1"):
+        new("module", "bad", folder=tmp_path)
 
 
 def test_outside_the_checkout_the_folder_is_specs(

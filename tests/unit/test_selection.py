@@ -290,10 +290,43 @@ def test_a_folder_is_recorded_while_a_cell_needs_it(tmp_path: Path, extra: api.S
     api.generate(request(out, **TOY, sources=extra))
     recorded = selection.read_selection(bundle)
     assert recorded is not None and recorded.specs == ("../../extra",)
-    assert not api.generate(request(out)).drifted
-    assert not api.check([bundle]).drifted
-    api.generate(request(out, **TOY, remove=True))
+    assert not api.generate(request(out, sources=extra)).drifted
+    assert not api.check([bundle], sources=extra).drifted
+    api.generate(request(out, **TOY, remove=True, sources=extra))
     assert selection.read_selection(bundle) == before
+
+
+def test_a_lock_alone_does_not_say_what_is_read(tmp_path: Path, extra: api.Sources) -> None:
+    out = tmp_path / "out"
+    bundle = out / "cpu"
+    api.generate(request(out, **TOY, sources=extra))
+    (folder,) = extra.specs
+    for call in (
+        lambda: api.check([bundle]),
+        lambda: api.generate(request(out)),
+        lambda: api.generate(request(out, **SILU)),
+        lambda: api.generate(request(out, **SILU, sources=api.Sources(specs=(tmp_path / "out",)))),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        text = str(caught.value)
+        assert f"{bundle / 'fusegen.lock'} names the folder {folder}, which is outside of" in text
+        assert f"fusegen generate --out {out} --specs {folder} " in text
+    # What names a folder names all that is in it.
+    assert not api.check([bundle], sources=api.Sources(specs=(folder,))).drifted
+    # What goes is not read.
+    assert not api.generate(request(out, **TOY, remove=True)).refused
+    api.generate(request(out, **TOY, sources=extra))
+    # A repository is one whole; a link out of it is not part of it.
+    (tmp_path / ".git").mkdir()
+    assert not api.check([bundle]).drifted
+    (tmp_path / ".git").rmdir()
+    (out / ".git").mkdir()
+    (out / "link").symlink_to(folder)
+    lock = bundle / "fusegen.lock"
+    lock.write_text(lock.read_text().replace('"../../extra"', '"../link"'))
+    with pytest.raises(UsageError, match="is outside of"):
+        api.check([bundle])
 
 
 def test_a_recorded_folder_that_is_gone_is_named(tmp_path: Path, extra: api.Sources) -> None:
@@ -314,7 +347,7 @@ def test_a_recorded_name_that_is_gone_can_be_taken_out(tmp_path: Path, extra: ap
     api.generate(request(out, **TOY, sources=extra))
     (extra.specs[0] / "recipes" / "toy.yaml").unlink()
     with pytest.raises(UsageError) as caught:
-        api.generate(request(out))
+        api.generate(request(out, sources=extra))
     words = f"fusegen generate --remove --arch cpu --module silu --recipe toy --out {out}"
     assert str(caught.value).endswith(words)
     api.generate(request(out, **TOY, remove=True))
@@ -358,7 +391,7 @@ def test_what_a_target_cannot_have_is_reported(tmp_path: Path, older: api.Source
         ("linear__bf16", "sm_100 has no kernels for gemm")
     ]
     assert cells_of(report.bundle) == ["silu__bf16"]
-    assert not api.generate(request(tmp_path / "out")).drifted
+    assert not api.generate(request(tmp_path / "out", sources=older)).drifted
 
 
 def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import marshal
+import os
+import pickle
 import pkgutil
 import re
 import types
@@ -66,6 +69,7 @@ class Greeting:
     """A context of a toy template."""
 
     name: str
+    marks: list[int] = dataclasses.field(default_factory=list)
 
 
 def renderer(tmp_path: Path, text: str, compiled: Path | None = None) -> Renderer:
@@ -88,6 +92,52 @@ def test_byte_code_that_cannot_be_kept_is_not_missed(
     assert any((tmp_path / "compiled").iterdir()) == kept
 
 
+def plant(folder: Path, mode: int) -> None:
+    """Put byte code that says something else into a cache, as somebody may who can write there."""
+    code = compile(
+        "name, blocks, debug_info = None, {}, ''\ndef root(context): yield 'planted'",
+        "x",
+        "exec",
+    )
+    (kept,) = folder.iterdir()
+    data = kept.read_bytes()
+    head = len(jinja2.bccache.bc_magic)
+    source = pickle.dumps(pickle.loads(data[head:]), 2)
+    assert data[head:].startswith(source)
+    kept.unlink()
+    kept.write_bytes(data[: head + len(source)] + marshal.dumps(code))
+    kept.chmod(mode)
+
+
+@pytest.mark.parametrize(("mode", "loaded"), [(0o600, True), (0o620, False), (0o602, False)])
+def test_byte_code_that_others_may_write_is_not_run(
+    tmp_path: Path, mode: int, loaded: bool
+) -> None:
+    text, folder = "<# context: Greeting #>\nhi\n", tmp_path / "compiled"
+    assert renderer(tmp_path, text, folder).render("hello.txt.j2", Greeting("you")) == "hi\n"
+    plant(folder, mode)
+    said = Renderer([tmp_path / "t"], folder).render("hello.txt.j2", Greeting("you"))
+    assert said == ("planted" if loaded else "hi\n")
+
+
+def test_byte_code_of_another_user_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, folder = "<# context: Greeting #>\nhi\n", tmp_path / "compiled"
+    assert renderer(tmp_path, text, folder).render("hello.txt.j2", Greeting("you")) == "hi\n"
+    plant(folder, 0o600)
+    user = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: user + 1)
+    assert Renderer([tmp_path / "t"], folder).render("hello.txt.j2", Greeting("you")) == "hi\n"
+
+
+def test_a_template_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "hello.txt.j2").write_bytes(b"<# context: Greeting #>\n\xff\n")
+    with pytest.raises(RenderError, match=r"hello.txt.j2: byte 24 is not UTF-8"):
+        Renderer([tmp_path / "t"]).render("hello.txt.j2", Greeting("you"))
+
+
 def test_render(tmp_path: Path) -> None:
     text = "<# context: Greeting #>\n<% for c2 in [c] %>\nhello {{ {% ${ c2.name }\n<% endfor %>\n"
     assert renderer(tmp_path, text).render("hello.txt.j2", Greeting("you")) == "hello {{ {% you\n"
@@ -103,6 +153,14 @@ def test_render(tmp_path: Path) -> None:
         ("<# context: Other #>\n", "declares context Other, is given Greeting"),
         ("hello ${ c.name }\n", "declares context none, is given Greeting"),
         ("\n<# context: Greeting #>\n", "declares context none, is given Greeting"),
+        ("<# context: Greeting #>\n${ c.__class__ }\n", "access to attribute '__class__' of 'Gre"),
+        ("<# context: Greeting #>\n${ c|attr('__init__') }\n", "attribute '__init__' .* is unsafe"),
+        ("<# context: Greeting #>\n${ [c]|map(attribute='__doc__')|join }\n", "'__doc__'"),
+        ("<# context: Greeting #>\n${ '{0.__class__}'.format(c) }\n", "access to attribute"),
+        ("<# context: Greeting #>\n${ c.marks.append(1) }\n", "attribute 'append' .* is unsafe"),
+        ("<# context: Greeting #>\n${ range(9999999) }\n", "OverflowError: Range too big"),
+        ("<# context: Greeting #>\n${ 1 / 0 }\n", "hello.txt.j2: ZeroDivisionError"),
+        ("<# context: Greeting #>\n${ c.name + 1 }\n", "hello.txt.j2: TypeError"),
     ],
 )
 def test_what_cannot_be_rendered_is_refused(tmp_path: Path, text: str, message: str) -> None:

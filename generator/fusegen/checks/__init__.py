@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from ..load import SpecSet
+from ..load import SpecKey, SpecSet
 from ..model.source import Problem
 from ..model.specs import SpecKind
 from .archs import check_arch
@@ -15,23 +15,31 @@ from .recipes import check_recipe
 from .targets import check_target
 
 
-def check(specs: SpecSet, *, complete: bool) -> Iterator[Problem]:
-    """Every problem between specs.
+def check(specs: SpecSet, *, complete: bool) -> Iterator[tuple[SpecKey, Problem]]:
+    """Every problem between specs, each with the spec that has it.
 
     Args:
         specs: what was read.
         complete: whether every file could be read; if not, a missing name proves nothing.
     """
-    for name, op in specs.ops.items():
-        yield from check_op(op, specs.source(SpecKind.OPS, name))
-    for name, module in specs.modules.items():
-        yield from check_module(module, specs, specs.source(SpecKind.MODULES, name), complete)
-    for name, recipe in specs.recipes.items():
-        yield from check_recipe(recipe, specs.source(SpecKind.RECIPES, name))
-    for name, arch in specs.archs.items():
-        yield from check_arch(arch, specs.source(SpecKind.ARCHS, name))
-    for name, fusion in specs.fusions.items():
-        yield from check_fusion(fusion, specs, specs.source(SpecKind.FUSIONS, name), complete)
-    if complete:
-        for name, target in specs.targets.items():
-            yield from check_target(target, specs, specs.source(SpecKind.TARGETS, name))
+    for kind in SpecKind:
+        for name in specs.of(kind):
+            for problem in _check(kind, name, specs, complete):
+                yield (kind, name), problem
+
+
+def _check(kind: SpecKind, name: str, specs: SpecSet, complete: bool) -> Iterable[Problem]:
+    source = specs.source(kind, name)
+    match kind:
+        case SpecKind.OPS:
+            return check_op(specs.ops[name], source)
+        case SpecKind.MODULES:
+            return check_module(specs.modules[name], specs, source, complete)
+        case SpecKind.RECIPES:
+            return check_recipe(specs.recipes[name], source)
+        case SpecKind.ARCHS:
+            return check_arch(specs.archs[name], source)
+        case SpecKind.FUSIONS:
+            return check_fusion(specs.fusions[name], specs, source, complete)
+        case SpecKind.TARGETS:
+            return check_target(specs.targets[name], specs, source) if complete else ()
