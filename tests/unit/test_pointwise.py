@@ -143,7 +143,7 @@ def test_cuda_of_scaled_swiglu() -> None:
     program = backward_program(parse(text, operands), operands, recompute="y")
     assert to_cuda(program) == [
         "const float t0 = fusegen::sigmoid(gate);",
-        "const float t1 = t0 * (1.0f - t0);",
+        "const float t1 = fusegen::sigmoid_slope(gate);",
         "const float t2 = t1 == 0.0f ? 0.0f : gate * t1;",
         "const float t3 = t0 == 0.0f ? 0.0f : gate * t0;",
         "const float t4 = t3 * up;",
@@ -153,8 +153,9 @@ def test_cuda_of_scaled_swiglu() -> None:
         "const float y = t4 * scales;",
     ]
     assert program.operands == ("gate", "up", "scales", "dy")
-    # One sigmoid (22), two selects with their comparisons (4), and 13 additions and products.
-    assert program.cost == 22 + 4 + 13
+    # A sigmoid (22) and its slope (2), two selects with their comparisons (4), and 11 additions and
+    # products.
+    assert program.cost == 22 + 2 + 4 + 11
 
 
 def test_torch_of_clamped_swiglu() -> None:
@@ -173,9 +174,7 @@ def test_math_is_what_a_person_would_write() -> None:
     expression = parse(text, operands, attributes)
     assert to_math(expression) == text
     assert to_math(forward_program(expression)) == "y = gate * sigmoid(1.702 * gate) * up"
-    assert to_math(_backward("x * sigmoid(x)", "x")) == (
-        "dx = (t0 + x * (t0 * (1 - t0))) * dy where t0 = sigmoid(x)"
-    )
+    assert to_math(_backward("x * sigmoid(x)", "x")) == ("dx = (sigmoid(x) + x * sigmoid'(x)) * dy")
 
 
 def test_a_program_reads_only_what_it_needs() -> None:
@@ -230,6 +229,20 @@ def test_one_plus_tanh_and_erf_lose_their_cancellation() -> None:
     assert math("0.5 * x + 0.5 * x * tanh(3 * x)") == "y = x * sigmoid(6 * x)"
     assert math("1 + erf(x)") == "y = erfc(-x)"
     assert math("1 + 2 * tanh(x)") == "y = 1 + 2 * tanh(x)"
+    assert math("x * (1 - sigmoid(3 * x))") == "y = x * sigmoid(-3 * x)"
+    assert math("x - x * sigmoid(x)") == "y = x * sigmoid(-x)"
+    assert math("1 + sigmoid(x)") == "y = 1 + sigmoid(x)"
+    assert math("1 - 2 * sigmoid(x)") == "y = 1 - 2 * sigmoid(x)"
+    bell = math("1 - tanh(x)**2")
+    assert bell == "y = exp2(-2.8853900817779268 * abs(x)) * t1 * t1 where t1 = 1 + abs(tanh(x))"
+    assert math("1 + tanh(x)**2") == "y = 1 + t0 * t0 where t0 = tanh(x)"
+
+
+def test_no_slope_is_a_difference_from_one() -> None:
+    """1 - s and 1 - t^2 are 0 in float32 where the slope is still a number of 16 bits."""
+    for text in ("sigmoid(x)", "tanh(x)", "x * sigmoid(x)", "tanh(x) * sigmoid(x)"):
+        code = "\n".join(to_cuda(_backward(text, "x")))
+        assert "1.0f -" not in code and "- 1.0f" not in code, code
 
 
 def test_no_printed_line_leaves_float32() -> None:

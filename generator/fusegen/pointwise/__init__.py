@@ -18,8 +18,10 @@ What a printed program promises
 * A product whose factors fight over the limit of one operand (`x * sigmoid(x)` at -inf) takes the
   value of that limit: where the vanishing factor is exactly 0 the product is 0. PyTorch gives NaN
   for `silu(-inf)` and for the gradient of `gelu` beyond 1e19.
-* `1 + tanh(u)` and `1 + erf(u)` are rewritten as `2 * sigmoid(2 * u)` and `erfc(-u)`, which neither
-  cancel nor keep a tail that should be 0.
+* `1 + tanh(u)`, `1 + erf(u)`, `1 - sigmoid(u)` and `1 - tanh(u)**2` are rewritten as
+  `2 * sigmoid(2 * u)`, `erfc(-u)`, `sigmoid(-u)` and `4 * e / (1 + e)**2` with `e = exp(-2 * |u|)`,
+  which neither cancel nor keep a tail that should be 0. Slopes of `sigmoid` and `tanh` are computed
+  so, too: a saturated gradient is right to a few units in its own last place.
 * Across operands the arithmetic is IEEE: 0 of one operand times infinity of another is NaN, and so
   is an infinite incoming gradient times an exact 0 that is not a mask.
 """
