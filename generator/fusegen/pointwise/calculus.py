@@ -57,7 +57,7 @@ erf_slope = _opaque("erf_slope")
 sign = _opaque("sign")
 
 sigmoid = _opaque("sigmoid", lambda call, _: sigmoid_slope(call.args[0]))
-tanh = _opaque("tanh", lambda call, _: tanh_slope(call.args[0]))
+tanh: Sym = _opaque("tanh", lambda call, _: tanh_slope(call.args[0]))
 relu = _opaque("relu", lambda call, _: above_zero(call.args[0]))
 clamp = _opaque("clamp", lambda call, _: within(*call.args))
 at_most_value = _opaque("at_most_value", lambda call, _: at_most(*call.args))
