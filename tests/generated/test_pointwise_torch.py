@@ -330,6 +330,16 @@ def test_infinite_inputs(name: str) -> None:
     assert got["dx"].tolist() == [0.0, math.inf if name == "srelu" else 1.0]
 
 
+@pytest.mark.parametrize("name", ["silu", "mish"])
+def test_a_limit_is_taken_where_torch_has_nan(name: str) -> None:
+    env = {"x": torch.tensor([-math.inf]), "dy": torch.ones(1)}
+    assert all(value.isnan().all() for value in _autograd(name, env).values())
+    assert {key: value.tolist() for key, value in _ours(name, env).items()} == {
+        "y": [0.0],
+        "dx": [0.0],
+    }
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_nan_stays_visible(name: str) -> None:
     operands = CASES[name][1]

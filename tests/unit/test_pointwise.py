@@ -17,12 +17,15 @@ from fusegen.pointwise import (
     Name,
     Program,
     backward_program,
+    degrees,
     derive,
     forward_program,
+    jumps,
     parse,
     to_cuda,
     to_math,
     to_torch,
+    zero_results,
 )
 
 _CASES = Path(__file__).parents[1] / "pointwise_cases.py"
@@ -273,6 +276,77 @@ def test_lets_come_before_their_uses() -> None:
                 if isinstance(node, Call):
                     stack.extend(node.args)
             known.add(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "zeros", "expected"),
+    [
+        ("x * sigmoid(x)", {"x"}, True),
+        ("sigmoid(x)", {"x"}, False),
+        ("x * scales", {"x"}, False),
+        ("x * scales", {"x", "scales"}, True),
+        ("beta * tanh(x / beta)", {"x"}, True),
+        ("minimum(x, beta) * sigmoid(x)", {"x"}, False),
+        ("exp(x) - 1", {"x"}, False),
+        ("sqrt(x) + square(x) - abs(x)", {"x"}, True),
+        ("x / (1 + square(x))", {"x"}, False),  # what is divided by is not known to differ from 0
+        ("x * rsqrt(1 + scales)", {"x"}, False),
+        ("softplus(x) * relu(x)", {"x"}, True),
+        ("erf(x) * exp(x)", {"x"}, True),
+        ("exp(x + 1) * x", {"x"}, False),
+    ],
+)
+def test_zero_results(text: str, zeros: set[str], expected: bool) -> None:
+    program = forward_program(parse(text, ("x", "scales"), {"beta": None}))
+    assert (zero_results(program, zeros) == {"y"}) is expected
+
+
+def test_gradients_of_zero() -> None:
+    expression = parse("x * sigmoid(x) * tanh(scales)", ("x", "scales"))
+    program = backward_program(expression, ("x", "scales"))
+    assert zero_results(program, {"dy"}) == frozenset()
+    assert zero_results(program, {"x", "dy"}) == frozenset()  # the scales may be NaN
+    assert zero_results(program, {"x", "scales", "dy"}) == {"dx", "dscales"}
+
+
+@pytest.mark.parametrize(
+    ("text", "forward", "backward"),
+    [
+        ("x * sigmoid(x)", 1, 1),
+        ("relu(x)**2", 2, 1),
+        ("x**3 + x", 3, 2),
+        ("square(square(x))", 4, 3),
+        ("0.5 * x * (1 + tanh(x + 0.04 * x**3))", 1, 1),
+        ("tanh(x)", 1, 1),
+        ("x / (x + 1)", 2, 3),
+        ("square(relu(8 * tanh(x / 8)))", 1, 1),
+        ("exp(-square(x))", 1, 1),
+    ],
+)
+def test_degrees(text: str, forward: int, backward: int) -> None:
+    expression = parse(text, ("x",))
+    assert degrees(forward_program(expression)) == {"x": forward}
+    found = degrees(backward_program(expression, ("x",)))
+    assert (found.get("x", 1), found["dy"]) == (backward, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "forward", "backward"),
+    [
+        ("relu(x) * y", set(), {"x"}),
+        ("relu(x)**2 * y", set(), set()),
+        ("x * sigmoid(x) * y", set(), set()),
+        ("relu(x) - 0.3 * relu(-x) + y", set(), {"x"}),
+        ("abs(x) * y", set(), {"x"}),
+        ("maximum(x, y)", set(), {"x", "y"}),
+        ("relu(x * y)", set(), {"x", "y"}),
+        ("clamp(x, -7, 7) * y", set(), set()),
+    ],
+)
+def test_jumps(text: str, forward: set[str], backward: set[str]) -> None:
+    expression = parse(text, ("x", "y"))
+    assert jumps(forward_program(expression, "z")) == forward
+    assert jumps(backward_program(expression, ("x", "y"), "dz")) == backward
 
 
 _PRINT_ALL = """

@@ -28,6 +28,7 @@ What a printed program promises
 
 from __future__ import annotations
 
+from fusegen.pointwise.degrees import degrees
 from fusegen.pointwise.derivations import Derivations
 from fusegen.pointwise.derive import backward_program, derive, forward_program
 from fusegen.pointwise.expression import (
@@ -43,6 +44,7 @@ from fusegen.pointwise.expression import (
 )
 from fusegen.pointwise.parse import is_reserved, parse
 from fusegen.pointwise.printers import to_cuda, to_math, to_torch
+from fusegen.pointwise.zeros import jumps, zero_results
 
 __all__ = [
     "Call",
@@ -55,12 +57,15 @@ __all__ = [
     "Op",
     "Program",
     "backward_program",
+    "degrees",
     "derive",
     "forward_program",
     "is_reserved",
+    "jumps",
     "names_in",
     "parse",
     "to_cuda",
     "to_math",
     "to_torch",
+    "zero_results",
 ]
