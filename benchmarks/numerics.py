@@ -37,6 +37,27 @@ bfloat16 itself costs about 1.7e-3, one rounding of the result; the quantised re
 formats cannot hold.  A gradient pays for both of its operands.
 """
 
+ENDS = """\
+# Where numbers end
+
+**Saturated gradients.**  Slopes of `sigmoid` and `tanh` are not computed as a difference from one,
+which is 0 in fp32 from 17 and 9 on: they are `e / (1 + e)^2` with `e = exp(-|x|)`, and
+`4 e / (1 + e)^2` with `e = exp(-2 |x|)`.  Where an activation saturates, beyond 4, every gradient is
+right to 2^-16 of itself before it is rounded to 16 bits; nearer to 0, where slopes change their
+sign, to a few units of fp32 in the largest of its terms.
+
+**Limits of one operand are taken.**  Where one factor of an activation vanishes and another grows,
+both functions of the same operand, the product is its limit: `silu`, `gelu` and
+`x * tanh(softplus(x))` (mish) give 0 at -inf, and so do their gradients.  PyTorch computes
+`-inf * 0` there and gives NaN.  Across operands the arithmetic is IEEE's: 0 of a gate times
+infinity of the other half is NaN, and so is the result of NaN.
+
+**NVFP4's transform** multiplies by a quarter before it adds, which is exact, so its sums overflow
+only where the result leaves bfloat16, which takes elements of 2^126 and more.  That result is
+infinite, and with it the amax of its group: scale 1, and a gradient of the weight that is not
+finite, as after any other overflow.
+"""
+
 
 def load_bundle(folder: Path) -> ModuleType:
     """The committed CPU bundle, by path."""
@@ -113,7 +134,7 @@ def page(specs: SpecSet, bundle: ModuleType) -> str:
         lines.append(f"| `{name}` | {recipe.summary} | {row} |")
         row = " | ".join(f"{value:.2e}" for value in mlp_errors(bundle, name))
         mlp.append(f"| `{name}` | {row} |")
-    return "\n".join([*lines, "", "The whole expert MLP:", "", *mlp, ""])
+    return "\n".join([*lines, "", "The whole expert MLP:", "", *mlp, "", ENDS])
 
 
 def main() -> None:

@@ -117,6 +117,26 @@ def test_cuda_and_torch_agree_to_a_few_ulps(library: ctypes.CDLL, name: str) -> 
         assert bool((error <= 8 * EPS * (want.abs() + others)).all()), float(error.max())
 
 
+# Cancels nowhere, so that its size is the measure of its gradients' errors once it saturates.
+SATURATING = (*_MODULE["ACTIVATIONS"], "gelu_erf", "mish")
+
+
+@pytest.mark.parametrize("name", SATURATING)
+def test_saturated_gradients_are_those_of_float64(library: ctypes.CDLL, name: str) -> None:
+    """To 2^-16 of themselves, as for the printed PyTorch: from 4 on no slope passes through 0."""
+    text, operands, attributes = CASES[name]
+    program = backward_program(parse(text, operands, attributes), operands, recompute="y")
+    grid = torch.cat((torch.linspace(4.0, 130.0, COUNT // 4), torch.logspace(2, 5, COUNT // 4)))
+    for operand in operands:
+        env = {n: torch.full((COUNT,), 0.75) for n in program.operands}
+        env[operand] = torch.cat((grid, -grid))
+        got = _run(library, name, program, env)
+        wide = _torch(program, {n: t.double() for n, t in env.items()})
+        for mine, want in zip(got[: len(operands)], wide[: len(operands)], strict=True):
+            error = (mine.double() - want).abs()
+            assert bool((error <= 2.0**-16 * want.abs() + 1e-35).all()), operand
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_cuda_and_torch_agree_on_infinities_and_nan(library: ctypes.CDLL, name: str) -> None:
     program = _program(name)

@@ -28,6 +28,14 @@ ALTERNATING = tuple(
     for name in UNITS
     if "swiglu" in name
 )
+# Of chains with groups whose first op reads rows that belong to none.
+GROUPED = {
+    f"grouped_pointwise_{op}_backward": item
+    for op, item in (
+        ("qgelu", "{op: qgelu, as: act, dims: {D: H}}"),
+        ("scaled_swiglu", "{op: scaled_swiglu, as: act, with: {scales: probs}, dims: {D: H}}"),
+    )
+}
 # Of a row: one vector, one lane's worth, what a warp loads at once and its neighbours, many pieces.
 COLUMNS = (1, 7, 8, 256, 512, 520, 1016, 1024, 1032, 2056)
 EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -40,6 +48,8 @@ class _Arguments(ctypes.Structure):
         ("scalars", ctypes.c_float * 8),
         ("rows", Long),
         ("columns", Long),
+        ("split_sizes", Pointer),
+        ("groups", Long),
     ]
 
 
@@ -49,14 +59,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "this test compiles C++: install g++"
     folder = tmp_path_factory.mktemp("pointwise_kernels")
-    alternating = _alternating_kernels(folder)
+    kernels = dict.fromkeys(UNITS, KERNELS)
+    kernels |= dict.fromkeys(ALTERNATING, _alternating_kernels(folder))
+    kernels |= {name: _grouped_kernels(folder / name, item) for name, item in GROUPED.items()}
     flags = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
     flags += ["-Wno-unknown-pragmas", *(f"-I{each}" for each in (HERE / "cuda_on_cpu", CSRC))]
     objects = []
-    for name in (*UNITS, *ALTERNATING):
+    for name, where in kernels.items():
         source = folder / f"{name}.cpp"
-        unit = (alternating if name in ALTERNATING else KERNELS) / f"{name}.cu"
-        source.write_text(f'#include "{unit}"\n{_functions(name)}')
+        source.write_text(f'#include "{where / name}.cu"\n{_functions(name)}')
         objects.append(str(source.with_suffix(".o")))
         subprocess.run([compiler, *flags, "-c", str(source), "-o", objects[-1]], check=True)
     output = folder / "kernels.so"
@@ -89,15 +100,43 @@ def _alternating_kernels(folder: Path) -> Path:
     return folder / "sm_90a" / "csrc" / "kernels"
 
 
+def _grouped_kernels(folder: Path, item: str) -> Path:
+    """Where units are of a module whose first op is an activation, and its second one grouped."""
+    specs = folder / "specs" / "modules"
+    specs.mkdir(parents=True)
+    width = "2 * H" if "swiglu" in item else "H"
+    (specs / "toy.yaml").write_text(
+        "edition: 1\nmodule: toy\nclass: Toy\nsummary: rows in groups\n"
+        "dims: {T: tokens, E: num_groups, H: hidden}\ninputs:\n"
+        f"  x: {{shape: [T, {width}]}}\n"
+        "  split_sizes: {shape: [E], dtype: int64, differentiable: false}\n"
+        "  probs: {shape: [T], dtype: float32}\n"
+        f"chain:\n  - {item}\n  - {{op: grouped_linear, as: fc, dims: {{K: H, N: H}}}}\n"
+    )
+    request = api.Request(
+        out=folder,
+        archs=("sm_90a",),
+        modules=("toy",),
+        recipes=("bf16",),
+        namespace="fusegen",
+        sources=api.Sources(specs=(folder / "specs",)),
+    )
+    api.generate(request, api.Policy.WRITE)
+    return folder / "sm_90a" / "csrc" / "kernels"
+
+
 def _run(
     library: ctypes.CDLL,
     name: str,
     operands: list[Tensor],
     results: list[Buffer | None],
     columns: int,
+    splits: Tensor | None = None,
 ) -> None:
     """One launch; an operand or result stands once for each half that the kernel names."""
     arguments = _Arguments(rows=operands[0].shape[0], columns=columns)
+    if splits is not None:
+        arguments.split_sizes, arguments.groups = address(splits), len(splits)
     for i, operand in enumerate(operands):
         arguments.operands[i] = address(operand)
     for i, result in enumerate(results):
@@ -197,3 +236,36 @@ def test_halves_that_alternate(
     (y, dx, dscales), (other, dother, dothers) = found
     assert torch.equal(y, other) and torch.equal(dscales, dothers)
     assert torch.equal(alternate(dx).view(torch.int16), dother.view(torch.int16))
+
+
+# Of 11 rows: some, none, all, more than there are, in more groups than a warp has lanes.
+SPLITS = ([2, 0, 5], [0, 0], [4, 7], [-3, 9, 2**62], [0] * 70 + [1] * 6)
+
+
+@pytest.mark.parametrize("splits", SPLITS, ids=str)
+@pytest.mark.parametrize("columns", (7, 8, 520, 1032))
+def test_rows_past_the_groups(library: ctypes.CDLL, columns: int, splits: list[int]) -> None:
+    """Zero, whatever they hold, and the others as the kernel without groups has them."""
+    sizes = torch.tensor(splits)
+    used = min(sum(max(size, 0) for size in splits), 11)
+    x, dy, scales = _tensors(11, columns, torch.bfloat16)
+    wide, *_ = _tensors(11, 2 * columns, torch.bfloat16)
+    for tensor in (x, wide, dy, scales):
+        tensor[used:] = float("nan")
+    dx = Buffer(2 * x.numel(), "cpu")
+    _run(library, "grouped_pointwise_qgelu_backward_bfloat16", [dy, x], [dx], columns, sizes)
+    leaf = x.double().requires_grad_()
+    (leaf * torch.sigmoid(1.702 * leaf)).backward(dy.double())
+    assert leaf.grad is not None
+    leaf.grad[used:] = 0.0
+    _close(dx, leaf.grad, torch.bfloat16)
+    operands, found = [dy, wide, wide, scales], []
+    for word in ("", "grouped_"):
+        dx, sums = Buffer(2 * wide.numel(), "cpu"), Buffer(4 * 11, "cpu")
+        name = f"{word}pointwise_scaled_swiglu_backward_bfloat16"
+        _run(library, name, operands, [dx, dx, sums], columns, sizes if word else None)
+        halves = dx.bytes().view(torch.bfloat16).reshape(wide.shape)
+        found.append((halves, sums.bytes().view(torch.float32)))
+    for plain, grouped in zip(*found, strict=True):
+        assert torch.equal(plain[:used], grouped[:used])
+        assert not grouped[used:].any()

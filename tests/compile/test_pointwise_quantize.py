@@ -58,6 +58,8 @@ class _Expression(ctypes.Structure):
         ("scalars", ctypes.c_float * 8),
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
+        ("split_sizes", ctypes.c_void_p),
+        ("groups", ctypes.c_int64),
     ]
 
 

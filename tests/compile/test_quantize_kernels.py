@@ -101,6 +101,18 @@ def test_both_copies(kernels: Kernels, recipe: str, case: str) -> None:
     check(run.quantize(**_arguments(recipe, data), sums=sums), f"{recipe}, {case}")
 
 
+@pytest.mark.parametrize("recipe", ["nv_1x16_hadamard", "nv_1x16_both"])
+def test_values_near_the_largest(kernels: Kernels, recipe: str) -> None:
+    """Groups whose transform just fits, overflows here and there, and overflows in every run."""
+    rng = torch.Generator().manual_seed(17)
+    signs = torch.randint(0, 2, (180, 136), generator=rng) * 2.0 - 1.0
+    exponents = torch.repeat_interleave(torch.tensor([125.0, 126.5, 127.99]), 60).unsqueeze(1)
+    x = (signs * exponents.exp2()).bfloat16()
+    case = Case(x, torch.tensor([60, 60, 60]))
+    run = Run(kernels, RECIPES[recipe], case)
+    check(run.quantize(**_arguments(recipe, case)), recipe)
+
+
 def test_more_tiles_than_partial_amaxes(kernels: Kernels) -> None:
     """A block of the amax kernel meets several tiles, and a group all blocks or some, in a ring."""
     rows = 128 * (AMAX_PARTIALS + 20)

@@ -166,13 +166,13 @@ def nvfp4_scale(amax: F, tensor_amax: F) -> tuple[F, int]:
 
 
 def transform(column: list[F]) -> list[F]:
-    """16 values times signs, fp32 butterflies, a quarter, bf16."""
-    y = [value * F(sign) for value, sign in zip(column, SIGNS, strict=True)]
+    """Quarters of 16 values times signs, fp32 butterflies, bf16."""
+    y = [value * F(sign) / F(4) for value, sign in zip(column, SIGNS, strict=True)]
     for stride in (1, 2, 4, 8):
         for i in range(16):
             if not i & stride:
                 y[i], y[i + stride] = y[i] + y[i + stride], y[i] - y[i + stride]
-    return [bfloat16(value / F(4)) for value in y]
+    return [bfloat16(value) for value in y]
 
 
 def transformed(x: np.ndarray) -> np.ndarray:

@@ -17,12 +17,15 @@ from fusegen.pointwise import (
     Name,
     Program,
     backward_program,
+    degrees,
     derive,
     forward_program,
+    jumps,
     parse,
     to_cuda,
     to_math,
     to_torch,
+    zero_results,
 )
 
 _CASES = Path(__file__).parents[1] / "pointwise_cases.py"
@@ -143,7 +146,7 @@ def test_cuda_of_scaled_swiglu() -> None:
     program = backward_program(parse(text, operands), operands, recompute="y")
     assert to_cuda(program) == [
         "const float t0 = fusegen::sigmoid(gate);",
-        "const float t1 = t0 * (1.0f - t0);",
+        "const float t1 = fusegen::sigmoid_slope(gate);",
         "const float t2 = t1 == 0.0f ? 0.0f : gate * t1;",
         "const float t3 = t0 == 0.0f ? 0.0f : gate * t0;",
         "const float t4 = t3 * up;",
@@ -153,8 +156,9 @@ def test_cuda_of_scaled_swiglu() -> None:
         "const float y = t4 * scales;",
     ]
     assert program.operands == ("gate", "up", "scales", "dy")
-    # One sigmoid (22), two selects with their comparisons (4), and 13 additions and products.
-    assert program.cost == 22 + 4 + 13
+    # A sigmoid (22) and its slope (2), two selects with their comparisons (4), and 11 additions and
+    # products.
+    assert program.cost == 22 + 2 + 4 + 11
 
 
 def test_torch_of_clamped_swiglu() -> None:
@@ -173,9 +177,7 @@ def test_math_is_what_a_person_would_write() -> None:
     expression = parse(text, operands, attributes)
     assert to_math(expression) == text
     assert to_math(forward_program(expression)) == "y = gate * sigmoid(1.702 * gate) * up"
-    assert to_math(_backward("x * sigmoid(x)", "x")) == (
-        "dx = (t0 + x * (t0 * (1 - t0))) * dy where t0 = sigmoid(x)"
-    )
+    assert to_math(_backward("x * sigmoid(x)", "x")) == ("dx = (sigmoid(x) + x * sigmoid'(x)) * dy")
 
 
 def test_a_program_reads_only_what_it_needs() -> None:
@@ -230,6 +232,20 @@ def test_one_plus_tanh_and_erf_lose_their_cancellation() -> None:
     assert math("0.5 * x + 0.5 * x * tanh(3 * x)") == "y = x * sigmoid(6 * x)"
     assert math("1 + erf(x)") == "y = erfc(-x)"
     assert math("1 + 2 * tanh(x)") == "y = 1 + 2 * tanh(x)"
+    assert math("x * (1 - sigmoid(3 * x))") == "y = x * sigmoid(-3 * x)"
+    assert math("x - x * sigmoid(x)") == "y = x * sigmoid(-x)"
+    assert math("1 + sigmoid(x)") == "y = 1 + sigmoid(x)"
+    assert math("1 - 2 * sigmoid(x)") == "y = 1 - 2 * sigmoid(x)"
+    bell = math("1 - tanh(x)**2")
+    assert bell == "y = exp2(-2.8853900817779268 * abs(x)) * t1 * t1 where t1 = 1 + abs(tanh(x))"
+    assert math("1 + tanh(x)**2") == "y = 1 + t0 * t0 where t0 = tanh(x)"
+
+
+def test_no_slope_is_a_difference_from_one() -> None:
+    """1 - s and 1 - t^2 are 0 in float32 where the slope is still a number of 16 bits."""
+    for text in ("sigmoid(x)", "tanh(x)", "x * sigmoid(x)", "tanh(x) * sigmoid(x)"):
+        code = "\n".join(to_cuda(_backward(text, "x")))
+        assert "1.0f -" not in code and "- 1.0f" not in code, code
 
 
 def test_no_printed_line_leaves_float32() -> None:
@@ -260,6 +276,77 @@ def test_lets_come_before_their_uses() -> None:
                 if isinstance(node, Call):
                     stack.extend(node.args)
             known.add(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "zeros", "expected"),
+    [
+        ("x * sigmoid(x)", {"x"}, True),
+        ("sigmoid(x)", {"x"}, False),
+        ("x * scales", {"x"}, False),
+        ("x * scales", {"x", "scales"}, True),
+        ("beta * tanh(x / beta)", {"x"}, True),
+        ("minimum(x, beta) * sigmoid(x)", {"x"}, False),
+        ("exp(x) - 1", {"x"}, False),
+        ("sqrt(x) + square(x) - abs(x)", {"x"}, True),
+        ("x / (1 + square(x))", {"x"}, False),  # what is divided by is not known to differ from 0
+        ("x * rsqrt(1 + scales)", {"x"}, False),
+        ("softplus(x) * relu(x)", {"x"}, True),
+        ("erf(x) * exp(x)", {"x"}, True),
+        ("exp(x + 1) * x", {"x"}, False),
+    ],
+)
+def test_zero_results(text: str, zeros: set[str], expected: bool) -> None:
+    program = forward_program(parse(text, ("x", "scales"), {"beta": None}))
+    assert (zero_results(program, zeros) == {"y"}) is expected
+
+
+def test_gradients_of_zero() -> None:
+    expression = parse("x * sigmoid(x) * tanh(scales)", ("x", "scales"))
+    program = backward_program(expression, ("x", "scales"))
+    assert zero_results(program, {"dy"}) == frozenset()
+    assert zero_results(program, {"x", "dy"}) == frozenset()  # the scales may be NaN
+    assert zero_results(program, {"x", "scales", "dy"}) == {"dx", "dscales"}
+
+
+@pytest.mark.parametrize(
+    ("text", "forward", "backward"),
+    [
+        ("x * sigmoid(x)", 1, 1),
+        ("relu(x)**2", 2, 1),
+        ("x**3 + x", 3, 2),
+        ("square(square(x))", 4, 3),
+        ("0.5 * x * (1 + tanh(x + 0.04 * x**3))", 1, 1),
+        ("tanh(x)", 1, 1),
+        ("x / (x + 1)", 2, 3),
+        ("square(relu(8 * tanh(x / 8)))", 1, 1),
+        ("exp(-square(x))", 1, 1),
+    ],
+)
+def test_degrees(text: str, forward: int, backward: int) -> None:
+    expression = parse(text, ("x",))
+    assert degrees(forward_program(expression)) == {"x": forward}
+    found = degrees(backward_program(expression, ("x",)))
+    assert (found.get("x", 1), found["dy"]) == (backward, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "forward", "backward"),
+    [
+        ("relu(x) * y", set(), {"x"}),
+        ("relu(x)**2 * y", set(), set()),
+        ("x * sigmoid(x) * y", set(), set()),
+        ("relu(x) - 0.3 * relu(-x) + y", set(), {"x"}),
+        ("abs(x) * y", set(), {"x"}),
+        ("maximum(x, y)", set(), {"x", "y"}),
+        ("relu(x * y)", set(), {"x", "y"}),
+        ("clamp(x, -7, 7) * y", set(), set()),
+    ],
+)
+def test_jumps(text: str, forward: set[str], backward: set[str]) -> None:
+    expression = parse(text, ("x", "y"))
+    assert jumps(forward_program(expression, "z")) == forward
+    assert jumps(backward_program(expression, ("x", "y"), "dz")) == backward
 
 
 _PRINT_ALL = """

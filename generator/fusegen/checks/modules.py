@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ..load import Source, SpecSet
+from ..model.primitives import Primitive
 from ..model.shapes import symbols
 from ..model.source import Problem
 from ..model.specs import ChainItem, ModuleSpec, OpSpec, TensorSpec
 from .common import check_input_types, check_symbols, fits, unknown
+
+_IN_GROUPS = {Primitive.GROUPED_GEMM, Primitive.GROUP_SUM, Primitive.GROUP_ROW_DOT}
+_OVER_ALL_ROWS = {Primitive.GEMM, Primitive.COLUMN_SUM, Primitive.NORM_GRAD}
 
 
 def check_module(
@@ -80,6 +84,25 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
             shape = spec.shape.substitute(item.dims).led_by(leading)
             available[name] = replace(spec, shape=shape)
         previous = results[0]
+    yield from _check_rows(module, specs, source)
+
+
+def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
+    """Rows past the groups belong to nobody: beside a grouped op none may add them to others."""
+    ops = [specs.ops[item.op] for item in module.chain]
+    grouped = next((op.name for op in ops if _steps(op) & _IN_GROUPS), None)
+    for index, op in enumerate(ops):
+        if grouped and _steps(op) & _OVER_ALL_ROWS:
+            yield source.problem(
+                f"{op.name} sums over all rows, also those past the groups of {grouped}; use a"
+                " grouped op, or make it a module of its own",
+                "chain",
+                index,
+            )
+
+
+def _steps(op: OpSpec) -> set[Primitive]:
+    return {step.primitive for step in (*op.forward, *op.backward)}
 
 
 def _check_reading(

@@ -113,6 +113,7 @@ class UnitContext:
     results: tuple[KernelOperand, ...]
     scalars: tuple[str, ...]
     body: tuple[str, ...]
+    grouped: bool
     quantized: QuantizedText
 
 
@@ -180,6 +181,7 @@ def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
         results=_operands(math.results) if math else (),
         scalars=math.attributes if math else (),
         body=math.cuda if math else (),
+        grouped=math.grouped if math else False,
         quantized=_quantized_text(unit.variant),
     )
 

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from ..model import dtypes
 from ..model.plan import Copy, ModulePlan, Program, Step
-from ..model.primitives import PADDED_SIZES, PARTIALS, ROW_PARTIALS, SUMMED, Primitive
+from ..model.primitives import (
+    PADDED_SIZES,
+    PARTIALS,
+    ROW_GROUPS,
+    ROW_PARTIALS,
+    SUMMED,
+    Primitive,
+)
 from ..model.shapes import product, to_cpp
 from ..model.specs import Extent, Orientation, QuantizationSpec, ScaleRounding, ScaleRule
 from .explain import size_in_bytes
@@ -40,7 +47,7 @@ def launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> L
     if step.parts:
         lines = _merged_launch(plan, program, step, reading)
     elif step.pointwise:
-        fields = _pointwise_fields(step, reading)
+        fields = _pointwise_fields(step, reading) | _row_groups(plan, step, reading)
         words = [f"/*{name}=*/{value}" for name, value in fields.items()]
         lines = call(step, "PointwiseArguments", words)
     elif step.primitive is Primitive.QUANTIZE:
@@ -343,6 +350,17 @@ def _moves_states(program: Program, step: Step) -> str:
         return ""
     flags = dict.fromkeys(flag for each in later for flag in each.when)
     return f"!({any_of(tuple(flags))})" if flags else "true"
+
+
+def _row_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
+    """Fields of the groups past which results are zero."""
+    groups = step.input(ROW_GROUPS)
+    if groups is None:
+        return {}
+    return {
+        "split_sizes": f"integers({reading(groups)})",
+        "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
+    }
 
 
 def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) -> dict[str, str]:

@@ -24,7 +24,7 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.primitives import DECODING, SUMMED, Primitive
+from ..model.primitives import DECODING, ROW_GROUPS, SUMMED, Primitive
 from ..model.shapes import Shape, product, symbols, to_code
 from ..model.specs import Extent, Orientation, Role
 from .python import (
@@ -410,6 +410,8 @@ def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> St
     if step.pointwise:
         values = [*_buffers(step.pointwise.operands), *_scalars(step)]
         call = f"{_function_name(step)}({', '.join(values)})"
+        groups = step.input(ROW_GROUPS)
+        call = f"steps.within({call}, {groups})" if groups else call
     else:
         kind = f"_{step.kind}" if step.kind else ""
         words = _slots(tuple(o for o in step.inputs if o.slot != "accumulate"))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from ..model import dtypes
 from ..model.dtypes import DType
-from ..model.plan import Buffer, CheckKind, ModulePlan, Parameter, Program, StateFill
-from ..model.primitives import Primitive
+from ..model.plan import (
+    Buffer,
+    CheckKind,
+    ModulePlan,
+    Parameter,
+    PointwiseOperand,
+    Program,
+    StateFill,
+)
+from ..model.primitives import PRODUCTS, SUMS, Primitive
 from ..model.shapes import evaluate, product, to_code, to_python
 from ..naming import gradient
 from .main_grads import adds
@@ -18,6 +27,11 @@ from .states import called_states
 _ROWS, _GROUPS = 96, 4
 _LEADING = 3
 _WIDTHS = (64, 40, 24, 72, 56)
+_ERRORS_OF_EXPERTS = 5
+# Of normal values with a relative error e, 0.32 e change their sign. Where a gradient jumps there,
+# the square of its error is twice that, as half of it is 0; times the margin of tolerances, 2.6.
+_ERRORS_OF_FLIPS = 1.7
+_VALUES = ("a", "b", "add", "scales", "add_scales")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,7 @@ class TestContext:
     splits_parameter: str
     splits_argument: str
     exact_call: str
+    row_inputs: str
     row_gradients: str
     group_gradients: str
     forward_op: str
@@ -148,6 +163,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         splits_parameter=", splits: list[int]" if grouped else "",
         splits_argument=", splits" if grouped else "",
         exact_call=_exact_call(plan),
+        row_inputs=_tuple([name for name in plan.inputs if _outer(plan, name) == "T"]),
         row_gradients=_tuple([name for name in wanted if _outer(plan, name) == "T"]),
         group_gradients=_tuple([name for name in wanted if _outer(plan, name) == "E"]),
         forward_op=op_name(plan, plan.forward),
@@ -161,7 +177,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         meta_constructor=_constructor(plan, sizes, '"meta"'),
         cpu_constructor=_constructor(plan, sizes, '"cpu"'),
         input_names=_tuple(list(plan.inputs)),
-        refusals=tuple(_refusals(plan, sizes)),
+        refusals=_distinct(_refusals(plan, sizes)),
         states=_tuple([*called, *(name for _, name in plan.main_grads)]),
         main_grads=repr(dict(plan.main_grads)),
         main_grad_paths=_tuple(
@@ -252,12 +268,42 @@ def _outer(plan: ModulePlan, name: str) -> str:
 
 
 def _tolerance(plan: ModulePlan, name: str) -> float:
-    """A chain rounds between its ops; a single op rounds once, and an fp32 result not at all."""
-    if len(plan.forward.steps) > 1:
-        return plan.tolerance.end_to_end
+    """A chain rounds between its ops; a single op rounds once, and an fp32 result not at all.
+
+    Errors are independent, so their squares add up.  `end_to_end` is that of an expert MLP, to
+    whose gradients five contribute.
+    """
     own = dict(plan.main_grads).get(name, gradient(name))
     buffer = plan.buffer(name if name == "y" else own)
+    if len(plan.forward.steps) > 1:
+        growth = max(1.0, error_counts(plan)[buffer.name] / _ERRORS_OF_EXPERTS)
+        return float(f"{plan.tolerance.end_to_end * math.sqrt(growth):.3g}")
     return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
+
+
+def error_counts(plan: ModulePlan) -> dict[str, float]:
+    """Independent errors that each buffer carries, as many as would have its square.
+
+    A product, a sum or an expression adds one, and passes on those of its operands: an expression
+    by the square of each symbol's degree.  Copies pass on what they are made from.
+    """
+    counts: dict[str, float] = {}
+    one = plan.tolerance.end_to_end / math.sqrt(_ERRORS_OF_EXPERTS)
+
+    def passed(operand: PointwiseOperand) -> float:
+        count = counts.get(operand.buffer, 0.0)
+        flips = _ERRORS_OF_FLIPS / one * math.sqrt(count) if operand.jumps else 0.0
+        return count * operand.degree**2 + flips
+
+    for step in (step for program in plan.programs for step in program.unmerged.steps):
+        if step.pointwise:
+            found = 1.0 + sum(map(passed, step.pointwise.operands))
+        else:
+            values = (o.buffer for o in step.inputs if o.slot in _VALUES)
+            own = 1.0 if step.primitive in (*PRODUCTS, *SUMS) else 0.0
+            found = own + sum(counts.get(name, 0.0) for name in values)
+        counts |= dict.fromkeys(step.writes, found)
+    return counts
 
 
 def _symbols(plan: ModulePlan) -> list[str]:
@@ -356,6 +402,18 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
                 )
             case CheckKind.CONTIGUOUS:
                 yield from _gap_refusal(plan, name, sizes)
+
+
+def _distinct(refusals: Iterable[Refusal]) -> tuple[Refusal, ...]:
+    """Names told apart where a tensor has two dimensions of one size."""
+    found: dict[str, Refusal] = {}
+    for refusal in refusals:
+        name, count = refusal.name, 1
+        while name in found:
+            count += 1
+            name = f"{refusal.name}_{count}"
+        found[name] = replace(refusal, name=name)
+    return tuple(found.values())
 
 
 def _gap_refusal(plan: ModulePlan, name: str, sizes: dict[str, int]) -> Iterator[Refusal]:

@@ -155,12 +155,19 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class PointwiseOperand:
-    """A symbol of a pointwise program and where its value comes from or goes to."""
+    """A symbol of a pointwise program and where its value comes from or goes to.
+
+    Attributes:
+        degree: of an operand, the power that results grow with, and by which its errors do.
+        jumps: whether a result jumps where the operand changes its sign.
+    """
 
     symbol: str
     buffer: str
     access: Access
     dtype: DType
+    degree: int = 1
+    jumps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +185,7 @@ class Pointwise:
         columns: elements of a row that one symbol runs over.
         rows: number of rows.
         cost: operations per element.
+        grouped: whether results are zero in the rows past the groups that the step names.
     """
 
     kernel: str
@@ -190,6 +198,7 @@ class Pointwise:
     rows: Expr
     columns: Expr
     cost: int
+    grouped: bool = False
 
     @property
     def interleaved(self) -> bool:

@@ -176,6 +176,10 @@ REFERENCE_SLOTS: dict[Primitive, frozenset[str]] = {
 """Operands that the functions of ``reference/_steps.py`` take, by step.  The reference is normative
 for every architecture."""
 
+ROW_GROUPS = "row groups"
+"""Slot of the group sizes of a pointwise step whose results are zero past them.  No tensor of an op
+can be called so."""
+
 PADDED_SIZES = "padded_sizes"
 """Slot of the sizes that groups have in the padded space which one of those steps writes."""
 

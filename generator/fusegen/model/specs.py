@@ -543,7 +543,8 @@ class ToleranceSpec:
 
     Attributes:
         gemm: a product with an ``io`` result against float64 of the operands it read.
-        end_to_end: a whole module against float64 of its unquantised inputs.
+        end_to_end: a module as deep as an expert MLP against float64 of its unquantised inputs;
+            deeper ones are given more, as errors add up in squares.
         float32: sums kept in fp32 against float64.
     """
 

@@ -10,8 +10,18 @@ from ..model.primitives import Primitive
 from ..model.shapes import Const, product
 from ..model.specs import Broadcast, OpSpec
 from ..naming import gradient
-from ..pointwise import Derivations, ExpressionError, Program, parse, to_cuda, to_torch
+from ..pointwise import (
+    Derivations,
+    ExpressionError,
+    Program,
+    degrees,
+    jumps,
+    parse,
+    to_cuda,
+    to_torch,
+)
 from .draft import Draft, Instance, NotPossible
+from .padding import Padding
 
 _BROADCAST = {Broadcast.ROW: Access.ROW, Broadcast.COLUMN: Access.COLUMN, None: Access.FULL}
 
@@ -35,10 +45,11 @@ def derive_math(draft: Draft, derivations: Derivations) -> Draft:
 
     Raises:
         NotPossible: an op with several outputs or interleaved halves, a gradient that would be
-            summed over rows, an expression without a derivative, or one that comes out
-            constant.
+            summed over rows, an expression without a derivative, one that comes out constant, or
+            rows that groups do not divide.
     """
     instances = {instance.item: instance for instance in draft.instances}
+    padding = Padding(draft)
 
     attachments = {
         Primitive.POINTWISE: _attach_forward,
@@ -47,10 +58,11 @@ def derive_math(draft: Draft, derivations: Derivations) -> Draft:
 
     def attach(step: Step) -> Step:
         if step.primitive not in attachments:
+            padding.see(step)
             return step
         instance = instances[step.item]
         try:
-            return attachments[step.primitive](draft, instance, step, derivations)
+            return padding.settle(*attachments[step.primitive](draft, instance, step, derivations))
         except ExpressionError as error:
             raise NotPossible(f"op {instance.op.name!r}: the expression {error.message}") from None
 
@@ -73,17 +85,20 @@ def _expression(instance: Instance) -> tuple[str, str]:
     return next(iter(op.pointwise.items()))
 
 
-def _attach_forward(draft: Draft, instance: Instance, step: Step, derivations: Derivations) -> Step:
+def _attach_forward(
+    draft: Draft, instance: Instance, step: Step, derivations: Derivations
+) -> tuple[Step, Program]:
     output, text = _expression(instance)
     expression = parse(text, operand_symbols(instance.op), dict.fromkeys(instance.op.attributes))
     program = derivations.forward(expression, output)
     result = PointwiseOperand(output, step.out, Access.FULL, draft.buffers[step.out].dtype)
-    return _with_math(draft, instance, step, program, (result,), "forward", (output, text))
+    formula = (output, text)
+    return _with_math(draft, instance, step, program, (result,), "forward", formula), program
 
 
 def _attach_backward(
     draft: Draft, instance: Instance, step: Step, derivations: Derivations
-) -> Step:
+) -> tuple[Step, Program]:
     op = instance.op
     output, text = _expression(instance)
     expression = parse(text, operand_symbols(op), dict.fromkeys(op.attributes))
@@ -97,7 +112,8 @@ def _attach_backward(
     wrt = tuple(result.symbol for result in results)
     program = derivations.backward(expression, wrt, gradient(output))
     named = tuple(replace(result, symbol=gradient(result.symbol)) for result in results)
-    return _with_math(draft, instance, step, program, named, "backward", (output, text))
+    formula = (output, text)
+    return _with_math(draft, instance, step, program, named, "backward", formula), program
 
 
 def _with_math(
@@ -111,6 +127,7 @@ def _with_math(
 ) -> Step:
     op = instance.op
     operands = []
+    powers, jumping = degrees(program), jumps(program)
     for operand in step.inputs:
         buffer = draft.buffers[operand.buffer]
         symbols = (
@@ -119,7 +136,9 @@ def _with_math(
             else ((operand.slot, Access.FULL),)
         )
         operands += [
-            PointwiseOperand(symbol, buffer.name, access, buffer.dtype)
+            PointwiseOperand(
+                symbol, buffer.name, access, buffer.dtype, powers[symbol], symbol in jumping
+            )
             for symbol, access in symbols
             if symbol in program.operands
         ]

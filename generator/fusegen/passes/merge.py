@@ -108,7 +108,8 @@ def _fits(step: Step, tensor: str) -> bool:
     assert math is not None
     rows = [result for result in math.results if result.access is Access.ROW]
     own = {result.access for result in math.results if result.buffer == tensor}
-    return own in _RESULTS and len(rows) <= 1 and len(step.writes) == 1 + len(rows)
+    fits = own in _RESULTS and len(rows) <= 1 and len(step.writes) == 1 + len(rows)
+    return fits and not math.grouped
 
 
 def _merged(first: Step, second: Step, pattern: _Pattern) -> tuple[Step, tuple[Buffer, ...]]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from ..model.plan import HALVES, Access, Buffer, ModulePlan, Program, Sharding, Step
-from ..model.primitives import DECODING, PRINTED, PRODUCTS, SUMMED, SUMS, Primitive
+from ..model.primitives import DECODING, PRINTED, PRODUCTS, ROW_GROUPS, SUMMED, SUMS, Primitive
 from ..model.shapes import split, symbols
 from ..model.specs import QuantizationSpec, Role
 from ..naming import gradient
@@ -144,7 +144,7 @@ class _Ops:
 
     def _valid(self, step: Step, parts: Mapping[str, int]) -> bool:
         """Whether a step gives on shards its part, or a summand, of what it gives on the whole."""
-        if step.input("groups") and self._ragged(step) & self._split_symbols(step, parts):
+        if _groups(step) and self._ragged(step) & self._split_symbols(step, parts):
             return False
         if step.primitive in (*PRODUCTS, *SUMS):
             return True
@@ -170,7 +170,7 @@ class _Ops:
 
     def _ragged(self, step: Step) -> frozenset[str]:
         """Symbols of the rows in groups, and of the groups."""
-        groups = self.buffers[step.input("groups") or ""].shape
+        groups = self.buffers[_groups(step) or ""].shape
         return groups.symbols() | self._symbols((self.programs[0].arguments[0].buffer, 0))
 
     def _valid_pointwise(self, step: Step, parts: Mapping[str, int]) -> bool:
@@ -215,6 +215,10 @@ class _Ops:
     def _transform(self, role: Role) -> int:
         spec = self.roles[role]
         return spec.hadamard.size if spec.hadamard else 1
+
+
+def _groups(step: Step) -> str | None:
+    return step.input("groups") or step.input(ROW_GROUPS)
 
 
 def _may_read(step: Step, partial: set[str]) -> bool:

@@ -18,14 +18,17 @@ What a printed program promises
 * A product whose factors fight over the limit of one operand (`x * sigmoid(x)` at -inf) takes the
   value of that limit: where the vanishing factor is exactly 0 the product is 0. PyTorch gives NaN
   for `silu(-inf)` and for the gradient of `gelu` beyond 1e19.
-* `1 + tanh(u)` and `1 + erf(u)` are rewritten as `2 * sigmoid(2 * u)` and `erfc(-u)`, which neither
-  cancel nor keep a tail that should be 0.
+* `1 + tanh(u)`, `1 + erf(u)`, `1 - sigmoid(u)` and `1 - tanh(u)**2` are rewritten as
+  `2 * sigmoid(2 * u)`, `erfc(-u)`, `sigmoid(-u)` and `4 * e / (1 + e)**2` with `e = exp(-2 * |u|)`,
+  which neither cancel nor keep a tail that should be 0. Slopes of `sigmoid` and `tanh` are computed
+  so, too: a saturated gradient is right to a few units in its own last place.
 * Across operands the arithmetic is IEEE: 0 of one operand times infinity of another is NaN, and so
   is an infinite incoming gradient times an exact 0 that is not a mask.
 """
 
 from __future__ import annotations
 
+from fusegen.pointwise.degrees import degrees
 from fusegen.pointwise.derivations import Derivations
 from fusegen.pointwise.derive import backward_program, derive, forward_program
 from fusegen.pointwise.expression import (
@@ -41,6 +44,7 @@ from fusegen.pointwise.expression import (
 )
 from fusegen.pointwise.parse import is_reserved, parse
 from fusegen.pointwise.printers import to_cuda, to_math, to_torch
+from fusegen.pointwise.zeros import jumps, zero_results
 
 __all__ = [
     "Call",
@@ -53,12 +57,15 @@ __all__ = [
     "Op",
     "Program",
     "backward_program",
+    "degrees",
     "derive",
     "forward_program",
     "is_reserved",
+    "jumps",
     "names_in",
     "parse",
     "to_cuda",
     "to_math",
     "to_torch",
+    "zero_results",
 ]

@@ -48,15 +48,16 @@ less = _opaque("less")
 equal = _opaque("equal")
 INDICATORS = (above_zero, within, at_most, at_least, less, equal)
 
-# Slopes that lowering spells out: s (1 - s), 1 - t^2 and 2/sqrt(pi) exp(-u^2). As calls they stay
-# one factor that vanishes where the function saturates.
+# Slopes of u: s (1 - s), 1 - t^2 and 2/sqrt(pi) exp(-u^2). As calls they stay one factor that
+# vanishes where the function saturates, and that lowering computes without the differences, which
+# would be 0 long before the slope is too small for 16 bits.
 sigmoid_slope = _opaque("sigmoid_slope")
-tanh_slope = _opaque("tanh_slope")
+tanh_slope = _opaque("tanh_slope", lambda call, _: -2 * tanh(call.args[0]) * call)
 erf_slope = _opaque("erf_slope")
 sign = _opaque("sign")
 
-sigmoid = _opaque("sigmoid", lambda call, _: sigmoid_slope(call))
-tanh = _opaque("tanh", lambda call, _: tanh_slope(call))
+sigmoid = _opaque("sigmoid", lambda call, _: sigmoid_slope(call.args[0]))
+tanh: Sym = _opaque("tanh", lambda call, _: tanh_slope(call.args[0]))
 relu = _opaque("relu", lambda call, _: above_zero(call.args[0]))
 clamp = _opaque("clamp", lambda call, _: within(*call.args))
 at_most_value = _opaque("at_most_value", lambda call, _: at_most(*call.args))
@@ -80,6 +81,7 @@ maximum = _opaque("maximum", lambda call, i: _smaller_first(call.args[2 - i], ca
 # Functions that mean the same in the text, in sympy and in a program.
 UNARY: dict[Op, Sym] = {
     Op.SIGMOID: sigmoid,
+    Op.SIGMOID_SLOPE: sigmoid_slope,
     Op.TANH: tanh,
     Op.RELU: relu,
     Op.SOFTPLUS: softplus,
@@ -197,12 +199,24 @@ def _without_cancellation(expr: Sym) -> Sym:
 
 
 def _complement(total: Sym) -> Sym | None:
-    """c + c tanh(u) = 2c sigmoid(2u), c + c erf(u) = c erfc(-u), either sign; else None."""
+    """A sum that cancels as one call times c, else None.
+
+    c + c tanh(u) = 2c sigmoid(2u) and c + c erf(u) = c erfc(-u), either sign; c - c sigmoid(u) = c
+    sigmoid(-u); c - c tanh(u)^2 = c tanh_slope(u).
+    """
     constant, rest = total.as_coeff_Add()
     if constant == 0 or rest.is_Add:
         return None
     coefficient, call = rest.as_coeff_Mul()
-    if abs(coefficient) != abs(constant) or call.func not in (tanh, erf):
+    if abs(coefficient) != abs(constant):
         return None
-    argument = call.args[0] * (coefficient / constant)
-    return 2 * constant * sigmoid(2 * argument) if call.func is tanh else constant * erfc(-argument)
+    falls = coefficient == -constant
+    if call.func is tanh:
+        return 2 * constant * sigmoid((-2 if falls else 2) * call.args[0])
+    if call.func is erf:
+        return constant * erfc(call.args[0] if falls else -call.args[0])
+    if call.func is sigmoid and falls:
+        return constant * sigmoid(-call.args[0])
+    if call.is_Pow and call.base.func is tanh and call.exp == 2 and falls:
+        return constant * tanh_slope(call.base.args[0])
+    return None

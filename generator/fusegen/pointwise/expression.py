@@ -25,7 +25,8 @@ class Op(Enum):
     """Every operation, as (name, number of arguments, cost).
 
     Cost is counted in float32 instructions of a GPU, roughly: a division or a root is a short
-    subroutine there, an accurate exponential a longer one.
+    subroutine there, an accurate exponential a longer one. A slope of a sigmoid is what it takes
+    where the sigmoid is computed, too: the exponential and the reciprocal are shared.
     """
 
     ADD = ("+", 2, 1)
@@ -35,6 +36,7 @@ class Op(Enum):
     NEG = ("neg", 1, 1)
     POW = ("**", 2, 1)
     SIGMOID = ("sigmoid", 1, 22)
+    SIGMOID_SLOPE = ("sigmoid_slope", 1, 2)
     TANH = ("tanh", 1, 24)
     RELU = ("relu", 1, 1)
     CLAMP = ("clamp", 3, 2)
@@ -44,6 +46,7 @@ class Op(Enum):
     ERF = ("erf", 1, 24)
     ERFC = ("erfc", 1, 30)
     EXP = ("exp", 1, 10)
+    EXP2 = ("exp2", 1, 5)
     SQRT = ("sqrt", 1, 10)
     RSQRT = ("rsqrt", 1, 20)
     SQUARE = ("square", 1, 1)
@@ -69,8 +72,8 @@ class Op(Enum):
         return self.value[2]
 
 
-# What a spec may call, with the arguments as an error message shows them. `erfc`, `sign`, `select`
-# and the comparisons appear only in derived programs.
+# What a spec may call, with the arguments as an error message shows them. `erfc`, `exp2`, `sign`,
+# `select`, `sigmoid_slope` and the comparisons appear only in derived programs.
 CALLABLE: dict[str, tuple[Op, str]] = {
     "sigmoid": (Op.SIGMOID, "x"),
     "tanh": (Op.TANH, "x"),

@@ -21,6 +21,9 @@ from fusegen.pointwise.expression import (
     size,
 )
 
+# -2 / log(2): exp(-2 u) as a power of 2, which takes a GPU half the instructions of exp.
+_MINUS_TWO_IN_POWERS_OF_TWO = Number(Fraction("-2.8853900817779268"))
+
 # 2 / sqrt(pi), to the last bit of a double.
 _ERF_SLOPE_AT_ZERO = Number(Fraction("1.1283791670955126"))
 
@@ -73,10 +76,12 @@ class Lowering:
 
     def function(self, call: Sym) -> Expr:
         args = tuple(self.lower(arg) for arg in call.args)
-        if call.func is c.sigmoid_slope:
-            return Call(Op.MUL, (args[0], Call(Op.SUB, (ONE, args[0]))))
         if call.func is c.tanh_slope:
-            return Call(Op.SUB, (ONE, Call(Op.MUL, (args[0], args[0]))))
+            # With e = exp(-2|u|), 1 - t^2 is 4e / (1 + e)^2, and 1 + |t| is 2 / (1 + e).
+            exponent = Call(Op.MUL, (_MINUS_TWO_IN_POWERS_OF_TWO, Call(Op.ABS, args)))
+            decay = Call(Op.EXP2, (exponent,))
+            rise = Call(Op.ADD, (ONE, Call(Op.ABS, (Call(Op.TANH, args),))))
+            return Call(Op.MUL, (Call(Op.MUL, (decay, rise)), rise))
         if call.func is c.erf_slope:
             squared = Call(Op.MUL, (args[0], args[0]))
             bell = Call(Op.EXP, (Call(Op.NEG, (squared,)),))

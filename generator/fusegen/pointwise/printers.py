@@ -179,6 +179,9 @@ class _Torch(_Printer):
         if op is Op.SOFTPLUS:
             # torch.nn.functional.softplus is the identity above its threshold of 20.
             return f"torch.logaddexp({texts[0]}, torch.zeros_like({texts[0]}))"
+        if op is Op.SIGMOID_SLOPE:
+            mirrored = self.wrapped(args[0], _NEGATION + 1)
+            return f"(torch.sigmoid({texts[0]}) * torch.sigmoid(-{mirrored}))"
         return f"torch.{op.text}({', '.join(texts)})"
 
 
@@ -207,6 +210,11 @@ class _Cuda(_Printer):
 
 
 class _Math(_Printer):
+    def function(self, op: Op, args: tuple[Expr, ...]) -> str:
+        if op is Op.SIGMOID_SLOPE:
+            return f"sigmoid'({self.text(args[0])})"
+        return super().function(op, args)
+
     def number(self, value: Fraction) -> str:
         if value.denominator == 1:
             return str(value.numerator)

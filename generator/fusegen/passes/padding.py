@@ -1,0 +1,77 @@
+"""Rows past the groups: every result of a module with groups is zero there, whatever they hold.
+
+Grouped products write zeros there and read nothing.  A pointwise step reads every row, so that NaN
+of the caller's would reach a result, and so would the value of its expression at 0.  Where neither
+can be, as in an expert MLP, nothing need be done; elsewhere the step is given the group sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model.plan import Operand, Step
+from ..model.primitives import PRODUCTS, ROW_GROUPS, GemmKind
+from ..pointwise import Program, zero_results
+from .draft import Draft, NotPossible
+
+
+class Padding:
+    """Follows the steps of a draft in their order.
+
+    Args:
+        draft: before its pointwise steps have their math.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._results = {*draft.outputs, *(name for _, name in draft.gradients)}
+        self._zero: set[str] = set()  # buffers that are known to be zero there
+        self._last: Step | None = None
+        self._grouped = [step for step in (*draft.forward, *draft.backward) if _is_grouped(step)]
+
+    def see(self, step: Step) -> None:
+        """A step without an expression."""
+        if _is_grouped(step):
+            self._last = step
+            self._zero.add(step.out)
+
+    def settle(self, step: Step, program: Program) -> Step:
+        """A pointwise step with its math, given the groups where a result needs them.
+
+        Raises:
+            NotPossible: its rows are not those of the groups.
+        """
+        math = step.pointwise
+        if not self._grouped or math is None:
+            return step
+        zeros = [o.symbol for o in math.operands if o.buffer in self._zero]
+        known = zero_results(program, zeros)
+        others = {r.buffer for r in math.results if r.symbol not in known}
+        self._zero.update({*step.writes} - others)
+        if not others & self._results:
+            return step
+        self._zero.update(step.writes)
+        groups, tokens = self._groups()
+        if math.rows != tokens:
+            raise NotPossible(
+                f"op {step.item!r}: rows past {groups} are to be zero in"
+                f" {', '.join(sorted(others & self._results))}, whose rows are {math.rows},"
+                f" not {tokens}"
+            )
+        return replace(
+            step,
+            inputs=(*step.inputs, Operand(ROW_GROUPS, groups)),
+            pointwise=replace(math, kernel=f"grouped_{math.kernel}", grouped=True),
+        )
+
+    def _groups(self) -> tuple[str, object]:
+        """Group sizes of the product before it, or after it where there is none, and its tokens."""
+        product = self._last or self._grouped[0]
+        groups, rows = product.input("groups"), product.input("a")
+        assert groups is not None and rows is not None
+        return groups, self._draft.buffers[rows].shape.flat[0]
+
+
+def _is_grouped(step: Step) -> bool:
+    """Whether it is a product that gives a row per token."""
+    return step.primitive in PRODUCTS and bool(step.input("groups")) and step.kind != GemmKind.WGRAD
