@@ -207,20 +207,21 @@ def _bar(axes: Any, line: int, bar: Bar, log: bool) -> None:
 
 def _names(axes: Any, figure: Figure) -> None:
     """Names of rows, and above those of a group its own, in the figure's left margin."""
-    edge = axes.get_yaxis_transform()
-    line = 0
-    for group, rows in figure.groups.items():
-        options = {"transform": edge, "va": "center", "fontsize": 8, "clip_on": False}
+    edge, line = axes.get_yaxis_transform(), 0
+
+    def name(text: str, place: int, inches: float, **more: Any) -> None:
         axes.annotate(
-            group,
-            (0, line),
-            xytext=(-72 * (LABELS - MARGIN), 0),
-            textcoords="offset points",
+            text,
+            (0, place),
+            xytext=(-72 * inches, 0),
             xycoords=edge,
+            textcoords="offset points",
             va="center",
-            fontsize=8.5,
-            weight="bold",
+            **more,
         )
+
+    for group, rows in figure.groups.items():
+        name(group, line, LABELS - MARGIN, fontsize=8.5, weight="bold")
         for place, (_, label) in enumerate(rows, line + 1):
-            axes.text(-0.02, place, label, ha="right", **options)
+            name(label, place, 0.06, fontsize=8, ha="right")
         line += 1 + len(rows)
