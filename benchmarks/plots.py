@@ -216,7 +216,8 @@ def hosted(result: Result) -> Figure | None:
             continue
         made, _, experts = name.partition(", ")
         who = Contender.parse(made)
-        group = ", ".join(filter(None, [who.library, experts]))
+        module = who.library.replace("te.", "TransformerEngine ")
+        group = ", ".join(filter(None, [module, experts]))
         key = (name, RECIPES[who.recipe])
         if key not in groups.setdefault(group, []):
             groups[group].append(key)

@@ -168,6 +168,26 @@ def test_products_show_each_other_contender_on_both_sides_of_1(
     assert figure.groups == {"Qwen3-30B-A3B": [("qwen3_up fprop", "fc1, forward")]}
 
 
+def test_host_times_are_grouped_by_module_and_number_of_experts(
+    benchmarks: bench.Benchmarks,
+) -> None:
+    rows = [
+        row(f"forward: {name}", name[0], 1.0, extra={"times_nn_linear": times})
+        for name, times in (
+            ("nn.Linear", 1.0),
+            ("GroupedLinear fp8_block, 8 experts", 1.5),
+            ("GroupedLinear, 8 experts", 0.5),
+            ("te.GroupedLinear, 8 experts", 9.0),
+        )
+    ]
+    figure = benchmarks.module("plots").of(result("host", *rows))
+    assert {group: [label for _, label in rows] for group, rows in figure.groups.items()} == {
+        "GroupedLinear, 8 experts": ["bf16", "FP8, scales per block"],
+        "TransformerEngine GroupedLinear, 8 experts": ["bf16"],
+    }
+    assert [bar.value for bar in figure.panels[0].bars.values()] == [1.5, 0.5, 9.0]
+
+
 def test_a_result_without_rivals_has_no_figure(benchmarks: bench.Benchmarks) -> None:
     of = benchmarks.module("plots").of
     assert of(result("grouped", row("mixtral_up fprop", OURS, 1.0))) is None
