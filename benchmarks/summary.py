@@ -1,18 +1,23 @@
-"""docs/performance.md and its figure, from the newest result of every benchmark and device."""
+"""docs/performance.md and its figures, from the newest result of every benchmark and device."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import common
+import figures
+import labels
+import plots
+import shapes
 import targets
 from common import OURS, RESULTS, ROOT, Result
 
 PAGE = ROOT / "docs" / "performance.md"
-FIGURE = ROOT / "docs" / "performance.png"
+BASELINE_IN_WORDS = "PyTorch's grouped products under `torch.compile`"
+SHOWN_RECIPES = ("fp8_delayed", "bf16")  # of ours, in the first sentence
 
 TITLES = {
     "grouped": "Grouped matrix products",
@@ -32,14 +37,15 @@ NOTES = {
     "grouped": (
         "Group sizes are drawn from a Dirichlet(8) and rounded to nothing. *Of the ceiling*: rate "
         "over that of a dense 8192 x 8192 x 8192 product in the same run. *Rounded groups* end at "
-        "multiples of 128 tokens."
+        "multiples of 128 tokens. What another library wants laid out otherwise is laid out before "
+        "the timing."
     ),
     "main_grad": ("The same groups, results added to fp32; torch's are added after they are made."),
     "dense": "*Of the ceiling*: rate over that of torch's 8192 x 8192 x 8192 product.",
     "mlp": (
-        "fc1, SwiGLU times router probability, fc2, and all gradients. The floor counts the "
-        "products at the dense bf16 rate and the activation's bytes at the copy's; *of the "
-        "ceiling* is the rate over that of a dense bf16 product. A recipe quantises weights, too."
+        "fc1, SwiGLU times router probability, fc2, and all gradients; a recipe quantises weights, "
+        "too. A library that wants groups padded gets them so before the timing. A second word of "
+        "a case: other group sizes, or what else is computed."
     ),
     "model": (
         "Forward, loss, backward and AdamW of a mixture-of-experts model, compiled whole and "
@@ -64,9 +70,18 @@ NOTES = {
     "kernels_gemm_fp8_check": "Products against float64 of the operands they read.",
     "kernels_quantize_check": "Bit for bit against the reference.",
 }
-INTRODUCTION = """\
-# Performance
-
+FLOORS = {
+    False: (
+        "The floor counts the products at the dense bf16 rate and the activation's bytes at the "
+        "copy's; *of the ceiling* is the rate over that of a dense bf16 product, in FP8, too."
+    ),
+    True: (
+        "Every recipe has its own floor: its products, then what its quantisation and activation "
+        "move; *of the ceiling* is that floor over the time."
+    ),
+}
+"""Of the expert MLP, by whether its rows have floors of their own."""
+METHOD = """\
 Written by `fusegen bench summary` from `benchmarks/results/`. Times are medians over
 rounds in which the contenders take turns, with the spread from least to largest behind them;
 ratios are taken within one run alone, because these cards are limited by power. The floor is the
@@ -81,14 +96,92 @@ def newest(folder: Path = RESULTS) -> list[Result]:
     return [found[key] for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
 
 
-def page(results: Sequence[Result], figure: bool) -> str:
-    """The whole page."""
-    parts = [INTRODUCTION]
-    if figure:
-        parts.append(f"![Time of the others over ours]({FIGURE.name})\n")
+def page(results: Sequence[Result], drawn: Mapping[str, Path]) -> str:
+    """The whole page.
+
+    Args:
+        results: in order.
+        drawn: the figure of a benchmark, by its name.
+    """
+    first = [each for each in results if each["name"] == plots.HEADLINE and plots.models(each)]
+    parts = ["# Performance\n"]
+    if first:
+        parts += [opening(first[0], drawn), contents(first[0])]
+    parts.append(METHOD)
     parts += [aims(shown)] if (shown := list(targets.compare(targets.load(), results))) else []
-    parts += [section(result) for result in results]
+    rest = {name: path for name, path in drawn.items() if not first or name != plots.HEADLINE}
+    parts += [section(each, rest.get(each["name"])) for each in results]
     return "\n".join(parts)
+
+
+def opening(result: Result, drawn: Mapping[str, Path]) -> str:
+    """The figure that comes first, and what it shows in two sentences."""
+    found = plots.models(result)
+    device = result["environment"]["device"]
+    speeds = [_speed(found, recipe) for recipe in SHOWN_RECIPES]
+    sentences = [
+        f"On one {device}, a forward and backward of fusegen's expert MLP is "
+        f"{' and '.join(filter(None, speeds))} as fast as {BASELINE_IN_WORDS} in bf16."
+    ]
+    sentences += _comparison(list(plots.compared(found)))
+    image = image_of(plots.HEADLINE, drawn.get(plots.HEADLINE))
+    return f"{image}{' '.join(sentences)}\n"
+
+
+def _speed(found: plots.Models, recipe: str) -> str:
+    """How many times as fast ours is under a recipe, over all models."""
+    name = common.contender(f"grouped_mlp__{recipe}")
+    speeds = [
+        plots.over(rows[name], rows[plots.BASELINE]).inverse().value
+        for rows in found.values()
+        if name in rows
+    ]
+    if not speeds:
+        return ""
+    return f"{between(speeds)} times ({labels.RECIPES[recipe]})"
+
+
+def _comparison(compared: Sequence[plots.Compared]) -> Iterator[str]:
+    """Of others under a recipe that ours has, too: how often which is faster, and by how much."""
+    if not compared:
+        return
+    slower = sum(each.ratio.value > 1 for each in compared)
+    closest = min(compared, key=lambda each: each.ratio.value)
+    who = labels.Contender.parse(closest.name)
+    yield (
+        f"It is faster in {slower} of {len(compared)} comparisons with another library under the "
+        f"same recipe; the best of those, {who.library} ({labels.RECIPES[who.recipe]}, "
+        f"{labels.model(closest.case)}), takes {closest.ratio.value:.2f} times as long."
+    )
+
+
+def between(values: Sequence[float]) -> str:
+    """The range of some numbers."""
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def contents(result: Result) -> str:
+    """What the models of the headline are, under the names that the tables have for them."""
+    experts = (*shapes.EXPERTS, *getattr(shapes, "MORE_EXPERTS", ()))
+    known = {each.name: each for each in experts}
+    lines = [
+        [
+            f"`{case}`",
+            labels.model(case),
+            *map(str, (known[case].groups, known[case].tokens)),
+            f"{known[case].hidden} x {known[case].intermediate}",
+        ]
+        for case in plots.models(result)
+        if case in known
+    ]
+    heads = ["in tables", "model", "experts", "routed tokens", "hidden x intermediate"]
+    return _table(heads, lines) + "\n"
+
+
+def image_of(name: str, path: Path | None) -> str:
+    """A figure in Markdown, and the end of its paragraph."""
+    return f"![{TITLES[name]}]({path.name})\n\n" if path else ""
 
 
 def aims(reached: Sequence[targets.Reached]) -> str:
@@ -106,19 +199,20 @@ def aims(reached: Sequence[targets.Reached]) -> str:
     )
     return (
         f"## Targets\n\n{met} of {len(reached)} are met (`benchmarks/targets.yaml`); why others "
-        "are not, and what was tried, is in `benchmarks/notes`. Between two runs numbers vary by "
-        "3 %, host times by more.\n\n"
+        "are not, and what was tried, is in `benchmarks/notes`.\n\n"
         + _table(["what", "case", "target", "reached", "met"], lines)
         + "\n"
     )
 
 
-def section(result: Result) -> str:
+def section(result: Result, figure: Path | None = None) -> str:
     """A benchmark on one device."""
-    heading = (
-        f"## {TITLES[result['name']]}\n\n{machine(result['environment'])} {NOTES[result['name']]}\n"
-    )
-    return heading + "\n" + table(result) + "\n"
+    name = result["name"]
+    text = f"{machine(result['environment'])} {NOTES[name]}"
+    if name == plots.HEADLINE:
+        own = any("floor_products_ms" in row["extra"] for row in common.measured(result))
+        text += f" {FLOORS[own]}"
+    return f"## {TITLES[name]}\n\n{text}\n\n{image_of(name, figure)}{table(result)}\n"
 
 
 def machine(facts: Mapping[str, Any]) -> str:
@@ -148,7 +242,6 @@ def table(result: Result) -> str:
 def _cells(row: Mapping[str, Any], extras: list[str]) -> list[str]:
     if "error" in row:
         return [row["case"], row["contender"], common.failed(row), *[""] * (4 + len(extras))]
-    ratio = row.get("times_ours")
     unit = row["unit"]
     return [
         row["case"],
@@ -157,9 +250,20 @@ def _cells(row: Mapping[str, Any], extras: list[str]) -> list[str]:
         "" if row["floor"] is None else f"{number(row['floor'])} {unit}",
         "" if row["rate"] is None else f"{number(row['rate'])} {row['rate_unit']}",
         "" if row["fraction"] is None else f"{row['fraction']:.2f}",
-        "" if ratio is None or row["contender"] == OURS else f"{ratio:.2f}",
+        "" if row["contender"] == OURS else _over_ours(row),
         *(number(row["extra"][name]) if name in row["extra"] else "" for name in extras),
     ]
+
+
+def _over_ours(row: Mapping[str, Any]) -> str:
+    """A row's time over ours, with its interval where rounds were paired."""
+    if row.get("times_ours") is None:
+        return ""
+    paired = row.get("paired", {}).get(OURS, {})
+    interval = ""
+    if paired.get("low") is not None:
+        interval = f" ({paired['low']:.2f} to {paired['high']:.2f})"
+    return f"{row['times_ours']:.2f}{interval}"
 
 
 def number(value: float) -> str:
@@ -178,41 +282,25 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def bars(results: Iterable[Result]) -> dict[str, float]:
-    """Best other time over ours, by case, of the benchmarks that have another contender."""
-    found: dict[str, float] = {}
+def draw(results: Iterable[Result]) -> dict[str, Path]:
+    """Write the figures (needs matplotlib), one for every benchmark that has something to show.
+
+    Returns:
+        The files by benchmark.
+    """
+    found = {}
     for result in results:
-        if result["name"] == "host":
-            continue
-        for row in _shown(result):
-            if not row["contender"].startswith(OURS) and "times_ours" in row:
-                case = f"{result['name']}: {row['case']}"
-                found[case] = min(row["times_ours"], found.get(case, math.inf))
+        figure = plots.of(result) if result["environment"]["device"] != "cpu" else None
+        if figure is not None:
+            name = result["name"]
+            suffix = "" if name == plots.HEADLINE else f"_{name.removeprefix('kernels_')}"
+            found[name] = PAGE.with_name(f"{PAGE.stem}{suffix}.png")
+            figures.draw(figure, found[name])
     return found
 
 
-def draw(ratios: Mapping[str, float], path: Path) -> None:
-    """Bars to the right of 1 are faster than the best of the others."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = list(ratios)[::-1]
-    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.24 * len(names)))
-    colours = ["#3a7d44" if ratios[name] >= 1 else "#b5523b" for name in names]
-    axes.barh(names, [ratios[name] for name in names], color=colours)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("time of the best other over time of fusegen")
-    axes.tick_params(axis="y", labelsize=7)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
-    pyplot.close(figure)
-
-
 def summarise() -> list[Path]:
-    """Write the page and, where contenders were compared, its figure (needs matplotlib).
+    """Write the page and its figures.
 
     Returns:
         The files written.
@@ -223,9 +311,7 @@ def summarise() -> list[Path]:
     results = newest()
     if not results:
         raise SystemExit(f"no results in {RESULTS}; run: fusegen bench grouped")
-    ratios = bars(results)
-    if ratios:
-        draw(ratios, FIGURE)
+    drawn = draw(results)
     PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(page(results, bool(ratios)), "utf-8")
-    return [PAGE, FIGURE] if ratios else [PAGE]
+    PAGE.write_text(page(results, drawn), "utf-8")
+    return [PAGE, *drawn.values()]

@@ -106,7 +106,7 @@ class Benchmarks:
         yield from map(self.module("common").describe, result["rows"])
 
     def summarise(self) -> list[Path]:
-        """Write `docs/performance.md` and its figure from the checkout's results.
+        """Write `docs/performance.md` and its figures from the checkout's results.
 
         Raises:
             BenchError: there are none.
