@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from .digests import Tree, cell_digest, sources_digest
 from .emit.cell import CellContext, cell_context
 from .emit.conversions import QuantizeContext, quantize_context
+from .emit.escape import cmake, markdown
 from .emit.explain import explain
 from .emit.kernels import (
     CellSources,
@@ -166,12 +167,12 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
     return BundleContext(
         namespace=namespace,
         arch=arch.name,
-        arch_summary=arch.summary,
+        arch_summary=markdown(arch.summary),
         compiled=arch.has_kernels,
-        toolkit=arch.toolkit or "",
+        toolkit=markdown(arch.toolkit or ""),
         rows=tuple(_row(plan) for plan in plans),
         kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
-        sources=tuple(sorted({source for plan in plans for source in plan.sources})),
+        sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
     )
 
 

@@ -14,6 +14,7 @@ from .autograd import (
     autograd_text,
     reduction_text,
 )
+from .escape import docstring
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .python import (
     AttributeText,
@@ -190,7 +191,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     rest = ("*_",) if len(autograd.results) > 1 else ()
     return CellContext(
         cell=plan.cell,
-        summary=plan.summary,
+        summary=docstring(plan.summary),
         recipe=plan.recipe,
         arch=plan.arch,
         status=plan.status.value,
@@ -236,7 +237,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         uses_math=uses_math(
             (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
         ),
-        description=description,
+        description=tuple(map(docstring, description)),
     )
 
 

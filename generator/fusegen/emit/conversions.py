@@ -9,6 +9,7 @@ from ..columns import aligned
 from ..model import dtypes
 from ..model.plan import Conversion, Form, ModulePlan
 from ..model.specs import AmaxSource, QuantizationSpec, Rounding
+from .escape import docstring
 from .python import ProgramText, program_text
 from .states import StateText, state_texts
 
@@ -84,7 +85,7 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
     arguments = tuple(argument.name for argument in forward.arguments)
     return QuantizeContext(
         cell=plan.cell,
-        summary=plan.summary,
+        summary=docstring(plan.summary),
         recipe=plan.recipe,
         arch=plan.arch,
         status=plan.status.value,
@@ -105,7 +106,7 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
         ),
         no_gradients="".join(", None" for _ in (*arguments[1:], *flags)),
         tolerance=plan.tolerance.end_to_end,
-        description=description,
+        description=tuple(map(docstring, description)),
     )
 
 

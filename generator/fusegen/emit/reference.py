@@ -27,6 +27,7 @@ from ..model.plan import (
 from ..model.primitives import DECODING, SUMMED, Primitive
 from ..model.shapes import Shape, product, symbols, to_code
 from ..model.specs import Extent, Orientation, Role
+from .escape import docstring
 from .python import (
     ProgramText,
     absent_source,
@@ -192,7 +193,7 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
     dims = [line for program in programs for line in (*program.check_dims, *program.dims)]
     return ReferenceContext(
         cell=plan.cell,
-        summary=plan.summary,
+        summary=docstring(plan.summary),
         recipe=plan.recipe,
         constants=tuple(_constants(plan)),
         pointwise=pointwise,
@@ -600,7 +601,7 @@ def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
     results = _result_sources(math)
     return PointwiseText(
         name=_function_name(step),
-        formula=math.formula,
+        formula=docstring(math.formula),
         differentiated=step.primitive is Primitive.POINTWISE_GRAD,
         arguments=tuple(_buffers(math.operands)),
         scalars=math.attributes,
