@@ -24,6 +24,7 @@ from .emit.reference import reference_context
 from .emit.sharding import sharding_context
 from .emit.tests import TestContext, test_context
 from .fileset import Artifact, ArtifactKind, FileSet
+from .hygiene import marked, settle
 from .model.plan import KernelSet, KernelUnit, ModulePlan
 from .model.specs import ArchSpec
 from .render import Renderer
@@ -203,7 +204,8 @@ def _render(
 ) -> tuple[str, Artifact]:
     kind = _KINDS[path[path.rindex(".") :]]
     inputs = (*sources, f"templates/{template}")
-    return path, Artifact(renderer.render(template, context), kind, owners, inputs)
+    text = settle(renderer.render(template, context), kind)
+    return path, Artifact(text, kind, owners, inputs)
 
 
 def _copies(
@@ -244,6 +246,7 @@ def _shared(
 
 def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
     description = tuple(explain(plan))
+    plan = marked(plan)
     module: CellContext | QuantizeContext = (
         quantize_context(plan, description) if plan.conversions else cell_context(plan, description)
     )
@@ -270,6 +273,7 @@ def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]
 def _compiled(
     plans: tuple[ModulePlan, ...], context: BundleContext, arch: ArchSpec, renderer: Renderer
 ) -> Iterator[tuple[str, Artifact]]:
+    plans = marked(plans)
     for plan in plans:
         if plan.ops:
             path = f"csrc/{plan.cell}.cpp"

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .model.dtypes import IO_DTYPES, DType
+from .model.names import prefixed
 from .model.primitives import GemmKind
 from .model.specs import PointSpec, Schedule
 
@@ -136,12 +137,12 @@ def default_namespace(prefix: str, arch: str) -> str:
 
 def gradient(tensor: str) -> str:
     """Name of the gradient of a tensor."""
-    return f"d{tensor}"
+    return prefixed("d", tensor)
 
 
 def need(tensor: str) -> str:
     """Name of the flag that asks for the gradient of a tensor."""
-    return f"need_d{tensor}"
+    return prefixed("need_d", tensor)
 
 
 def main_grad(parameter: str) -> str:

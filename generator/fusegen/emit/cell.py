@@ -211,7 +211,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad),
         main_grads=main_grads,
         forward_reductions=tuple(reduction_text(plan, each, each.amax) for each in reductions),
-        take_output=", ".join(("y", *rest)) + " =",
+        take_output=", ".join((plan.outputs[0], *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],
         own_type=tuple(
@@ -230,9 +230,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         lookups=lookups,
         call_arguments=call_arguments,
         representation=_representation(plan, keywords, has_bias),
-        trailing_rows=(
-            "  Rows past sum(split_sizes) are zero." if "split_sizes" in plan.inputs else ""
-        ),
+        trailing_rows=(f"  Rows past sum({plan.groups}) are zero." if plan.groups else ""),
         has_bias=has_bias,
         uses_math=uses_math(
             (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..columns import aligned
 from ..model import dtypes
+from ..model.names import plain
 from ..model.plan import Conversion, Form, ModulePlan
 from ..model.specs import AmaxSource, QuantizationSpec, Rounding
 from .escape import docstring
@@ -37,6 +38,8 @@ class QuantizeContext:
     """Everything ``quantize__<recipe>.py`` and its tests state.
 
     Attributes:
+        first: what the straight-through class is called with.
+        shape: of that.
         programs: of every op, the straight-through forward first.
         conversions: the ops of ``quantize``.
         roles: that the recipe names.
@@ -58,6 +61,8 @@ class QuantizeContext:
     status: str
     reason: str
     class_name: str
+    first: str
+    shape: str
     programs: tuple[ProgramText, ...]
     conversions: tuple[ConversionText, ...]
     roles: tuple[str, ...]
@@ -91,6 +96,8 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
         status=plan.status.value,
         reason=plan.reason,
         class_name=plan.class_name,
+        first=plan.inputs[0],
+        shape=str(plan.buffer(plan.inputs[0]).shape),
         programs=tuple(program_text(view, program) for view, program in plan.ops),
         conversions=tuple(_conversion_text(each) for each in plan.conversions),
         roles=tuple(role.value for role, _ in plan.quantizations),
@@ -136,6 +143,6 @@ def _format_rows(plan: ModulePlan) -> Iterator[tuple[str, ...]]:
         words = " ".join(filter(None, (conversion.role.value, _FORMS[conversion.form])))
         for copy in conversion.copies:
             parts = (buffers[copy.data], buffers[copy.scale])
-            texts = (f"{dtypes.info(part.dtype).torch} {part.shape}" for part in parts)
+            texts = (f"{dtypes.info(part.dtype).torch} {plain(str(part.shape))}" for part in parts)
             yield (words, copy.orientation.value, *texts)
             words = ""

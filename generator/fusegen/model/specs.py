@@ -25,6 +25,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from .dtypes import DType
+from .names import MARK
 from .predicate import Comparison, Predicate, SizeVariable, parse_predicate
 from .primitives import MERGED, SIGNATURES, GemmKind, Primitive
 from .shapes import Binary, Const, Expr, Shape, Sym, parse_expr
@@ -57,8 +58,6 @@ Edition = Literal[1]
 Positive = Annotated[int, Field(ge=1, le=65536)]
 Block = Annotated[int, Field(ge=1, le=4096)]
 _FP32_MAX = 3.4028234663852886e38
-MARK = "\u01c2"
-"""A letter in front of names while text is laid out; see ``fusegen.hygiene``."""
 
 
 def _error(kind: str, text: str, *path: str) -> PydanticCustomError:
