@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from keyword import iskeyword
 
 from ..load import Source, SpecSet
 from ..model.shapes import symbols
 from ..model.source import Problem
 from ..model.specs import ChainItem, ModuleSpec, OpSpec, TensorSpec
+from ..naming import gradient
 from .common import check_input_types, check_symbols, fits, unknown
+from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_keywords
 
 
 def check_module(
     module: ModuleSpec, specs: SpecSet, source: Source, complete: bool
 ) -> Iterator[Problem]:
     """Every problem of a module."""
+    for key, word in (("module", module.module), ("class", module.class_)):
+        if word in FILE_WORDS or iskeyword(word):
+            yield source.problem(
+                f"{word!r} is a word that generated files are written with; choose another", key
+            )
     if bool(module.op) == bool(module.chain):
         got = "both" if module.op else "none"
         yield source.problem(f"a module has either 'op' or 'chain', got {got}", "module")
@@ -42,6 +50,7 @@ def check_module(
 def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
     if any(not op.inputs or not op.outputs for op in specs.ops.values()):
         return  # said about the op
+    yield from _check_names(module, specs, source)
     prefixes: set[str | None] = set()
     available = dict(module.inputs)
     read: set[str] = set()
@@ -80,6 +89,38 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
             shape = spec.shape.substitute(item.dims).led_by(leading)
             available[name] = replace(spec, shape=shape)
         previous = results[0]
+
+
+def _check_names(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
+    """Every tensor and scalar of the chain has a name of its own, which Python can have."""
+    named: list[tuple[str, tuple[str | int, ...]]] = [
+        (name, ("inputs", name)) for name in module.inputs
+    ]
+    public: dict[str, tuple[str | int, ...]] = {}
+    ops = [specs.ops[item.op] for item in module.chain if item.op in specs.ops]
+    for index, item in enumerate(module.chain):
+        if item.op not in specs.ops:
+            return
+        op, place = specs.ops[item.op], ("chain", index)
+        prefix = f"{item.as_}_" if item.as_ else ""
+        scalars = [f"{prefix}{name}" for name in op.attributes]
+        named += [(f"{prefix}{name}", place) for name in (*op.parameters, *op.internal)]
+        named += [(name, place) for name in (*scalars, *_results(item, op))]
+        holders = [item.as_] if item.as_ and op.parameters else []
+        public |= dict.fromkeys((*scalars, *holders), place)
+    yield from check_public_names(module.dims, public, any(map(takes_all_keywords, ops)), source)
+    seen: set[str] = set()
+    for name, place in named:
+        reason = taken_by_function(name)
+        if reason:
+            yield source.problem(f"{name!r} {reason}; choose another", *place)
+        if name in seen and name not in module.inputs:
+            yield source.problem(f"{name!r} is the name of something else; choose another", *place)
+        seen.add(name)
+    for name, place in named:
+        origin = next((other for other in seen if gradient(other) == name), None)
+        if origin:
+            yield source.problem(f"{name!r} is the gradient of {origin!r}; choose another", *place)
 
 
 def _check_reading(
