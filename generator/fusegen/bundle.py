@@ -109,7 +109,7 @@ def render_bundle(
         cells = tuple(
             CellSources(plan.cell, digests[plan.cell], _units(plan)) for plan in plans if plan.ops
         )
-        sources = SourcesContext(namespace, arch.gencode or "", cells)
+        sources = SourcesContext(namespace, cmake(arch.gencode or ""), cells)
         files.append(_render(renderer, _SOURCES, f"{_SOURCES}.j2", sources, owners, ()))
     return FileSet(_stamped(path, artifact, digests) for path, artifact in files)
 

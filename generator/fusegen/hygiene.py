@@ -15,7 +15,6 @@ Where a name and a word of the text meet, an underscore tells them apart; neithe
 from __future__ import annotations
 
 import ast
-import keyword
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -134,11 +133,9 @@ def settle(text: str, kind: ArtifactKind) -> str:
 
 _CPP_TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?:(?:\.|->)\s*)?\w+', re.DOTALL)
 _MACRO = re.compile(
-    r"[A-Z][A-Z0-9]+|true|false|unix|linux|assert|errno|stdin|stdout|stderr|offsetof|alloca|"
-    r"setjmp|va_(?:start|arg|end|copy)|f?signal|sig(?:setjmp|mask)|major|minor|makedev|"
-    r"[a-z]+_(?:unlocked)"
+    "[A-Z][A-Z0-9]+|true|false|unix|linux|errno|stdin|stdout|stderr|math_errhandling|sched_priority"
 )
-"""Words of C++ and of headers that the preprocessor or the compiler reads before any scope."""
+"""Words that the preprocessor or the compiler reads before any scope; all but the first are few."""
 
 
 def _settle_cpp(text: str) -> str:
@@ -166,9 +163,7 @@ def _settle_python(text: str) -> str:
     text = _CONTEXT.sub(r"ctx.\1_", text)  # beside what autograd keeps there
     words = set(_WORD.findall(text))
     names = {plain(word) for word in words if MARK in word}
-    for name in names & {*keyword.kwlist}:  # symbols alone, which are locals
-        text = re.sub(rf"\b{MARK}{name}\b", f"{name}_", text)
-    met = names & words - {*keyword.kwlist}
+    met = names & words
     return _let_words_yield(text, met) if met else text
 
 

@@ -13,6 +13,14 @@ from .model.specs import PointSpec, Schedule
 UPDATE_STATE = "update_state"
 """Name of the flag that lets a refresh move on what delayed scaling keeps."""
 
+_DERIVED = re.compile(
+    r"need_d.+|rng_state|.+_(?:rowwise|columnwise)(?:_.+)?"
+    r"|(?:.+_)?(?:input|weight|grad_output)_(?:amax_history|scale)"
+    r"|.+_(?:dequantized|decoded|used|padded_sizes|row_sums|row_partials|partials|statistics)"
+    r"|.+_(?:partial|row|column)_amax|.+_(?:main_grad|dummy_grad)"
+)
+"""Names that passes and printers make of others; ``gradient`` has a rule of its own."""
+
 _PART = r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*"
 
 
@@ -133,6 +141,11 @@ def parse_point(text: str) -> PointSpec:
 def default_namespace(prefix: str, arch: str) -> str:
     """Namespace of a bundle's ops: ``<prefix>_<arch>``."""
     return f"{prefix}_{arch}"
+
+
+def is_derived(name: str) -> bool:
+    """Whether a name is one that is made of another's, so that no spec can have it."""
+    return _DERIVED.fullmatch(name) is not None
 
 
 def gradient(tensor: str) -> str:

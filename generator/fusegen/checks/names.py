@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from ..load import Source
 from ..model.source import Problem
 from ..model.specs import OpSpec
+from ..naming import is_derived
 from ..pointwise import is_reserved
 
 
@@ -73,6 +74,8 @@ def taken_by_function(name: str) -> str:
     """Why a generated function can have no argument of a name; empty where it can."""
     if name in FUNCTION_KEYWORDS:
         return "is another argument of generated functions"
+    if is_derived(name):
+        return "is a name that is made for what is derived of another tensor"
     return taken_by_python(name)
 
 
