@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from .digests import Tree, cell_digest, sources_digest
 from .emit.cell import CellContext, cell_context
 from .emit.conversions import QuantizeContext, quantize_context
+from .emit.escape import cmake, markdown
 from .emit.explain import explain
 from .emit.kernels import (
     CellSources,
@@ -23,6 +24,7 @@ from .emit.reference import reference_context
 from .emit.sharding import sharding_context
 from .emit.tests import TestContext, test_context
 from .fileset import Artifact, ArtifactKind, FileSet
+from .hygiene import marked, settle
 from .model.plan import KernelSet, KernelUnit, ModulePlan
 from .model.specs import ArchSpec
 from .render import Renderer
@@ -107,7 +109,7 @@ def render_bundle(
         cells = tuple(
             CellSources(plan.cell, digests[plan.cell], _units(plan)) for plan in plans if plan.ops
         )
-        sources = SourcesContext(namespace, arch.gencode or "", cells)
+        sources = SourcesContext(namespace, cmake(arch.gencode or ""), cells)
         files.append(_render(renderer, _SOURCES, f"{_SOURCES}.j2", sources, owners, ()))
     return FileSet(_stamped(path, artifact, digests) for path, artifact in files)
 
@@ -166,12 +168,12 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
     return BundleContext(
         namespace=namespace,
         arch=arch.name,
-        arch_summary=arch.summary,
+        arch_summary=markdown(arch.summary),
         compiled=arch.has_kernels,
-        toolkit=arch.toolkit or "",
+        toolkit=markdown(arch.toolkit or ""),
         rows=tuple(_row(plan) for plan in plans),
         kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
-        sources=tuple(sorted({source for plan in plans for source in plan.sources})),
+        sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
     )
 
 
@@ -202,7 +204,8 @@ def _render(
 ) -> tuple[str, Artifact]:
     kind = _KINDS[path[path.rindex(".") :]]
     inputs = (*sources, f"templates/{template}")
-    return path, Artifact(renderer.render(template, context), kind, owners, inputs)
+    text = settle(renderer.render(template, context), kind)
+    return path, Artifact(text, kind, owners, inputs)
 
 
 def _copies(
@@ -243,6 +246,7 @@ def _shared(
 
 def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
     description = tuple(explain(plan))
+    plan = marked(plan)
     module: CellContext | QuantizeContext = (
         quantize_context(plan, description) if plan.conversions else cell_context(plan, description)
     )
@@ -269,6 +273,7 @@ def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]
 def _compiled(
     plans: tuple[ModulePlan, ...], context: BundleContext, arch: ArchSpec, renderer: Renderer
 ) -> Iterator[tuple[str, Artifact]]:
+    plans = marked(plans)
     for plan in plans:
         if plan.ops:
             path = f"csrc/{plan.cell}.cpp"

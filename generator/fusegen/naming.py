@@ -6,11 +6,20 @@ import re
 from dataclasses import dataclass
 
 from .model.dtypes import IO_DTYPES, DType
+from .model.names import prefixed
 from .model.primitives import GemmKind
 from .model.specs import PointSpec, Schedule
 
 UPDATE_STATE = "update_state"
 """Name of the flag that lets a refresh move on what delayed scaling keeps."""
+
+_DERIVED = re.compile(
+    r"need_d.+|rng_state|.+_(?:rowwise|columnwise)(?:_.+)?"
+    r"|(?:.+_)?(?:input|weight|grad_output)_(?:amax_history|scale)"
+    r"|.+_(?:dequantized|decoded|used|padded_sizes|row_sums|row_partials|partials|statistics)"
+    r"|.+_(?:partial|row|column)_amax|.+_(?:main_grad|dummy_grad)"
+)
+"""Names that passes and printers make of others; ``gradient`` has a rule of its own."""
 
 _PART = r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*"
 
@@ -134,14 +143,19 @@ def default_namespace(prefix: str, arch: str) -> str:
     return f"{prefix}_{arch}"
 
 
+def is_derived(name: str) -> bool:
+    """Whether a name is one that is made of another's, so that no spec can have it."""
+    return _DERIVED.fullmatch(name) is not None
+
+
 def gradient(tensor: str) -> str:
     """Name of the gradient of a tensor."""
-    return f"d{tensor}"
+    return prefixed("d", tensor)
 
 
 def need(tensor: str) -> str:
     """Name of the flag that asks for the gradient of a tensor."""
-    return f"need_d{tensor}"
+    return prefixed("need_d", tensor)
 
 
 def main_grad(parameter: str) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from keyword import iskeyword
 
 from ..load import Source, SpecSet
 from ..model.primitives import Primitive
 from ..model.shapes import symbols
 from ..model.source import Problem
 from ..model.specs import ChainItem, ModuleSpec, OpSpec, TensorSpec
+from ..naming import gradient
 from .common import check_input_types, check_symbols, fits, unknown
+from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_keywords
+
+Path = tuple[str | int, ...]
+"""Keys that lead to a place of a spec."""
 
 _IN_GROUPS = {Primitive.GROUPED_GEMM, Primitive.GROUP_SUM, Primitive.GROUP_ROW_DOT}
 _OVER_ALL_ROWS = {Primitive.GEMM, Primitive.COLUMN_SUM, Primitive.NORM_GRAD}
@@ -20,6 +26,11 @@ def check_module(
     module: ModuleSpec, specs: SpecSet, source: Source, complete: bool
 ) -> Iterator[Problem]:
     """Every problem of a module."""
+    for key, word in (("module", module.module), ("class", module.class_)):
+        if word in FILE_WORDS or iskeyword(word):
+            yield source.problem(
+                f"{word!r} is a word that generated files are written with; choose another", key
+            )
     if bool(module.op) == bool(module.chain):
         got = "both" if module.op else "none"
         yield source.problem(f"a module has either 'op' or 'chain', got {got}", "module")
@@ -46,6 +57,9 @@ def check_module(
 def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
     if any(not op.inputs or not op.outputs for op in specs.ops.values()):
         return  # said about the op
+    own = [item.as_ for item in module.chain]
+    if len(own) == 1 or (all(own) and len({*own}) == len(own)):
+        yield from _check_names(module, specs, source)
     prefixes: set[str | None] = set()
     available = dict(module.inputs)
     read: set[str] = set()
@@ -73,7 +87,7 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
                 )
             if spec.differentiable:
                 read.add(tensor)
-        results = _results(item, op)
+        results = _results(module, index, op)
         for name, spec in zip(results, op.outputs.values(), strict=True):
             if name in available and not shared:
                 yield source.problem(
@@ -103,6 +117,37 @@ def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[
 
 def _steps(op: OpSpec) -> set[Primitive]:
     return {step.primitive for step in (*op.forward, *op.backward)}
+
+
+def _check_names(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
+    """Every tensor and scalar of the chain has a name of its own, which Python can have."""
+    named: list[tuple[str, Path]] = [(name, ("inputs", name)) for name in module.inputs]
+    results: list[tuple[str, Path]] = []
+    public: dict[str, Path] = {}
+    ops = [specs.ops[item.op] for item in module.chain if item.op in specs.ops]
+    for index, (item, op) in enumerate(zip(module.chain, ops, strict=False)):
+        place = ("chain", index)
+        prefix = f"{item.as_}_" if item.as_ else ""
+        scalars = [f"{prefix}{name}" for name in op.attributes]
+        own = [f"{prefix}{name}" for name in (*op.parameters, *op.internal)]
+        named += [(name, place) for name in (*own, *scalars)]
+        results += [(name, place) for name in _results(module, index, op)]
+        holders = [item.as_] if item.as_ and op.parameters else []
+        public |= dict.fromkeys((*scalars, *holders), place)
+    yield from check_public_names(module.dims, public, any(map(takes_all_keywords, ops)), source)
+    seen: set[str] = set()
+    own_names = {name for name, _ in named} - {*module.inputs}
+    for name, place in (*named, *results):
+        reason = taken_by_function(name)
+        if name in seen and (name in own_names or (name, place) in named):
+            reason = "is the name of something else"
+        if reason:
+            yield source.problem(f"{name!r} {reason}; choose another", *place)
+        seen.add(name)
+    for name, place in (*named, *results):
+        origin = next((other for other in seen if gradient(other) == name), None)
+        if origin:
+            yield source.problem(f"{name!r} is the gradient of {origin!r}; choose another", *place)
 
 
 def _check_reading(
@@ -139,10 +184,10 @@ def _check_reading(
         )
 
 
-def _results(item: ChainItem, op: OpSpec) -> tuple[str, ...]:
-    """What the chain calls the results of an op."""
-    first, *others = op.outputs
-    prefix = f"{item.as_}_" if item.as_ else ""
+def _results(module: ModuleSpec, index: int, op: OpSpec) -> tuple[str, ...]:
+    """What the chain calls the results of an op; those of the last one are the module's."""
+    item, (first, *others) = module.chain[index], op.outputs
+    prefix = f"{item.as_}_" if item.as_ and index < len(module.chain) - 1 else ""
     return (item.out or f"{prefix}{first}", *(f"{prefix}{name}" for name in others))
 
 

@@ -13,8 +13,9 @@ from ..model.source import Problem
 from ..model.specs import AttributeType, Broadcast, OpSpec, StepSpec, TensorSpec
 from ..naming import gradient
 from ..passes.math import operand_symbols
-from ..pointwise import ExpressionError, is_reserved, names_in, parse
+from ..pointwise import ExpressionError, names_in, parse
 from .common import check_input_types, check_symbols, check_type, fits, unknown
+from .names import check_public_names, taken_by_function, takes_all_keywords
 from .steps import check_step_tensors
 
 _INTEGERS = (DType.INT64, DType.UINT8)
@@ -36,6 +37,8 @@ def check_op(op: OpSpec, source: Source) -> Iterator[Problem]:
         for name, tensor in tensors.items():
             yield from _check_tensor(op, section, name, tensor, source)
     yield from _check_names({**sections, "attributes": op.attributes}, source)
+    yield from _check_halves(op, source)
+    yield from _check_attributes(op, source)
     for name, attribute in op.attributes.items():
         if not fits(attribute, attribute.default):
             yield source.problem(
@@ -70,8 +73,9 @@ def _check_names(sections: Mapping[str, Iterable[str]], source: Source) -> Itera
     seen: dict[str, str] = {}
     for section, names in sections.items():
         for name in names:
-            if is_reserved(name):
-                yield source.problem(f"{name!r} is a reserved word; choose another", section, name)
+            reason = taken_by_function(name)
+            if reason:
+                yield source.problem(f"{name!r} {reason}; choose another", section, name)
             if name in seen:
                 yield source.problem(
                     f"{name!r} is also in {seen[name]}; choose another", section, name
@@ -83,6 +87,36 @@ def _check_names(sections: Mapping[str, Iterable[str]], source: Source) -> Itera
                 f"{gradient(name)!r} is the gradient of {name!r}; choose another",
                 seen[gradient(name)],
                 gradient(name),
+            )
+
+
+def _check_halves(op: OpSpec, source: Source) -> Iterator[Problem]:
+    """Halves are symbols of an expression as tensors and attributes are."""
+    seen = {*op.tensors, *op.attributes}
+    seen |= {gradient(name) for name in seen}
+    for section, tensors in (("inputs", op.inputs), ("parameters", op.parameters)):
+        for name, tensor in tensors.items():
+            for half in tensor.halves or ():
+                if half in seen or gradient(half) in seen:
+                    yield source.problem(
+                        f"half {half!r} has the name of another symbol, or of its gradient;"
+                        " choose another",
+                        section,
+                        name,
+                        "halves",
+                    )
+                seen |= {half, gradient(half)}
+
+
+def _check_attributes(op: OpSpec, source: Source) -> Iterator[Problem]:
+    """What is an attribute of the class: parameters, scalars and keywords of sizes."""
+    scalars: dict[str, tuple[str | int, ...]] = {n: ("attributes", n) for n in op.attributes}
+    yield from check_public_names(op.dims, scalars, takes_all_keywords(op), source)
+    for name in op.parameters:
+        yield from check_public_names({}, {name: ("parameters", name)}, False, source)
+        if name in op.dims.values():
+            yield source.problem(
+                f"{name!r} is also the keyword of a dimension; choose another", "parameters", name
             )
 
 

@@ -40,6 +40,7 @@ class AutogradText:
         apply_arguments: of ``apply``: those, then what only the backward changes.
         results: of the forward op.
         taken: those of them that ``forward`` returns.
+        incoming: the gradient of the first of them.
         returns: return type of ``forward``.
         needs: sources of the flags, where autograd tells what it needs.
         saving_needs: those of them that decide what is kept, where no flag of ``forward`` tells.
@@ -61,6 +62,7 @@ class AutogradText:
     apply_arguments: tuple[str, ...]
     results: tuple[str, ...]
     taken: tuple[str, ...]
+    incoming: str
     returns: str
     needs: Mapping[str, str]
     saving_needs: tuple[tuple[str, str], ...]
@@ -115,8 +117,9 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         ),
         op_arguments=op_arguments,
         apply_arguments=apply_arguments,
-        results=("y", *(result.buffer for result in plan.forward.results[1:])),
-        taken=("y", *amaxes),
+        results=tuple(result.buffer for result in plan.forward.results),
+        taken=(plan.outputs[0], *amaxes),
+        incoming=gradient(plan.outputs[0]),
         returns="tuple[Tensor, ...]" if amaxes else "Tensor",
         needs=needs,
         saving_needs=tuple(each for each in needs.items() if each[0] in untold),
@@ -179,7 +182,7 @@ def _gradient_source(plan: ModulePlan, argument: TensorText, needs: Mapping[str,
     if argument.name in dict(plan.main_grads):
         buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
         wanted = f"ctx.{dummy(argument.name)} and {needs[argument.flag]}"
-        return f"_library.dummy_grad(dy, {buffer}) if {wanted} else None"
+        return f"_library.dummy_grad({gradient(plan.outputs[0])}, {buffer}) if {wanted} else None"
     name = gradient(argument.name)
     conditional = plan.backward.flags and not plan.backward.returns_none
     return f"{name} if {needs[argument.flag]} else None" if conditional else name

@@ -14,6 +14,7 @@ from .autograd import (
     autograd_text,
     reduction_text,
 )
+from .escape import docstring
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .python import (
     AttributeText,
@@ -190,7 +191,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     rest = ("*_",) if len(autograd.results) > 1 else ()
     return CellContext(
         cell=plan.cell,
-        summary=plan.summary,
+        summary=docstring(plan.summary),
         recipe=plan.recipe,
         arch=plan.arch,
         status=plan.status.value,
@@ -210,7 +211,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad),
         main_grads=main_grads,
         forward_reductions=tuple(reduction_text(plan, each, each.amax) for each in reductions),
-        take_output=", ".join(("y", *rest)) + " =",
+        take_output=", ".join((plan.outputs[0], *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],
         own_type=tuple(
@@ -229,14 +230,12 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         lookups=lookups,
         call_arguments=call_arguments,
         representation=_representation(plan, keywords, has_bias),
-        trailing_rows=(
-            "  Rows past sum(split_sizes) are zero." if "split_sizes" in plan.inputs else ""
-        ),
+        trailing_rows=(f"  Rows past sum({plan.groups}) are zero." if plan.groups else ""),
         has_bias=has_bias,
         uses_math=uses_math(
             (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
         ),
-        description=description,
+        description=tuple(map(docstring, description)),
     )
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from ..columns import aligned
 from ..model import dtypes
+from ..model.names import plain
 from ..model.plan import Conversion, Form, ModulePlan
 from ..model.specs import AmaxSource, QuantizationSpec, Rounding
+from .escape import docstring
 from .python import ProgramText, program_text
 from .states import StateText, state_texts
 
@@ -36,6 +38,8 @@ class QuantizeContext:
     """Everything ``quantize__<recipe>.py`` and its tests state.
 
     Attributes:
+        first: what the straight-through class is called with.
+        shape: of that.
         programs: of every op, the straight-through forward first.
         conversions: the ops of ``quantize``.
         roles: that the recipe names.
@@ -57,6 +61,8 @@ class QuantizeContext:
     status: str
     reason: str
     class_name: str
+    first: str
+    shape: str
     programs: tuple[ProgramText, ...]
     conversions: tuple[ConversionText, ...]
     roles: tuple[str, ...]
@@ -84,12 +90,14 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
     arguments = tuple(argument.name for argument in forward.arguments)
     return QuantizeContext(
         cell=plan.cell,
-        summary=plan.summary,
+        summary=docstring(plan.summary),
         recipe=plan.recipe,
         arch=plan.arch,
         status=plan.status.value,
         reason=plan.reason,
         class_name=plan.class_name,
+        first=plan.inputs[0],
+        shape=str(plan.buffer(plan.inputs[0]).shape),
         programs=tuple(program_text(view, program) for view, program in plan.ops),
         conversions=tuple(_conversion_text(each) for each in plan.conversions),
         roles=tuple(role.value for role, _ in plan.quantizations),
@@ -105,7 +113,7 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
         ),
         no_gradients="".join(", None" for _ in (*arguments[1:], *flags)),
         tolerance=plan.tolerance.end_to_end,
-        description=description,
+        description=tuple(map(docstring, description)),
     )
 
 
@@ -135,6 +143,6 @@ def _format_rows(plan: ModulePlan) -> Iterator[tuple[str, ...]]:
         words = " ".join(filter(None, (conversion.role.value, _FORMS[conversion.form])))
         for copy in conversion.copies:
             parts = (buffers[copy.data], buffers[copy.scale])
-            texts = (f"{dtypes.info(part.dtype).torch} {part.shape}" for part in parts)
+            texts = (f"{dtypes.info(part.dtype).torch} {plain(str(part.shape))}" for part in parts)
             yield (words, copy.orientation.value, *texts)
             words = ""

@@ -15,6 +15,7 @@ from ..model.plan import (
     Variant,
 )
 from ..model.specs import Store
+from .escape import comment
 
 _ACCESS = {
     Access.FULL: "full",
@@ -175,7 +176,7 @@ def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
         cluster=point.cluster[0] * point.cluster[1] if point else 1,
         schedule=point.schedule.value if point else "",
         store=unit.variant.store.value if unit.variant else Store.IO.value,
-        formula=math.formula if math else "",
+        formula=comment(math.formula) if math else "",
         cost=math.cost if math else 0,
         operands=_operands(math.operands) if math else (),
         results=_operands(math.results) if math else (),

@@ -9,6 +9,7 @@ from ..model import dtypes
 from ..model.plan import Argument, Binding, Check, CheckKind, ModulePlan, Program
 from ..model.shapes import to_cpp
 from ..model.specs import ArchSpec, AttributeType
+from .escape import comment
 from .launch_memory import allocated, allocation, workspace_lines
 from .launches import LaunchStep, keeps_history, launch_step
 from .python import op_name
@@ -83,7 +84,7 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
     programs = tuple(_launch_program(view, program) for view, program in plan.ops)
     return LauncherContext(
         cell=plan.cell,
-        summary=plan.summary,
+        summary=comment(plan.summary),
         namespace=namespace,
         arch=arch.name,
         major=arch.capability[0],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..model import dtypes
 from ..model.dtypes import DType
+from ..model.names import plain
 from ..model.plan import (
     Argument,
     Attribute,
@@ -126,12 +127,13 @@ def condition(when: tuple[str, ...]) -> str:
 
 def _about(buffer: Buffer, plan: ModulePlan) -> str:
     kind = "bfloat16 or float16" if buffer.dtype is DType.IO else dtypes.info(buffer.dtype).torch
-    words = f"{buffer.shape} {kind}"
-    if buffer.name in plan.inputs and buffer.dtype is DType.INT64:
-        words += ", rows per group on x's device; zeros allowed, the sum at most T"
-    elif buffer.shape.leading and buffer.name == plan.inputs[0]:
+    words, first = f"{buffer.shape} {kind}", plan.inputs[0]
+    if buffer.name == plan.groups:
+        words += f", rows per group on {first}'s device; zeros allowed,"
+        words += f" the sum at most {plan.token_axis}"
+    elif buffer.shape.leading and buffer.name == first:
         words += ", with any leading dimensions"
-    elif buffer.name == plan.inputs[0] and "split_sizes" in plan.inputs:
+    elif buffer.name == first and plan.groups:
         words += ", rows of one group adjacent"
     return words
 
@@ -250,7 +252,7 @@ def pieces(text: str, separator: str = ", ", width: int = 84) -> tuple[str, ...]
     """A long text cut after separators, to be printed as adjacent string literals."""
     pieces = [""]
     for part in text.split(separator):
-        if pieces[-1] and len(pieces[-1]) + len(part) > width:
+        if pieces[-1] and len(plain(pieces[-1] + part)) > width:
             pieces.append("")
         pieces[-1] += part + separator
     return (*pieces[:-1], pieces[-1].removesuffix(separator))

@@ -27,6 +27,7 @@ from ..model.plan import (
 from ..model.primitives import DECODING, ROW_GROUPS, SUMMED, Primitive
 from ..model.shapes import Shape, product, symbols, to_code
 from ..model.specs import Extent, Orientation, Role
+from .escape import docstring
 from .python import (
     ProgramText,
     absent_source,
@@ -192,7 +193,7 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
     dims = [line for program in programs for line in (*program.check_dims, *program.dims)]
     return ReferenceContext(
         cell=plan.cell,
-        summary=plan.summary,
+        summary=docstring(plan.summary),
         recipe=plan.recipe,
         constants=tuple(_constants(plan)),
         pointwise=pointwise,
@@ -583,6 +584,7 @@ def _scalars(step: Step) -> list[str]:
 def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
     math = step.pointwise
     assert math is not None
+    arguments = _argument_names(math)
     loads = []
     halves: dict[str, dict[bool, str]] = {}  # by whether it is the first
     for operand in math.operands:
@@ -590,21 +592,23 @@ def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
             first = operand.access in FIRSTS
             halves.setdefault(operand.buffer, {})[first] = operand.symbol
         elif operand.access is Access.ROW:
-            loads.append(LoadText(operand.symbol, f"steps.per_row({operand.buffer})"))
+            loads.append(LoadText(operand.symbol, f"steps.per_row({arguments[operand.buffer]})"))
         else:
-            loads.append(LoadText(operand.symbol, f"steps.wide({operand.buffer})"))
+            loads.append(LoadText(operand.symbol, f"steps.wide({arguments[operand.buffer]})"))
     block = f", {INTERLEAVE}" if math.interleaved else ""
     for buffer, parts in halves.items():
         target = f"{parts.get(True, '_')}, {parts.get(False, '_')}"
-        loads.insert(0, LoadText(target, f"steps.halves({buffer}{block})"))
+        loads.insert(0, LoadText(target, f"steps.halves({arguments[buffer]}{block})"))
     own_type = next(o.buffer for o in math.operands if o.dtype is DType.IO)
-    loads.insert(0, LoadText("io", f"{own_type}.dtype"))  # before a symbol takes the buffer's name
+    loads.insert(
+        0, LoadText("io", f"{arguments[own_type]}.dtype")
+    )  # before a symbol takes the buffer's name
     results = _result_sources(math)
     return PointwiseText(
         name=_function_name(step),
-        formula=math.formula,
+        formula=docstring(math.formula),
         differentiated=step.primitive is Primitive.POINTWISE_GRAD,
-        arguments=tuple(_buffers(math.operands)),
+        arguments=tuple(arguments.values()),
         scalars=math.attributes,
         loads=tuple(loads),
         body=math.torch,
@@ -613,6 +617,17 @@ def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
         if len(results) == 1
         else f"tuple[{', '.join(['Tensor'] * len(results))}]",
     )
+
+
+def _argument_names(math: Pointwise) -> dict[str, str]:
+    """What a function calls each buffer: another name where an op calls something else so."""
+    others = {(each.symbol, each.buffer) for each in math.operands}
+    scalars = {*math.attributes, *(each.symbol for each in math.results)}
+    taken = {
+        buffer: scalars | {symbol for symbol, other in others if other != buffer}
+        for buffer in _buffers(math.operands)
+    }
+    return {buffer: f"{buffer}_" if buffer in words else buffer for buffer, words in taken.items()}
 
 
 def _result_sources(math: Pointwise) -> dict[str, str]:

@@ -18,7 +18,7 @@ from ..model.plan import (
     StateFill,
 )
 from ..model.primitives import PRODUCTS, SUMS, Primitive
-from ..model.shapes import evaluate, product, to_code, to_python
+from ..model.shapes import Expr, evaluate, product, to_code, to_python
 from ..naming import gradient
 from .main_grads import adds
 from .python import op_name
@@ -62,6 +62,10 @@ class TestContext:
     function_name: str
     class_name: str
     first: str
+    output: str
+    token_axis: str
+    group_axis: str
+    groups: str
     sizes: str
     wanted: str
     tolerances: str
@@ -125,7 +129,7 @@ def sizes_of(plan: ModulePlan) -> dict[str, int]:
     What a step needs more of is rounded up.
     """
     widths = iter(_WIDTHS)
-    known = {"T": _ROWS, "E": _GROUPS}
+    known = {str(plan.token_axis): _ROWS, str(plan.group_axis): _GROUPS}
     multiples = (check for check in plan.forward.checks if check.kind is CheckKind.MULTIPLE)
     units = {str(check.expr): check.number for check in multiples}
 
@@ -140,7 +144,7 @@ def test_context(plan: ModulePlan) -> TestContext:
     """What ``tests/test_<cell>.py`` states."""
     sizes = sizes_of(plan)
     wanted = _wanted(plan)
-    grouped = "split_sizes" in plan.inputs
+    grouped = plan.groups is not None
     scalars = [repr(attribute.default) for attribute in plan.attributes]
     flags = ["True"] * len(plan.forward.flags) + scalars
     results = [result.buffer for result in plan.forward.results]
@@ -154,18 +158,22 @@ def test_context(plan: ModulePlan) -> TestContext:
         function_name=plan.module,
         class_name=plan.class_name,
         first=plan.inputs[0],
+        output=plan.outputs[0],
+        token_axis=str(plan.token_axis),
+        group_axis=str(plan.group_axis),
+        groups=plan.groups or "",
         sizes=repr(sizes),
         wanted=_tuple(wanted),
-        tolerances=repr({name: _tolerance(plan, name) for name in ("y", *wanted)}),
+        tolerances=repr({name: _tolerance(plan, name) for name in (plan.outputs[0], *wanted)}),
         size_lines=tuple(f'{symbol} = sizes["{symbol}"]' for symbol in _symbols(plan)),
         input_lines=tuple(_input_lines(plan)),
         grouped=grouped,
         splits_parameter=", splits: list[int]" if grouped else "",
         splits_argument=", splits" if grouped else "",
         exact_call=_exact_call(plan),
-        row_inputs=_tuple([name for name in plan.inputs if _outer(plan, name) == "T"]),
-        row_gradients=_tuple([name for name in wanted if _outer(plan, name) == "T"]),
-        group_gradients=_tuple([name for name in wanted if _outer(plan, name) == "E"]),
+        row_inputs=_tuple([name for name in plan.inputs if _outer(plan, name) == plan.token_axis]),
+        row_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.token_axis]),
+        group_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.group_axis]),
         forward_op=op_name(plan, plan.forward),
         backward_op=op_name(plan, plan.backward),
         forward_flags=", ".join(flags),
@@ -263,8 +271,8 @@ def _wanted(plan: ModulePlan) -> list[str]:
     return [name for name in plan.arguments if gradient(name) in plan.gradients]
 
 
-def _outer(plan: ModulePlan, name: str) -> str:
-    return str(plan.buffer(name).shape.flat[0])
+def _outer(plan: ModulePlan, name: str) -> Expr:
+    return plan.buffer(name).shape.flat[0]
 
 
 def _tolerance(plan: ModulePlan, name: str) -> float:
@@ -274,7 +282,7 @@ def _tolerance(plan: ModulePlan, name: str) -> float:
     whose gradients five contribute.
     """
     own = dict(plan.main_grads).get(name, gradient(name))
-    buffer = plan.buffer(name if name == "y" else own)
+    buffer = plan.buffer(name if name in plan.outputs else own)
     if len(plan.forward.steps) > 1:
         growth = max(1.0, error_counts(plan)[buffer.name] / _ERRORS_OF_EXPERTS)
         return float(f"{plan.tolerance.end_to_end * math.sqrt(growth):.3g}")
@@ -331,8 +339,8 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         yield f'"{name}": torch.zeros({dims}, device=device{dtype}),'
     for seed, name in enumerate(plan.arguments, 1):
         buffer = plan.buffer(name)
-        if buffer.dtype is DType.INT64:
-            default = "support.split_cases(E, T)[0]"
+        if name == plan.groups:
+            default = f"support.split_cases({plan.group_axis}, {plan.token_axis})[0]"
             values = f"torch.tensor({default} if splits is None else splits, device=device)"
             yield f'"{name}": {values},'
             continue

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from .dtypes import DType
+from .names import prefixed
 from .predicate import Predicate
 from .primitives import LIKE, PRODUCTS, GemmKind, Primitive
 from .shapes import Const, Expr, Shape
@@ -733,7 +734,8 @@ class ModulePlan:
             name for step in (self.wgrad.steps if self.wgrad else ()) for name in step.writes
         }
         own = dict(self.main_grads)
-        return tuple(leaf for leaf in self.differentiated if own.get(leaf, f"d{leaf}") in written)
+        names = {leaf: own.get(leaf, prefixed("d", leaf)) for leaf in self.differentiated}
+        return tuple(leaf for leaf, name in names.items() if name in written)
 
     @property
     def left_for_wgrad(self) -> frozenset[str]:
@@ -744,7 +746,7 @@ class ModulePlan:
     @property
     def gradients(self) -> frozenset[str]:
         """Names of all gradients, those that go to the caller's buffers included."""
-        return frozenset(f"d{leaf}" for leaf in self.differentiated)
+        return frozenset(prefixed("d", leaf) for leaf in self.differentiated)
 
     def attributes_of(self, program: Program) -> tuple[Attribute, ...]:
         """Scalars that a program takes; those with products and copies alone ask for none."""
@@ -775,6 +777,24 @@ class ModulePlan:
     def state(self, name: str) -> State:
         """The state in a buffer.  Raises KeyError for a buffer without one."""
         return {state.buffer: state for state in self.states}[name]
+
+    @property
+    def groups(self) -> str | None:
+        """The input that holds the rows per group, where rows are grouped."""
+        read = {
+            o.buffer for s in (*self.exact, *self.steps) for o in s.inputs if o.slot == "groups"
+        }
+        return next((name for name in self.inputs if name in read), None)
+
+    @property
+    def group_axis(self) -> Expr | None:
+        """The number of groups, which their sizes have as their length."""
+        return self.buffer(self.groups).shape.dims[0] if self.groups else None
+
+    @property
+    def token_axis(self) -> Expr:
+        """The outermost dimension of the first input, all leading ones as one."""
+        return self.buffer(self.inputs[0]).shape.flat[0]
 
     @property
     def is_identity(self) -> bool:

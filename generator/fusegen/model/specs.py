@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum
+from math import isfinite
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -23,6 +25,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from .dtypes import DType
+from .names import MARK
 from .predicate import Comparison, Predicate, SizeVariable, parse_predicate
 from .primitives import MERGED, SIGNATURES, GemmKind, Primitive
 from .shapes import Binary, Const, Expr, Shape, Sym, parse_expr
@@ -33,10 +36,14 @@ _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 _NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
 _CAPITAL = r"^[A-Z][A-Za-z0-9]*$"
 _ARCH = r"^(cpu|sm_[0-9]+a?)$"
+_GENCODE = r"^arch=compute_[0-9]+[af]?,code=sm_[0-9]+[af]?$"
+_VERSION = r"^[0-9]{1,3}\.[0-9]{1,2}$"
 PATTERNS = {
     _NAME: "a name in snake_case with single underscores",
     _CAPITAL: "a capital letter, then letters and digits",
     _ARCH: "cpu or sm_<number>, with an a behind it for its own instructions",
+    _GENCODE: "what nvcc is told, such as arch=compute_90a,code=sm_90a",
+    _VERSION: 'a version in quotes, such as "12.3"',
 }
 """Every pattern, in words for error messages."""
 
@@ -47,7 +54,6 @@ Symbol = Annotated[str, StringConstraints(pattern=_CAPITAL, max_length=8)]
 """A dimension: starts with a capital."""
 
 ClassName = Annotated[str, StringConstraints(pattern=_CAPITAL, max_length=40)]
-Summary = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Edition = Literal[1]
 Positive = Annotated[int, Field(ge=1, le=65536)]
 Block = Annotated[int, Field(ge=1, le=4096)]
@@ -114,6 +120,31 @@ def _known(what: str, word: object, choices: type[Enum], *path: str) -> None:
     if word not in known:
         raise _error("unknown", f"unknown {what} {word!r}{did_you_mean(str(word), known)}", *path)
 
+
+def _text(text: str) -> str:
+    """Text without control characters, line breaks, bidirectional marks and the like."""
+    odd = next((c for c in text if not c.isprintable() or c == MARK), "")
+    if odd:
+        raise _error("text", f"expected one line of printable text, got character {odd!a}")
+    return text
+
+
+def _scalar(value: object) -> object:
+    """What every language can print as a constant."""
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, float) and not isfinite(value):
+        raise _error("scalar", f"expected a finite number, got {value}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise _error("scalar", "expected an integer of 64 bits")
+    return value
+
+
+Line = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_text)]
+"""What people read in comments, docstrings and tables: one line of printable text."""
+
+Scalar = Annotated[float | int | bool | str, BeforeValidator(_scalar)]
+"""The value of an attribute."""
 
 ShapeField = Annotated[
     Shape,
@@ -196,7 +227,7 @@ class AttributeSpec:
     """
 
     type: AttributeType
-    default: float | int | bool | str
+    default: Scalar
     static: bool = False
 
 
@@ -287,7 +318,7 @@ class OpSpec:
 
     edition: Edition
     op: Name
-    summary: Summary
+    summary: Line
     dims: Mapping[Symbol, Name]
     inputs: Mapping[Name, TensorSpec]
     outputs: Mapping[Name, TensorSpec]
@@ -378,7 +409,7 @@ class ChainItem:
     )
     out: Name | None = None
     dims: Mapping[Symbol, ExprField] = field(default_factory=dict)
-    attributes: Mapping[Name, float | int | bool | str] = field(default_factory=dict)
+    attributes: Mapping[Name, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -396,7 +427,7 @@ class ModuleSpec:
     module: Name
     class_: Annotated[ClassName, Field(alias="class")]
     op: Name | None = None
-    summary: Summary | None = None
+    summary: Line | None = None
     dims: Mapping[Symbol, Name] = field(default_factory=dict)
     inputs: Mapping[Name, TensorSpec] = field(default_factory=dict)
     chain: tuple[ChainItem, ...] = ()
@@ -566,8 +597,8 @@ class RecipeSpec:
 
     edition: Edition
     recipe: Name
-    summary: Summary
-    source: Summary
+    summary: Line
+    source: Line
     gemm: Mapping[GemmKind, Accumulation]
     tolerance: ToleranceSpec
     roles: Mapping[Role, QuantizationSpec] = field(default_factory=dict)
@@ -628,7 +659,7 @@ class PointSpec:
 class RuleSpec:
     """Use a point where the conditions hold; the last rule of a list has none."""
 
-    use: str
+    use: Name
     when: PredicateField = Predicate(())
 
 
@@ -698,10 +729,10 @@ class ArchSpec:
 
     edition: Edition
     arch: Annotated[str, StringConstraints(pattern=_ARCH)]
-    summary: Summary
+    summary: Line
     capability: tuple[int, int] | None = None
-    gencode: str | None = None
-    toolkit: str | None = None
+    gencode: Annotated[str, StringConstraints(pattern=_GENCODE)] | None = None
+    toolkit: Annotated[str, StringConstraints(pattern=_VERSION)] | None = None
     limits: Mapping[Name, int] = field(default_factory=dict)
     layout: LayoutSpec = LayoutSpec()
     kernels: Mapping[Name, FamilySpec] = field(default_factory=dict)
@@ -726,11 +757,11 @@ class TargetSpec:
 
     edition: Edition
     target: Name
-    summary: Summary
-    archs: tuple[str, ...]
-    modules: tuple[str, ...]
-    recipes: tuple[str, ...]
-    options: tuple[str, ...] = ()
+    summary: Line
+    archs: tuple[Name, ...]
+    modules: tuple[Name, ...]
+    recipes: tuple[Name, ...]
+    options: tuple[Name, ...] = ()
 
     @property
     def name(self) -> str:
@@ -788,8 +819,8 @@ class FusionConditions:
         options: of modules.
     """
 
-    archs: tuple[str, ...] = ()
-    recipes: tuple[str, ...] = ()
+    archs: tuple[Name, ...] = ()
+    recipes: tuple[Name, ...] = ()
     quantized: bool | None = None
     amax_pass: bool | None = None
     options: Mapping[OptionName, Name] = field(default_factory=dict)
@@ -811,7 +842,7 @@ class FusionSpec:
     edition: Edition
     fusion: Name
     pass_: Annotated[FusionPass, Field(alias="pass")]
-    summary: Summary
+    summary: Line
     match: FusionPrograms
     rewrite: FusionPrograms
     keep: tuple[Name, ...] = ()
