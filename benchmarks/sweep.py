@@ -78,6 +78,11 @@ def cases(*, quick: bool = False) -> tuple[Case, ...]:
     return grid([*widths, *WIDTHS], quick=quick)
 
 
+def models() -> tuple[Case, ...]:
+    """Products of models, whose cases count for more in a fit."""
+    return tuple(Case(each.groups, each.tokens, each.n, each.k) for each in shapes.GROUPED)
+
+
 def sweep(
     families: Sequence[str], arch: str, options: Options, timer_of: TimerOf | None = None
 ) -> Swept:
@@ -99,7 +104,7 @@ def sweep(
             measured = recorded(family, options.results).measured
         else:
             measured = _measured(specs, arch, family, options, timer_of or GpuTimer)
-        tuned.append(tune.tune(specs, arch, family, measured))
+        tuned.append(tune.tune(specs, arch, family, measured, models()))
         if not options.recorded:
             records.append(_record(tuned[-1], options.results))
     spec = paths.builtin_specs() / "archs" / f"{arch}.yaml"

@@ -511,7 +511,7 @@ def test_a_sweep_writes_the_rules_that_its_times_call_for(swept: Any, own_specs:
     kinds = api.load_specs().archs[ARCH].kernels[FAMILY].kinds
     for kind, choice in tuned.choices.items():
         assert kinds[kind].select == choice.after
-        assert choice.regret_after == 0 and choice.regret_before > 0
+        assert choice.loss_after.weighted == 0 < choice.loss_before.weighted
         for mean, point in ((16, "cooperative_128x256x64_2x1"), (256, "pingpong_128x128x64_2x1")):
             assert fit.choose(choice.after, Case(8, 8 * mean, 4096, 7168).sizes(kind)) == point
     assert found.difference and found.spec == own_specs
