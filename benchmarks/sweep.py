@@ -74,13 +74,14 @@ class Swept:
 
 def cases(*, quick: bool = False) -> tuple[Case, ...]:
     """The grid over the widths of models and some others."""
-    widths = [(each.n, each.k) for each in shapes.GROUPED]
+    widths = [(each.n, each.k) for each in (*shapes.GROUPED, *shapes.MORE_GROUPED)]
     return grid([*widths, *WIDTHS], quick=quick)
 
 
 def models() -> tuple[Case, ...]:
     """Products of models, whose cases count for more in a fit."""
-    return tuple(Case(each.groups, each.tokens, each.n, each.k) for each in shapes.GROUPED)
+    products = (*shapes.GROUPED, *shapes.MORE_GROUPED)
+    return tuple(Case(each.groups, each.tokens, each.n, each.k) for each in products)
 
 
 def sweep(
