@@ -37,7 +37,7 @@ PIECE = 2**26  # elements compared at a time
 ROUNDS = 15
 QUICK_ROUNDS = 3
 BLOCK_SECONDS = 0.02
-REST_SECONDS = 0.01
+REST_SECONDS = 0.005
 # The device is kept busy for about a millisecond before a block: that ends its idle state, and the
 # host is ahead of it when the block begins.
 SPIN_CYCLES = 1_500_000

@@ -34,7 +34,7 @@ MAIN_GRAD, CACHED = "add_to_main_grad", "cached_weights"
 # Whose numbers are looked at where not all contenders take part.
 CELLS = ("grouped_mlp__bf16", "grouped_mlp__fp8_block", "grouped_mlp__fp8_delayed")
 DRAWS_OF_ALL = (shapes.DRAW, "zipf")  # for every model; three models have all
-BLOCK_SECONDS = 0.04
+BLOCK_SECONDS = 0.03
 ARCH = "sm_90a"  # whose plans are looked at where there is no GPU
 
 # Relative difference from bf16 that a whole chain of quantised products may have.

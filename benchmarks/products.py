@@ -208,19 +208,18 @@ def _cases(
 def grouped(*, quick: bool = False) -> Iterator[Case]:
     """Grouped products, group sizes unrounded.
 
-    Both products of every model under the usual draw; of three models, fc1's under the others.
+    Both products of three models under the usual draw, others' beside them; both of more models,
+    and fc1's of the three under other draws, beside torch's.
     """
-    package, others = common.bundle(), peers.installed()
-    of_models = (*shapes.GROUPED, *shapes.MORE_GROUPED)
-    drawn = [(shape, shapes.DRAW) for shape in (shapes.SMALL.products() if quick else of_models)]
-    firsts = [shapes.SMALL] if quick else shapes.EXPERTS
-    drawn += [
-        (expert.products()[0], draw)
-        for expert in firsts
-        for draw in shapes.DRAWS
-        if draw != shapes.DRAW
-    ]
-    return _cases((p for each in drawn for p in grouped_products(package, *each)), others)
+    package = common.bundle()
+    firsts: Sequence[shapes.Expert] = [shapes.SMALL] if quick else shapes.EXPERTS
+    usual = [(each, shapes.DRAW) for expert in firsts for each in expert.products()]
+    more = [] if quick else [(each, shapes.DRAW) for each in shapes.MORE_GROUPED]
+    draws = [draw for draw in shapes.DRAWS if draw != shapes.DRAW]
+    more += [(expert.products()[0], draw) for expert in firsts for draw in draws]
+    looked_at = (p for each in usual for p in grouped_products(package, *each))
+    yield from _cases(looked_at, peers.installed())
+    yield from _cases(p for each in more for p in grouped_products(package, *each))
 
 
 def dense(*, quick: bool = False) -> Iterator[Case]:

@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from kernels.fp8_kernels import Emulation, Kernel, Product
 from kernels.fp8_operands import Operands, Problem
 
 FOLDER = build.BUILT / "dispatch"
+LAUNCHERS = "launch.cpp"
 MODULE, RECIPES = "grouped_linear", ("fp8_delayed", "fp8_rowwise", "fp8_block")
 """fp8_current has the kernels of fp8_delayed."""
 
@@ -104,20 +104,18 @@ class Library:
 
 
 def _built(bundle: Path, names: list[str]) -> Path:
-    """The library over a bundle's units; a library of other sources is made anew."""
+    """The library over a bundle's units, built where it is not of these sources."""
     csrc = FOLDER / "csrc"
     shutil.rmtree(csrc, ignore_errors=True)
     shutil.copytree(bundle / "csrc", csrc)
     sources = bundle_build.read_sources(csrc / "sources.cmake")
-    kernels = [each for each in sources.kernel_sources if _belongs(each, names)]
-    (csrc / "launch.cpp").write_text(_launchers(sources.namespace, names))
-    (csrc / "exports.map").write_text("{ global: launch_*; local: *; };\n")
-    (csrc / "sources.cmake").write_text(_cmake(sources, kernels))
+    units = [LAUNCHERS, *(each for each in sources.kernel_sources if _belongs(each, names))]
+    (csrc / LAUNCHERS).write_text(_launchers(sources.namespace, names))
+    (csrc / "exports.map").write_text("{ global: fusegen_digests; launch_*; local: *; };\n")
+    (csrc / "sources.cmake").write_text(_cmake(sources, units))
     library = FOLDER / "lib" / f"{sources.namespace}.so"
-    stamp, digest = library.with_suffix(".sha256"), _digest(csrc)
-    if not library.is_file() or not stamp.is_file() or stamp.read_text() != digest:
+    if not library.is_file() or bundle_build.stale_cells(FOLDER):
         bundle_build.build(FOLDER)
-        stamp.write_text(digest)
     return library
 
 
@@ -142,26 +140,16 @@ def _launchers(namespace: str, names: list[str]) -> str:
     return f"{includes}\n\n{export}\n\n{functions}\n"
 
 
-def _cmake(sources: bundle_build.Sources, kernels: list[str]) -> str:
+def _cmake(sources: bundle_build.Sources, units: list[str]) -> str:
+    """As a bundle's, with one cell."""
     values = {
         "NAMESPACE": sources.namespace,
         "GENCODE": sources.gencode,
-        "FINGERPRINT": sources.fingerprint,
-        "HOST_SOURCES": "launch.cpp",
-        "KERNEL_SOURCES": " ".join(kernels),
+        "CELLS": "dispatch",
+        "DIGEST_dispatch": hashlib.sha256("\0".join(units).encode()).hexdigest(),
+        "UNITS_dispatch": " ".join(units),
     }
     return "".join(f"set(FUSEGEN_{name} {value})\n" for name, value in values.items())
-
-
-def _digest(folder: Path) -> str:
-    total = hashlib.sha256()
-    for path in sorted(_files(folder)):
-        total.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
-    return total.hexdigest()
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
 
 
 def require_right(

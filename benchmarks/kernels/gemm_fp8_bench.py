@@ -161,7 +161,7 @@ class Work:
         d = torch.empty(problem.result_shape, device=common.DEVICE, dtype=DTYPES[target.output])
         products = {OURS: self.product(self.shipped, target)}
         products |= {f"tile {each.tile.name}": Kernel(each) for each in self.tiles}
-        contenders = {
+        contenders: dict[str, Contender] = {
             name: partial(_run, product, problem, operands, d, splits)
             for name, product in products.items()
         }
@@ -249,6 +249,7 @@ def run(targets: Sequence[Target] = (), *, quick: bool = False) -> Iterator[Case
     torch.manual_seed(1)
     copy_rate = common.copy_rate()
     product: Callable[[Shipped, Target], Product]
+    of: Sequence[shapes.Grouped]
     if common.DEVICE == "cpu":
         sets, of = dispatch.shipped(ARCH), shapes.SMALL.products()[:1]
         product = _emulation

@@ -1067,6 +1067,35 @@ def test_only_the_units_of_what_ships_are_linked(dispatch: Any) -> None:
     assert not any("_add_" in each for each in linked)
 
 
+def test_the_dispatch_library_is_built_once_for_its_sources(
+    dispatch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built: list[Path] = []
+
+    def build(folder: Path) -> None:
+        built.append(folder)
+        library = folder / "lib" / f"{read_sources(folder / 'csrc' / 'sources.cmake').namespace}.so"
+        library.parent.mkdir(exist_ok=True)
+        library.touch()
+
+    stale: dict[str, str] = {}
+    monkeypatch.setattr(dispatch, "FOLDER", tmp_path / "dispatch")
+    monkeypatch.setattr(dispatch.bundle_build, "build", build)
+    monkeypatch.setattr(dispatch.bundle_build, "stale_cells", lambda folder: stale)
+    bundle = ROOT / "generated" / ARCH
+    names = [each.kernels.name for each in dispatch.shipped(ARCH)]
+    library = dispatch._built(bundle, names)
+    assert library.is_file() and library == dispatch._built(bundle, names)
+    assert built == [tmp_path / "dispatch"]
+    stale["dispatch"] = "other sources"
+    dispatch._built(bundle, names)
+    assert len(built) == 2
+    sources = read_sources(tmp_path / "dispatch" / "csrc" / "sources.cmake")
+    units = read_sources(bundle / "csrc" / "sources.cmake").kernel_sources
+    assert sources.host_sources == ("launch.cpp",)
+    assert sources.kernel_sources == tuple(u for u in units if dispatch._belongs(u, names))
+
+
 def test_fp8_products_are_checked_and_named(
     benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
