@@ -14,8 +14,8 @@ import common
 from common import OURS, Result
 
 TOLERANCE = 0.05
-"""Beyond the recorded spread: cards limited by their power vary by 5 % either way
-(notes/gemm_sm90.md), and a spread of five rounds does not see all of it."""
+"""Beyond the recorded interval: cards limited by their power vary by 5 % either way
+(notes/gemm_sm90.md), and the rounds of one run do not see all of it."""
 
 Row = Mapping[str, Any]
 
@@ -81,17 +81,24 @@ def quantities(row: Row, ours: Row | None) -> Iterator[Quantity]:
         slowest = row["fraction"] * row["median"] / row["high"]
         yield Quantity("of the ceiling", row["fraction"], slowest)
     if ours is not None and row["contender"] != OURS:
+        least, most = _bounds(row, ours)
         if mine:  # another recipe or tile of ours: the less, the better
-            yield Quantity(
-                f"time of {OURS} over it", 1 / row["times_ours"], ours["low"] / row["high"]
-            )
+            yield Quantity(f"time of {OURS} over it", 1 / row["times_ours"], 1 / most)
         else:
-            yield Quantity("time over ours", row["times_ours"], row["low"] / ours["high"])
+            yield Quantity("time over ours", row["times_ours"], least)
     if mine:
         for name, value in row["extra"].items():
             if name.startswith("times_"):
                 least = row["median"] / row["high"] / value
                 yield Quantity(f"1 over {name.replace('_', ' ')}", 1 / value, least)
+
+
+def _bounds(row: Row, ours: Row) -> tuple[float, float]:
+    """Of the ratio to our time: its interval over the rounds, else the ends of both spreads."""
+    paired = row.get("paired", {}).get(OURS)
+    if paired and paired["low"] is not None:
+        return paired["low"], paired["high"]
+    return row["low"] / ours["high"], row["high"] / ours["low"]
 
 
 def compared(result: Result) -> dict[tuple[str, str, str], Quantity]:

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -21,6 +23,8 @@ from typing import Any, TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
 
 import bundles as bundles  # for the others: it is importable from here on
+import pairs
+from meter import Meter, MeterError, Reading
 
 DEVICE = bundles.DEVICE
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,10 +32,15 @@ RESULTS = ROOT / "benchmarks" / "results"
 OURS = "fusegen"
 
 L2_BYTES = 60 * 10**6
-# Rounds are short so that no contender heats the card for the next, and rests are equal.
-ROUNDS = 5
-BLOCK_SECONDS = 0.06
-REST_SECONDS = 0.06
+PIECE = 2**26  # elements compared at a time
+# Blocks are short so that no contender heats the card for the next, and rests are equal.
+ROUNDS = 15
+QUICK_ROUNDS = 3
+BLOCK_SECONDS = 0.02
+REST_SECONDS = 0.005
+# The device is kept busy for about a millisecond before a block: that ends its idle state, and the
+# host is ahead of it when the block begins.
+SPIN_CYCLES = 1_500_000
 
 
 # ---- results
@@ -49,6 +58,8 @@ class Row:
         low: the least sample.
         high: the largest.
         samples: one per round.
+        clocks, watts: of the GPU in every round, MHz and W; empty where it does not say.
+        paired: ratios of the samples to those of another contender in the same rounds, by its name.
         floor: the least time that operations and bytes allow at the rates measured in this run.
         rate: work per time.
         rate_unit: of rate.
@@ -68,13 +79,20 @@ class Row:
     rate_unit: str = ""
     fraction: float | None = None
     extra: Mapping[str, float] = field(default_factory=dict)
+    clocks: tuple[float, ...] = ()
+    watts: tuple[float, ...] = ()
+    paired: Mapping[str, pairs.Ratio] = field(default_factory=dict)
 
 
 def row(case: str, contender: str, unit: str, samples: Sequence[float], **more: Any) -> Row:
-    """A row with its median and spread."""
+    """A row with its median and spread, and what the GPU did meanwhile."""
     values = tuple(float(f"{value:.6g}") for value in samples)
+    readings = samples.readings if isinstance(samples, Samples) else ()
     return Row(
-        case, contender, unit, statistics.median(values), min(values), max(values), values, **more
+        *(case, contender, unit, statistics.median(values), min(values), max(values), values),
+        clocks=tuple(each.clock for each in readings),
+        watts=tuple(each.watts for each in readings),
+        **more,
     )
 
 
@@ -118,8 +136,12 @@ def failure(case: str, contender: str, error: BaseException) -> Failure:
     return Failure(case, contender, f"{type(error).__name__}: {error}")
 
 
-def outcomes(cases: Iterable[Case]) -> list[Outcome]:
+def outcomes(cases: Iterable[Case], wanted: Sequence[str] = ()) -> list[Outcome]:
     """The rows of all cases; a case that fails leaves a failure and loses no other.
+
+    Args:
+        cases: in order.
+        wanted: parts of names; without any, all cases are measured.
 
     Raises:
         Exception, SystemExit: of what precedes the first case, when there is nothing to lose.
@@ -127,6 +149,8 @@ def outcomes(cases: Iterable[Case]) -> list[Outcome]:
     found: list[Outcome] = []
     try:
         for case in cases:
+            if wanted and not any(part in case.name for part in wanted):
+                continue
             try:
                 found += case.measure()
             except (Exception, SystemExit) as error:
@@ -156,17 +180,34 @@ def try_each(
     return made, failures
 
 
+BASELINES = (OURS, "torch", "torch compiled")
+"""Whom every contender on the same case is compared with, round by round."""
+
+
 def with_ratios(rows: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Rows as JSON, each with the ratio of its median to ours on the same case of the same run."""
-    ours = {
-        each.case: each.median for each in rows if isinstance(each, Row) and each.contender == OURS
-    }
+    """Rows as JSON, each with the ratios of its times to the baselines' on the same case."""
     found = []
     for each in rows:
         data = asdict(each)
-        if isinstance(each, Row) and each.case in ours:
-            data["times_ours"] = each.median / ours[each.case]
+        if isinstance(each, Row):
+            ratios = {**_ratios(each, rows), **each.paired}
+            data["paired"] = {name: asdict(ratio) for name, ratio in ratios.items()}
+            if OURS in ratios or each.contender == OURS:
+                data["times_ours"] = ratios[OURS].median if OURS in ratios else 1.0
         found.append(data)
+    return found
+
+
+def _ratios(row: Row, rows: Sequence[Outcome]) -> dict[str, pairs.Ratio]:
+    """Of a row's times to those of the baselines; medians alone where rounds are not the same."""
+    found = {}
+    for other in rows:
+        if not isinstance(other, Row) or other is row or other.case != row.case:
+            continue
+        if other.contender in BASELINES and len(other.samples) == len(row.samples):
+            found[other.contender] = pairs.ratio(row.samples, other.samples)
+        elif other.contender == OURS:
+            found[OURS] = pairs.Ratio(row.median / other.median, None, None)
     return found
 
 
@@ -194,22 +235,50 @@ def told(result: Result) -> str:
     return "\n".join(map(describe, failures(result)))
 
 
-def save(result: Result, folder: Path = RESULTS, samples: Sequence[object] = ()) -> Path:
+def save(
+    result: Result,
+    folder: Path = RESULTS,
+    samples: Sequence[object] = (),
+    *,
+    partial: bool = False,
+) -> Path:
     """Write one result file, named after benchmark, device and day.
 
     Args:
+        result: what was measured.
+        folder: where to.
         samples: a last key of their own, one a line, where there are many.
+        partial: only some cases were measured: the file of the day keeps its others.
+
+    Raises:
+        SystemExit: the others are of another commit, PyTorch or CUDA; nothing is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     facts = result["environment"]
     device = str(facts["device"]).lower().replace(" ", "-")
     path = folder / f"{result['name']}_{device}_{facts['date'][:10]}.json"
+    if partial and path.is_file():
+        result = _merged(json.loads(path.read_text("utf-8")), result, path)
     text = json.dumps(result, indent=1)
     if samples:
         lines = ",\n".join(f"  {json.dumps(each)}" for each in samples)
         text = f'{text[:-2]},\n "samples": [\n{lines}\n ]\n}}'
     path.write_text(text + "\n")
     return path
+
+
+def _merged(old: Result, new: Result, path: Path) -> Result:
+    """The old result with the cases of the new one; every case is of one run, as before."""
+    for fact in ("commit", "torch", "cuda"):
+        before, now = (each["environment"].get(fact) for each in (old, new))
+        if before != now:
+            raise SystemExit(
+                f"{path}: its cases are of {fact} {before}, these of {now}; measure all of them, "
+                "or name another folder by --results"
+            )
+    measured = {row["case"] for row in new["rows"]}
+    kept = [row for row in old["rows"] if row["case"] not in measured]
+    return {**new, "rows": [*kept, *new["rows"]]}
 
 
 def newest(folder: Path = RESULTS) -> dict[tuple[str, str], Result]:
@@ -229,10 +298,10 @@ def show(result: Result) -> None:
         print(describe(each))
 
 
-def write(result: Result, folder: Path = RESULTS) -> Path:
-    """Write one result file and print its rows."""
+def write(result: Result, folder: Path = RESULTS, *, partial: bool = False) -> Path:
+    """Write one result file, or some cases of it, and print its rows."""
     show(result)
-    path = save(result, folder)
+    path = save(result, folder, partial=partial)
     print(path)
     return path
 
@@ -258,6 +327,9 @@ def describe(data: Mapping[str, Any]) -> str:
         words += f"  {data['fraction']:.3f} of the ceiling"
     if "times_ours" in data and data["contender"] != OURS:
         words += f"  x{data['times_ours']:.3f} of {OURS}'s time"
+        ratio = data.get("paired", {}).get(OURS)
+        if ratio and ratio["low"] is not None:
+            words += f" [{ratio['low']:.3f}, {ratio['high']:.3f}]"
     return words
 
 
@@ -359,50 +431,98 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _block(run: Contender, count: int) -> float:
-    """Milliseconds per call of `count` calls in a row, by CUDA events; on the CPU by its clock."""
+class Samples(list[float]):
+    """Milliseconds per call in every round, and what the GPU said in the middle of each."""
+
+    def __init__(self, times: Iterable[float] = (), readings: Iterable[Reading] = ()) -> None:
+        super().__init__(times)
+        self.readings = list(readings)
+
+
+@lru_cache(maxsize=1)
+def _meter() -> Meter | None:
+    """Of the current device; None, with a line on stderr, where it cannot be read."""
+    import torch
+
+    try:
+        meter = Meter(str(torch.cuda.get_device_properties(0).uuid))
+        meter.read()
+    except (MeterError, AttributeError) as error:
+        print(f"clocks and power are not recorded: {error}", file=sys.stderr)
+        return None
+    return meter
+
+
+def _block(run: Contender, count: int) -> tuple[float, Reading | None]:
+    """Milliseconds per call of `count` calls in a row, by CUDA events; on the CPU by its clock.
+
+    Clock and power are read once all calls are in the queue.
+    """
     import torch
 
     if DEVICE == "cpu":
         begin = time.perf_counter()
         for index in range(count):
             run(index)
-        return (time.perf_counter() - begin) / count * 1e3
+        return (time.perf_counter() - begin) / count * 1e3, None
     cuda: Any = torch.cuda  # its classes carry no types
     start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+    cuda._sleep(SPIN_CYCLES)
     start.record()
     for index in range(count):
         run(index)
     end.record()
+    meter = _meter()
+    reading = None if meter is None else meter.read()
     torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / count
+    return float(start.elapsed_time(end)) / count, reading
 
 
 def _calls_per_block(run: Contender, seconds: float) -> int:
-    for index in range(3):
-        run(index)
-    once = _block(run, 3)
-    return max(2, min(2000, int(seconds * 1e3 / once)))
+    run(0)  # warms up
+    once, _ = _block(run, 1)
+    if 10 * once < 1e3 * seconds:  # so short that one call says little
+        once, _ = _block(run, 10)
+    return max(1, min(2000, int(seconds * 1e3 / once)))
 
 
 def compare(
-    contenders: Mapping[str, Contender], *, rounds: int = ROUNDS, seconds: float = BLOCK_SECONDS
-) -> dict[str, list[float]]:
+    contenders: Mapping[str, Contender],
+    *,
+    rounds: int | None = None,
+    seconds: float = BLOCK_SECONDS,
+) -> dict[str, Samples]:
     """Milliseconds per call in every round, contenders taking turns.
 
     A card under a power limit slows down under load: so blocks are short, each begins after the
-    same rest, and every round starts with another contender.
+    same rest, and in every round the order is another one (pairs.py).
+
+    Args:
+        contenders: by name.
+        rounds: how often each has its turn, by default `ROUNDS`.
+        seconds: of a block, about; at least one call.
     """
-    names = list(contenders)
-    counts = {name: _calls_per_block(contenders[name], seconds) for name in names}
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+    counts = {name: _calls_per_block(run, seconds) for name, run in contenders.items()}
+    samples = {name: Samples() for name in contenders}
+    for order in pairs.orders(list(contenders), rounds or ROUNDS):
+        for name in order:
             time.sleep(REST_SECONDS)
-            contenders[name](0)  # ends the idle state of the card; not timed
-            samples[name].append(_block(contenders[name], counts[name]))
+            milliseconds, reading = _block(contenders[name], counts[name])
+            samples[name].append(milliseconds)
+            samples[name].readings += [] if reading is None else [reading]
     return samples
+
+
+@contextmanager
+def rounds_of(rounds: int | None) -> Iterator[None]:
+    """Inside, everybody has so many turns where nothing else is said; None: as many as always."""
+    global ROUNDS
+    before = ROUNDS
+    ROUNDS = rounds or before
+    try:
+        yield
+    finally:
+        ROUNDS = before
 
 
 def copy_rate() -> float:
@@ -441,7 +561,18 @@ def require_close(case: str, got: Any, expected: Any, tolerance: float = 1e-2) -
     Raises:
         SystemExit: the relative Frobenius distance is larger than `tolerance`, or not a number.
     """
-    got, expected = got.float(), expected.float()
-    error = float((got - expected).norm() / expected.norm())
+    error = distance(got, expected)
     if not error <= tolerance:
         raise SystemExit(f"{case}: relative difference {error:.2e}, expected at most {tolerance}")
+
+
+def distance(got: Any, expected: Any) -> float:
+    """Relative Frobenius distance, piece by piece: fp32 of a large tensor is twice its memory."""
+    import torch
+
+    off = size = torch.zeros((), dtype=torch.float64)
+    pieces = (torch.split(each.detach().reshape(-1), PIECE) for each in (got, expected))
+    for own, wanted in zip(*pieces, strict=True):
+        off = off + (own.float() - wanted.float()).double().square().sum().cpu()
+        size = size + wanted.float().double().square().sum().cpu()
+    return float((off / size).sqrt())

@@ -1,28 +1,34 @@
 """Host time of one call, on shapes so small that the device never is what one waits for.
 
 Weights of 512 experts are not small, so calls come in bursts: in a full queue the host would wait.
+A round's time is that of its fastest burst, since whatever else runs on the machine only ever adds;
+ratios to nn.Linear are of the same rounds. The process stays on two cores: backwards have a thread
+of their own, and one that moves finds cold caches.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import common
+import pairs
 import peers
 import torch
 from common import OURS, Case, Outcome
 from torch import Tensor, nn
 
 TOKENS, WIDTH = 128, 128
-BURST, BURSTS = 20, 20  # calls without a wait, and how often
-REPEATS = 9
+BURST, BURSTS = 20, 5  # calls without a wait, and how often in a round
+CORES = 2
 EXPERTS = (8, 512)
+LINEAR = "nn.Linear"
 MODULES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
 
 Call = Callable[[], Any]
@@ -46,21 +52,40 @@ def _both(module: nn.Module, x: Tensor, *inputs: Any) -> Call:
 
 
 def _microseconds(call: Call) -> float:
-    elapsed = 0.0
+    """Of one call in the fastest burst."""
+    bursts = []
     for _ in range(BURSTS):
         common.synchronize()
         start = time.perf_counter()
         for _ in range(BURST):
             call()
-        elapsed += time.perf_counter() - start
+        bursts.append(time.perf_counter() - start)
     common.synchronize()
-    return elapsed / (BURSTS * BURST) * 1e6
+    return min(bursts) / BURST * 1e6
+
+
+@contextmanager
+def pinned(count: int = CORES) -> Iterator[None]:
+    """All threads of this process, and those that they start, on the last cores it may use."""
+    before = os.sched_getaffinity(0)
+    _move(sorted(before)[-count:])
+    try:
+        yield
+    finally:
+        _move(before)
+
+
+def _move(cores: Iterable[int]) -> None:
+    wanted = set(cores)
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread.name), wanted)
 
 
 def _contenders(package: Any) -> Contenders:
     """Modules by name, with what they take after x."""
     linear = nn.Linear(WIDTH, WIDTH, bias=False, device=common.DEVICE, dtype=torch.bfloat16)
-    return {"nn.Linear": (linear, ()), **dict(_ours(package)), **_transformer_engine()}
+    return {LINEAR: (linear, ()), **dict(_ours(package)), **_transformer_engine()}
 
 
 def _ours(package: Any) -> Iterator[tuple[str, Contender]]:
@@ -116,26 +141,32 @@ def _measure(case: str, make: Callable[..., Call], contenders: Contenders) -> li
         return call
 
     calls, failures = common.try_each(case, contenders, call_of)
+    for call in calls.values():
+        _microseconds(call)  # warms up
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(REPEATS + 1):
-        for name, call in calls.items():
-            value = _microseconds(call)
-            if turn:  # the first round warms up
-                samples[name].append(value)
-    rows = {
-        name: common.row(f"{case}: {name}", _who(name), "us", times)
-        for name, times in samples.items()
-    }
-    linear = rows["nn.Linear"].median
-    timed = (replace(row, extra={"times_nn_linear": row.median / linear}) for row in rows.values())
-    return [*timed, *failures]
+    for order in pairs.orders(list(calls), common.ROUNDS):
+        for name in order:
+            samples[name].append(_microseconds(calls[name]))
+    return [*(_row(case, name, samples) for name in samples), *failures]
 
 
-def host() -> Iterator[Case]:
-    """Every contender without and with gradients."""
+def _row(case: str, name: str, samples: Mapping[str, Sequence[float]]) -> common.Row:
+    over = pairs.ratio(samples[name], samples[LINEAR])
+    return common.row(
+        *(f"{case}: {name}", _who(name), "us", samples[name]),
+        extra={"times_nn_linear": over.median},
+        paired={LINEAR: over},
+    )
+
+
+def host(*, quick: bool = False) -> Iterator[Case]:
+    """Every contender without and with gradients; quick: modules of bf16 alone."""
     contenders = _contenders(common.bundle())
-    for case, make in (("forward", _forward), ("forward + backward", _both)):
-        yield Case(case, partial(_measure, case, make, contenders))
+    if quick:
+        contenders = {name: each for name, each in contenders.items() if "fp" not in name}
+    with pinned():
+        for case, make in (("forward", _forward), ("forward + backward", _both)):
+            yield Case(case, partial(_measure, case, make, contenders))
 
 
 def _who(name: str) -> str:

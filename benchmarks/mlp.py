@@ -1,31 +1,61 @@
-"""The whole expert MLP under every recipe, forward and backward, against torch.
+"""The whole expert MLP under every recipe, forward and backward, against torch and others.
 
 Torch's runs torch._grouped_mm in bf16.  Every recipe pays for its quantisation here, weights
-included; without a recipe's name, ours is bf16 too.
+included, but for `cached_weights`, whose refresh is a row of its own; without a recipe's name, ours
+is bf16 too.  Cases are named after models; besides:
+
+    MODEL DRAW         group sizes of another draw (shapes.py)
+    MODEL main_grad    weights' gradients are added to fp32 buffers; torch's after they are made
+    MODEL permuted     tokens are gathered for the experts and summed over them afterwards
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import common
+import dense
+import floors
+import pairs
+import peers
 import shapes
 import torch
 from common import OURS, Case, Outcome
 from torch import Tensor
 
-DENSE = 8192
 PEER, EAGER = "torch compiled", "torch eager"
+MAIN_GRAD, CACHED = "add_to_main_grad", "cached_weights"
+# Whose numbers are looked at where not all contenders take part.
+CELLS = ("grouped_mlp__bf16", "grouped_mlp__fp8_block", "grouped_mlp__fp8_delayed")
+DRAWS_OF_ALL = (shapes.DRAW, "zipf")  # for every model; three models have all
+BLOCK_SECONDS = 0.03
+ARCH = "sm_90a"  # whose plans are looked at where there is no GPU
 
 # Relative difference from bf16 that a whole chain of quantised products may have.
 TOLERANCES = {OURS: 2e-2, EAGER: 2e-2, f"{OURS} nvfp4": 5e-1}
 TOLERANCE = 2e-1
 
 Step = Callable[[], tuple[Tensor, ...]]
+Forward = Callable[..., Tensor]  # (x, fc1, fc2, probs) -> y
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One expert MLP.
+
+    Attributes:
+        step: one forward and backward: y, and the gradients of x, fc1, fc2 and probs.
+        cell: whose plan is its floor: its own, or of others' the one of the same recipe.
+    """
+
+    step: Step
+    cell: str
 
 
 def torch_mlp(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor, ends: Tensor) -> Tensor:
@@ -36,115 +66,477 @@ def torch_mlp(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor, ends: Tensor) 
     return torch._grouped_mm(a, fc2.transpose(-2, -1), offs=ends)
 
 
-def _leaves(shape: shapes.Expert) -> list[Tensor]:
-    hidden, inner = shape.hidden, shape.intermediate
-    parameter = torch.nn.Parameter
-    return [
-        common.normal(shape.tokens, hidden).requires_grad_(),
-        parameter(common.normal(shape.groups, 2 * inner, hidden, scale=hidden**-0.5)),
-        parameter(common.normal(shape.groups, hidden, inner, scale=inner**-0.5)),
-        torch.rand(shape.tokens, device=common.DEVICE).requires_grad_(),
-    ]
+# ---- permutation
 
 
-def _step(forward: Callable[[], Tensor], leaves: list[Tensor], dy: Tensor) -> tuple[Tensor, ...]:
+@torch.compile(dynamic=False)
+def _gathered(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
+    """[T / top_k, H] -> [T, H] in order of experts; rows [T] are places of tokens' experts."""
+    return x[rows // top_k]
+
+
+@torch.compile(dynamic=False)
+def _summed(y: Tensor, inverse: Tensor, top_k: int) -> Tensor:
+    """[T, H] in order of experts -> [T / top_k, H], summed over the experts of each token."""
+    return y[inverse].view(-1, top_k, y.shape[1]).sum(1)
+
+
+class Gather(torch.autograd.Function):
+    """Rows of tokens for their experts; the gradient sums over the experts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, inverse: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.top_k = top_k
+        gathered: Tensor = _gathered(x, rows, top_k)
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return _summed(grad, inverse, ctx.top_k), None, None, None
+
+
+class Scatter(torch.autograd.Function):
+    """The inverse: every token's sum over its experts; the gradient gathers."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, rows: Tensor, inverse: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.top_k = top_k
+        summed: Tensor = _summed(y, inverse, top_k)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (rows,) = ctx.saved_tensors
+        return _gathered(grad, rows, ctx.top_k), None, None, None
+
+
+def permuted(mlp: Forward, rows: Tensor, inverse: Tensor, top_k: int) -> Forward:
+    """An expert MLP of tokens in their own order, [T / top_k, H] -> [T / top_k, H]."""
+
+    def forward(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor) -> Tensor:
+        gathered = Gather.apply(x, rows, inverse, top_k)  # type: ignore[no-untyped-call]
+        y = mlp(gathered, fc1, fc2, probs)
+        out: Tensor = Scatter.apply(y, rows, inverse, top_k)  # type: ignore[no-untyped-call]
+        return out
+
+    return forward
+
+
+# ---- one model
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model's experts and tokens; everybody computes with the same.
+
+    Attributes:
+        shape: of the experts.
+        draw: of the group sizes.
+        x: [T, H], or in order of tokens [T / top_k, H].
+        fc1, fc2, probs: as torch_mlp takes them; all four ask for gradients.
+        dy: of y, in its shape.
+        sizes: of the groups, int64 [E].
+    """
+
+    shape: shapes.Expert
+    draw: str
+    x: Tensor
+    fc1: Tensor
+    fc2: Tensor
+    probs: Tensor
+    dy: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, shape: shapes.Expert) -> Model:
+        """Random tensors, and the usual draw."""
+        hidden, inner = shape.hidden, shape.intermediate
+        parameter = torch.nn.Parameter
+        return cls(
+            *(shape, shapes.DRAW),
+            common.normal(shape.tokens, hidden).requires_grad_(),
+            parameter(common.normal(shape.groups, 2 * inner, hidden, scale=hidden**-0.5)),
+            parameter(common.normal(shape.groups, hidden, inner, scale=inner**-0.5)),
+            torch.rand(shape.tokens, device=common.DEVICE).requires_grad_(),
+            common.normal(shape.tokens, hidden),
+            shapes.splits(shape.groups, shape.tokens),
+        )
+
+    def drawn(self, draw: str) -> Model:
+        """The same with other group sizes."""
+        sizes = shapes.splits(self.shape.groups, self.shape.tokens, draw)
+        return replace(self, draw=draw, sizes=sizes)
+
+    @property
+    def name(self) -> str:
+        """Of the case."""
+        return shapes.drawn(self.shape.name, self.draw)
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Whose gradients a step gives."""
+        return self.x, self.fc1, self.fc2, self.probs
+
+    @property
+    def ends(self) -> Tensor:
+        """As torch wants the groups, int32 [E]."""
+        return self.sizes.cumsum(0).to(torch.int32)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Dimensions by the symbols of plans."""
+        shape = self.shape
+        return {
+            "T": shape.tokens,
+            "E": shape.groups,
+            "H": shape.hidden,
+            "F": shape.intermediate,
+        }
+
+    @property
+    def flops(self) -> int:
+        """Of the products of a forward and backward."""
+        return 18 * self.shape.tokens * self.shape.hidden * self.shape.intermediate
+
+
+def _step(forward: Callable[[], Tensor], model: Model) -> tuple[Tensor, ...]:
     y = forward()
-    return (y.detach(), *torch.autograd.grad(y, leaves, dy))
+    return (y.detach(), *torch.autograd.grad(y, model.leaves, model.dy))
 
 
-def _run(step: Step, _: int) -> Any:
+def _trained(forward: Forward, model: Model) -> Step:
+    return partial(_step, partial(forward, *model.leaves), model)
+
+
+def _layer(package: Any, cell: str, model: Model) -> Any:
+    """A layer of ours with the model's weights."""
+    shape = model.shape
+    layer = common.bundles.load_cell(package, cell).GroupedMLP(
+        shape.groups, shape.hidden, shape.intermediate, device=common.DEVICE
+    )
+    layer.fc1.weight, layer.fc2.weight = model.fc1, model.fc2
+    return layer
+
+
+def _cells(package: Any, names: Sequence[str] | None = None) -> list[str]:
+    """Cells of the bundle: the named ones, or all but those that add to main_grad."""
+    found = common.bundles.cells_of(Path(package.__path__[0]), "grouped_mlp", choices=True)
+    if names is not None:
+        return [cell for cell in found if cell in names]
+    return [cell for cell in found if MAIN_GRAD not in cell]
+
+
+def _torch(model: Model, compiled: Forward) -> Forward:
+    ends = model.ends
+    return lambda x, fc1, fc2, probs: compiled(x, fc1, fc2, probs, ends)
+
+
+def plain(
+    package: Any, model: Model, cells: Sequence[str], compiled: Forward
+) -> dict[str, Contender]:
+    """Torch's and ours, each with the weights it has."""
+    forwards: dict[str, Forward] = {PEER: compiled, EAGER: torch_mlp}
+    found = {
+        name: Contender(_trained(_torch(model, each), model), CELLS[0])
+        for name, each in forwards.items()
+    }
+    for cell in cells:
+        layer = _layer(package, cell, model)
+        if CACHED in cell:
+            for _ in range(2):  # delayed scaling has a scale of these weights from the second on
+                layer.refresh_weights()
+        forward = partial(layer, model.x, model.sizes, model.probs)
+        found[common.contender(cell)] = Contender(partial(_step, forward, model), cell)
+    return found
+
+
+def others(model: Model, expected: tuple[Tensor, ...]) -> dict[str, Contender]:
+    """The expert MLPs of other libraries, where they are installed, by recipe."""
+    given = peers.Expert(
+        *(model.sizes, model.x.detach(), model.fc1.detach(), model.fc2.detach()),
+        *(model.probs.detach(), model.dy),
+    )
+    steps = peers.mlp_steps(peers.installed(peers.MLPS), given, expected)
+    return {name: Contender(step, _cell_of(name)) for name, step in steps.items()}
+
+
+def _cell_of(name: str) -> str:
+    """The cell of the recipe that the name of somebody else's ends with."""
+    recipe = name.rpartition(" ")[2]
+    return f"grouped_mlp__{recipe}" if recipe in floors.recipes() else CELLS[0]
+
+
+# ---- what is added to main_grad
+
+
+def adding(package: Any, model: Model, compiled: Forward) -> dict[str, Contender]:
+    """Weights' gradients into fp32 buffers that grow with every step, from zero."""
+    forward, sums = _torch(model, compiled), (_buffer(model.fc1), _buffer(model.fc2))
+    found = {
+        PEER: Contender(partial(_torch_added, forward, sums, model), f"{CELLS[0]}__{MAIN_GRAD}")
+    }
+    for cell in _cells(package, [f"{each}__{MAIN_GRAD}" for each in CELLS]):
+        layer = _layer(package, cell, model)
+        for linear in (layer.fc1, layer.fc2):
+            linear.weight = torch.nn.Parameter(linear.weight.detach())
+            linear.weight.main_grad = _buffer(linear.weight)
+        name = common.contender(cell.removesuffix(f"__{MAIN_GRAD}"))
+        found[name] = Contender(partial(_our_added, layer, model), cell)
+    return found
+
+
+def _buffer(weight: Tensor) -> Tensor:
+    return torch.zeros(weight.shape, device=weight.device)
+
+
+def _our_added(layer: Any, model: Model) -> tuple[Tensor, ...]:
+    fc1, fc2 = layer.fc1.weight, layer.fc2.weight
+    y = layer(model.x, model.sizes, model.probs)
+    leaves = (model.x, fc1, fc2, model.probs)
+    dx, _, _, dprobs = torch.autograd.grad(y, leaves, model.dy, allow_unused=True)
+    return y.detach(), dx, fc1.main_grad, fc2.main_grad, dprobs
+
+
+def _torch_added(forward: Forward, sums: tuple[Tensor, Tensor], model: Model) -> tuple[Tensor, ...]:
+    y, dx, dfc1, dfc2, dprobs = _trained(forward, model)()
+    return y, dx, sums[0].add_(dfc1), sums[1].add_(dfc2), dprobs
+
+
+# ---- with the permutation
+
+
+def permuting(package: Any, model: Model, compiled: Forward) -> dict[str, Contender]:
+    """Tokens in their own order around the experts, for torch and ours alike."""
+    top_k, tokens = model.shape.top_k, model.shape.tokens
+    rows = torch.randperm(tokens, device=common.DEVICE)
+    inverse = torch.argsort(rows)
+    shape = (tokens // top_k, model.shape.hidden)
+    model = replace(model, x=common.normal(*shape).requires_grad_(), dy=common.normal(*shape))
+    around = partial(permuted, rows=rows, inverse=inverse, top_k=top_k)
+    found = {PEER: Contender(_trained(around(_torch(model, compiled)), model), CELLS[0])}
+    for cell in _cells(package, CELLS):
+        forward = around(partial(_of_layer, _layer(package, cell, model), model.sizes))
+        found[common.contender(cell)] = Contender(_trained(forward, model), cell)
+    return found
+
+
+def _of_layer(
+    layer: Any, sizes: Tensor, x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor
+) -> Tensor:
+    """A layer of ours, which has the weights already."""
+    y: Tensor = layer(x, sizes, probs)
+    return y
+
+
+# ---- measuring
+
+
+def held_gib(step: Step) -> float:
+    """Memory that a forward leaves for its backward, beside its result.
+
+    What is allocated when the gradients are asked for, less what was before the step and y.
+    """
+    found: list[int] = []
+    grad = torch.autograd.grad
+
+    def asked(outputs: Tensor, *arguments: Any, **more: Any) -> Any:
+        found.append(_allocated() - outputs.untyped_storage().nbytes() - before)
+        return grad(outputs, *arguments, **more)
+
+    with mock.patch.object(torch.autograd, "grad", asked):
+        before = _allocated()
+        step()
+    return found[0] / 2**30
+
+
+def _allocated() -> int:
+    return torch.cuda.memory_allocated() if common.DEVICE != "cpu" else 0
+
+
+def _checked(
+    model: str, contenders: Mapping[str, Contender], expected: tuple[Tensor, ...] | None = None
+) -> tuple[dict[str, Contender], list[common.Failure], tuple[Tensor, ...]]:
+    """Contenders whose results are torch's; a recipe with state has warmed up.
+
+    What grows with every step is compared after as many steps.
+    """
+    contenders[PEER].step()
+    wanted = expected or contenders[PEER].step()
+
+    def check(name: str, contender: Contender) -> Contender:
+        if name == PEER:
+            return contender
+        contender.step()
+        case, tolerance = f"{model} {name}", TOLERANCES.get(name, TOLERANCE)
+        for got, each in zip(contender.step(), wanted, strict=True):
+            common.require_close(case, got, each, tolerance)
+        return contender
+
+    made, failures = common.try_each(model, contenders, check)
+    return made, failures, wanted
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the cases of one model share.
+
+    Attributes:
+        package: the bundle.
+        model: with the usual draw.
+        compiled: torch_mlp; its sizes are the same in all cases.
+        copy_rate: bytes per second.
+    """
+
+    package: Any
+    model: Model
+    compiled: Forward
+    copy_rate: float
+
+    def everybody(self) -> list[Outcome]:
+        """Every recipe and choice, and other libraries."""
+        made = plain(self.package, self.model, _cells(self.package), self.compiled)
+        checked, failures, expected = _checked(self.model.name, made)
+        checked |= others(self.model, expected)
+        del expected
+        refreshes = self._refreshes()
+        return [*self._timed(self.model, self.model.name, checked, refreshes), *failures]
+
+    def drawn(self, draw: str) -> list[Outcome]:
+        """Three recipes and torch compiled."""
+        model = self.model.drawn(draw)
+        made = plain(self.package, model, _cells(self.package, CELLS), self.compiled)
+        del made[EAGER]
+        return self._some(model, model.name, made)
+
+    def added(self) -> list[Outcome]:
+        """Three recipes and torch compiled, with main_grad."""
+        made = adding(self.package, self.model, self.compiled)
+        return self._some(self.model, f"{self.model.name} main_grad", made)
+
+    def permuted(self) -> list[Outcome]:
+        """Three recipes and torch compiled, with the permutation."""
+        made = permuting(self.package, self.model, self.compiled)
+        return self._some(self.model, f"{self.model.name} permuted", made)
+
+    def _some(self, model: Model, case: str, made: Mapping[str, Contender]) -> list[Outcome]:
+        checked, failures, _ = _checked(case, made)
+        return [*self._timed(model, case, checked), *failures]
+
+    def _refreshes(self) -> dict[str, common.Contender]:
+        """What quantises cached weights, once a step of the optimizer."""
+        cells = [cell for cell in _cells(self.package) if CACHED in cell]
+        layers = {common.contender(c): _layer(self.package, c, self.model) for c in cells}
+        return {
+            f"{name}, refresh": partial(_ignored, layer.refresh_weights)
+            for name, layer in layers.items()
+        }
+
+    def _timed(
+        self,
+        model: Model,
+        case: str,
+        contenders: Mapping[str, Contender],
+        more: Mapping[str, common.Contender] | None = None,
+    ) -> list[Outcome]:
+        if common.DEVICE != "cpu":
+            torch.cuda.empty_cache()
+        memory = {name: _memory(each.step) for name, each in contenders.items()}
+        arch = ARCH if common.DEVICE == "cpu" else Path(self.package.__path__[0]).name
+        plans = {name: floors.plan_of(each.cell, arch) for name, each in contenders.items()}
+        modes = sorted({floors.Mode()}.union(*map(floors.modes, plans.values())), key=str)
+        runs = {name: partial(_ignored, each.step) for name, each in contenders.items()}
+        samples = common.compare(
+            {**runs, **(more or {}), **dense.contenders(modes)}, seconds=BLOCK_SECONDS
+        )
+        rates = dense.rates(samples, modes, self.copy_rate)
+        splits = model.sizes.tolist()
+        rows: list[Outcome] = []
+        for name, plan in plans.items():
+            floor = floors.floor(plan, model.lengths, splits, rates)
+            known = {**memory[name], **_dense_rates(floors.modes(plan), rates)}
+            rows.append(_row(model, case, name, samples, floor, known))
+        return rows + [common.row(case, name, "ms", samples[name]) for name in more or {}]
+
+
+def _ignored(step: Callable[[], Any], _: int = 0) -> Any:
     """One step; its tensors exceed every cache, so there is one set of them."""
     return step()
 
 
-def _floor(shape: shapes.Expert, dense_rate: float, copy_rate: float) -> float:
-    """Milliseconds for bf16 products at the dense rate, then the activation's bytes at the copy's.
-
-    The activation reads h and writes a, its gradient reads h and da and writes dh.
-    """
-    products = 18 * shape.tokens * shape.hidden * shape.intermediate / dense_rate
-    activation = shape.tokens * shape.intermediate * (2 * 3 + 2 * 5) / copy_rate
-    return 1e3 * (products + activation)
+def _memory(step: Step) -> dict[str, float]:
+    """GiB above what a step finds: held between its halves, and at its worst moment."""
+    if common.DEVICE == "cpu":
+        step()
+        return {}
+    return {"held_gib": held_gib(step), "peak_gib": common.peak_gib(step)}
 
 
-def _layers(package: Any, shape: shapes.Expert, leaves: list[Tensor]) -> dict[str, torch.nn.Module]:
-    """Ours by contender, a layer for every recipe and choice; all share the same weights."""
-    found: dict[str, torch.nn.Module] = {}
-    folder = Path(package.__path__[0])
-    for cell in common.bundles.cells_of(folder, "grouped_mlp", choices=True):
-        layer = common.bundles.load_cell(package, cell).GroupedMLP(
-            shape.groups, shape.hidden, shape.intermediate, device=common.DEVICE
-        )
-        layer.fc1.weight, layer.fc2.weight = leaves[1], leaves[2]
-        found[common.contender(cell)] = layer
+def _dense_rates(modes: Iterable[floors.Mode], rates: floors.Rates) -> dict[str, float]:
+    """The rates that a floor was made of, TFLOP/s; that of bf16 stands in every row."""
+    found = {"dense_tflops": rates.products[floors.Mode()] / 1e12}
+    for mode in modes:
+        if mode.formats:
+            found[f"dense_{mode}_tflops"] = rates.products[mode] / 1e12
     return found
 
 
-def _steps(package: Any, shape: shapes.Expert) -> dict[str, Step]:
-    sizes = shapes.splits(shape.groups, shape.tokens)
-    ends = sizes.cumsum(0).to(torch.int32)
-    compiled = torch.compile(torch_mlp, fullgraph=True, dynamic=False)
-    leaves, dy = _leaves(shape), common.normal(shape.tokens, shape.hidden)
-    x, fc1, fc2, probs = leaves
-    forwards: dict[str, Callable[[], Tensor]] = {
-        name: partial(function, x, fc1, fc2, probs, ends)
-        for name, function in ((PEER, compiled), (EAGER, torch_mlp))
-    }
-    for name, layer in _layers(package, shape, leaves).items():
-        forwards[name] = partial(layer, x, sizes, probs)
-    return {name: partial(_step, forward, leaves, dy) for name, forward in forwards.items()}
+def _row(
+    model: Model,
+    case: str,
+    name: str,
+    samples: Mapping[str, Sequence[float]],
+    floor: floors.Floor,
+    known: Mapping[str, float],
+) -> common.Row:
+    median = statistics.median(samples[name])
+    return common.row(
+        *(case, name, "ms", samples[name]),
+        floor=floor.total,
+        rate=model.flops / median / 1e9,
+        rate_unit="TFLOP/s",
+        fraction=floor.total / median,
+        extra={
+            **known,
+            "floor_products_ms": floor.products,
+            "floor_quantise_ms": floor.quantise,
+            "floor_activation_ms": floor.activation,
+            "l2_gb": floor.l2_bytes / 1e9,
+            "speedup_over_torch": pairs.ratio(samples[PEER], samples[name]).median,
+        },
+    )
 
 
-def _checked(
-    shape: shapes.Expert, steps: dict[str, Step]
-) -> tuple[dict[str, Step], list[common.Failure]]:
-    """The steps whose gradients are torch's; a recipe with state has warmed up."""
-    expected = steps[PEER]()
-
-    def check(name: str, step: Step) -> Step:
-        step()
-        case, tolerance = f"{shape.name} {name}", TOLERANCES.get(name, TOLERANCE)
-        for got, wanted in zip(step(), expected, strict=True):
-            common.require_close(case, got, wanted, tolerance)
-        return step
-
-    return common.try_each(shape.name, steps, check)
-
-
-def measure(package: Any, shape: shapes.Expert, copy_rate: float) -> list[Outcome]:
-    """Check all gradients, then time a forward and backward of each in turns."""
-    steps, failures = _checked(shape, _steps(package, shape))
-    torch.cuda.empty_cache()
-    peaks = {name: common.peak_gib(step) for name, step in steps.items()}
-    a, b = common.normal(DENSE, DENSE), common.normal(DENSE, DENSE)
-    contenders: dict[str, common.Contender] = {
-        name: partial(_run, step) for name, step in steps.items()
-    }
-    samples = common.compare({**contenders, "dense": lambda _: a @ b.t()}, seconds=0.15)
-    dense_rate = 2 * DENSE**3 / statistics.median(samples.pop("dense")) * 1e3
-    flops = 18 * shape.tokens * shape.hidden * shape.intermediate
-    peer = statistics.median(samples[PEER])
-    rows = [
-        common.row(
-            *(shape.name, name, "ms", times),
-            floor=_floor(shape, dense_rate, copy_rate),
-            rate=flops / statistics.median(times) / 1e9,
-            rate_unit="TFLOP/s",
-            fraction=flops / statistics.median(times) * 1e3 / dense_rate,
-            extra={
-                "peak_gib": peaks[name],
-                "dense_tflops": dense_rate / 1e12,
-                "speedup_over_torch": peer / statistics.median(times),
-            },
-        )
-        for name, times in samples.items()
-    ]
-    return [*rows, *failures]
-
-
-def mlp() -> Iterator[Case]:
-    """The expert MLP of three models."""
+def mlp(*, quick: bool = False) -> Iterator[Case]:
+    """The expert MLP of seven models; of three under all draws, with main_grad and permuted."""
     package, copy_rate = common.bundle(), common.copy_rate()
-    for shape in shapes.EXPERTS:
-        yield Case(shape.name, partial(measure, package, shape, copy_rate))
-        torch.cuda.empty_cache()
+    closely = (shapes.SMALL,) if quick else shapes.EXPERTS
+    for shape in (*closely, *(() if quick else shapes.MORE_EXPERTS)):
+        bench = lru_cache(maxsize=1)(partial(_bench, package, shape, copy_rate))
+        yield from _cases(shape, bench, closely=shape in closely)
+        del bench  # and with it the tensors of the model
+        if common.DEVICE != "cpu":
+            torch.cuda.empty_cache()
+
+
+def _bench(package: Any, shape: shapes.Expert, copy_rate: float) -> Bench:
+    """A model's tensors, made when its first case is measured."""
+    torch._dynamo.reset()
+    compiled = torch.compile(torch_mlp, fullgraph=True, dynamic=False)
+    return Bench(package, Model.of(shape), compiled, copy_rate)
+
+
+def _cases(shape: shapes.Expert, bench: Callable[[], Bench], *, closely: bool) -> Iterator[Case]:
+    if closely:
+        yield Case(shape.name, lambda: bench().everybody())
+        yield Case(f"{shape.name} main_grad", lambda: bench().added())
+        yield Case(f"{shape.name} permuted", lambda: bench().permuted())
+    for draw in shapes.DRAWS if closely else DRAWS_OF_ALL:
+        if not (closely and draw == shapes.DRAW):
+            yield Case(shapes.drawn(shape.name, draw), partial(_drawn, bench, draw))
+
+
+def _drawn(bench: Callable[[], Bench], draw: str) -> list[Outcome]:
+    return bench().drawn(draw)

@@ -18,6 +18,7 @@ from typing import Any
 
 import common
 import mlp
+import pairs
 import torch
 from common import OURS, Case, Outcome
 from torch import Tensor
@@ -319,7 +320,7 @@ def measure(package: Any, config: DemoConfig, *, backend: str = "inductor") -> l
         made, failures = common.try_each(case, factories(package), ready)
         training.restart(0.0)
         contenders = {name: partial(_turn, training, each.run) for name, each in made.items()}
-        samples = common.compare(contenders, seconds=0.15) if contenders else {}
+        samples = common.compare(contenders, seconds=mlp.BLOCK_SECONDS) if contenders else {}
     rows = [_row(config, name, each, samples) for name, each in made.items()]
     return [*rows, *failures]
 
@@ -336,7 +337,7 @@ def _row(
     median = statistics.median(samples[name])
     extra = {} if ready.peak_gib is None else {"peak_gib": ready.peak_gib}
     if PEER in samples:
-        extra["speedup_over_torch"] = statistics.median(samples[PEER]) / median
+        extra["speedup_over_torch"] = pairs.ratio(samples[PEER], samples[name]).median
     return common.row(
         *(case_of(config), name, "ms", samples[name]),
         rate=config.batch * config.context / median / 1e3,

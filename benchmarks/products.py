@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import common
+import pairs
 import peers
 import shapes
 import torch
@@ -69,9 +70,12 @@ class Product:
         return 2 * self.tokens * (self.n + self.k) + self.weight_bytes * weights
 
 
-def grouped_products(package: Any, shape: shapes.Grouped) -> Iterator[Product]:
-    """The three products of one grouped linear."""
-    sizes = shapes.splits(shape.groups, shape.tokens)
+def grouped_products(
+    package: Any, shape: shapes.Grouped, draw: str = shapes.DRAW
+) -> Iterator[Product]:
+    """The three products of one grouped linear; rounded groups of the usual draw alone."""
+    usual = draw == shapes.DRAW
+    sizes = shapes.splits(shape.groups, shape.tokens, draw)
     ends = sizes.cumsum(0).to(torch.int32)
     theirs: dict[str, Run] = {
         "fprop": lambda x, w, dy: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends),
@@ -79,12 +83,13 @@ def grouped_products(package: Any, shape: shapes.Grouped) -> Iterator[Product]:
         "wgrad": lambda x, w, dy: torch._grouped_mm(dy.t(), x, offs=ends),
     }
     ours = _grouped_runs(package, sizes)
-    rounded = _grouped_runs(package, shapes.rounded(sizes, ROUNDED))
+    rounded = _grouped_runs(package, shapes.rounded(sizes, ROUNDED)) if usual else {}
     for kind, run in theirs.items():
         yield Product(
-            *(kind, shape.name, shape.groups, shape.tokens, shape.n, shape.k, ours[kind], run),
+            *(kind, shapes.drawn(shape.name, draw), shape.groups, shape.tokens, shape.n, shape.k),
+            *(ours[kind], run),
             sizes=sizes,
-            rounded=rounded[kind],
+            rounded=rounded.get(kind),
         )
 
 
@@ -119,6 +124,7 @@ def added_product(package: Any, shape: shapes.Grouped) -> Product:
 
     return Product(
         *("wgrad, added", shape.name, shape.groups, shape.tokens, shape.n, shape.k, add, add_after),
+        sizes=sizes,
         weight_bytes=8,
     )
 
@@ -162,29 +168,31 @@ def measure(product: Product, copy_rate: float, others: Mapping[str, peers.Peer]
         found = peers.calls(others, product.kind, product.sizes, sets, expected)
         contenders |= {name: partial(_turn, runs) for name, runs in found.items()}
     samples = common.compare({**contenders, "dense": lambda index: a @ b.t()})
-    dense_rate = 2 * DENSE**3 / statistics.median(samples.pop("dense")) * 1e3
-    floor = 1e3 * max(product.flops / dense_rate, product.bytes / copy_rate)
-    return [_row(product, name, times, dense_rate, floor) for name, times in samples.items()]
+    dense = samples.pop("dense")
+    return [_row(product, name, times, dense, copy_rate) for name, times in samples.items()]
 
 
-def _turn(runs: Sequence[peers.Call], index: int) -> Tensor:
+def _turn(runs: Sequence[peers.Call], index: int) -> Any:
     return runs[index % len(runs)]()
 
 
 def _row(
-    product: Product, name: str, times: Sequence[float], dense_rate: float, floor: float
+    product: Product, name: str, times: Sequence[float], dense: Sequence[float], copy_rate: float
 ) -> Row:
-    rate = product.flops / statistics.median(times) * 1e3
+    """A row, held against the dense products of the same rounds."""
+    milliseconds, over = statistics.median(times), pairs.ratio(times, dense)
+    dense_rate = 2 * DENSE**3 / statistics.median(dense) * 1e3
     return common.row(
         product.case,
         name,
         "ms",
         times,
-        floor=floor,
-        rate=rate / 1e12,
+        floor=1e3 * max(product.flops / dense_rate, product.bytes / copy_rate),
+        rate=product.flops / milliseconds / 1e9,
         rate_unit="TFLOP/s",
-        fraction=rate / dense_rate,
+        fraction=product.flops / (2 * DENSE**3) / over.median,
         extra={"dense_tflops": dense_rate / 1e12},
+        paired={"dense": over},
     )
 
 
@@ -197,20 +205,30 @@ def _cases(
         torch.cuda.empty_cache()
 
 
-def grouped() -> Iterator[Case]:
-    """Grouped products at the shapes of three models, group sizes unrounded."""
+def grouped(*, quick: bool = False) -> Iterator[Case]:
+    """Grouped products, group sizes unrounded.
+
+    Both products of three models under the usual draw, others' beside them; both of more models,
+    and fc1's of the three under other draws, beside torch's.
+    """
     package = common.bundle()
-    products = (p for shape in shapes.GROUPED for p in grouped_products(package, shape))
-    return _cases(products, peers.installed())
+    firsts: Sequence[shapes.Expert] = [shapes.SMALL] if quick else shapes.EXPERTS
+    usual = [(each, shapes.DRAW) for expert in firsts for each in expert.products()]
+    more = [] if quick else [(each, shapes.DRAW) for each in shapes.MORE_GROUPED]
+    draws = [draw for draw in shapes.DRAWS if draw != shapes.DRAW]
+    more += [(expert.products()[0], draw) for expert in firsts for draw in draws]
+    looked_at = (p for each in usual for p in grouped_products(package, *each))
+    yield from _cases(looked_at, peers.installed())
+    yield from _cases(p for each in more for p in grouped_products(package, *each))
 
 
-def dense() -> Iterator[Case]:
+def dense(*, quick: bool = False) -> Iterator[Case]:
     """Dense products against torch's."""
-    package = common.bundle()
-    return _cases(p for sizes in DENSE_SIZES for p in dense_products(package, *sizes))
+    package, sizes = common.bundle(), [(128, 128, 256)] if quick else DENSE_SIZES
+    return _cases(p for each in sizes for p in dense_products(package, *each))
 
 
-def main_grad() -> Iterator[Case]:
+def main_grad(*, quick: bool = False) -> Iterator[Case]:
     """Weights' gradients at the shapes of three models, added to fp32 buffers."""
-    package = common.bundle()
-    return _cases(added_product(package, shape) for shape in shapes.GROUPED)
+    package, of = common.bundle(), shapes.SMALL.products() if quick else shapes.GROUPED
+    return _cases((added_product(package, shape) for shape in of), peers.installed())

@@ -2,12 +2,14 @@
 
     python benchmarks/run.py grouped main_grad host mlp          on a machine with a GPU
     python benchmarks/run.py model --quick                       a smaller one, not recorded
+    python benchmarks/run.py mlp --case "qwen3 zipf" --rounds 30  some cases, more of their rounds
+    FUSEGEN_TEST_DEVICE=cpu python benchmarks/run.py mlp --quick does it run? on the reference
     python benchmarks/run.py generate                            anywhere
     python benchmarks/run.py summary                             write docs/performance.md
 
 The same as `fusegen bench NAME...`, which also compares with records and sweeps selection rules.
-Each writes benchmarks/results/<name>_<device>_<date>.json and takes about a minute on an H200, but
-for `model`, which is compiled once for every recipe.
+Each writes benchmarks/results/<name>_<device>_<date>.json and takes half a minute to three on an
+H200 (CONTRIBUTING.md), but for `model`, which is compiled once for every recipe.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 # A checkout need not be installed.
@@ -37,13 +39,22 @@ GPU = {
     "kernels_quantize_bench": ("kernels.run", "quantize_bench"),
 }
 CPU = {"generate": ("generation", "generate")}
-QUICK = ("model",)  # what can be told to measure less
+# What can be told to measure less.
+QUICK = ("grouped", "dense", "main_grad", "host", "mlp", "model", "kernels_gemm_fp8_bench")
 SUMMARY = "summary"
 NAMES = (*GPU, *CPU, SUMMARY)
 
 
-def measure(name: str, *, quick: bool = False) -> common.Result:
-    """Run one benchmark, or a quick form of it; what fails of it stands among its rows.
+def measure(
+    name: str, *, quick: bool = False, rounds: int | None = None, cases: Sequence[str] = ()
+) -> common.Result:
+    """Run one benchmark; what fails of it stands among its rows.
+
+    Args:
+        name: of the benchmark.
+        quick: smaller cases and few rounds.
+        rounds: turns of every contender, by default `common.ROUNDS`.
+        cases: parts of the names of cases; without any, all are measured.
 
     Raises:
         SystemExit: all of it fails, so there is nothing to record.
@@ -51,9 +62,11 @@ def measure(name: str, *, quick: bool = False) -> common.Result:
     module, function = {**GPU, **CPU}[name]
     benchmark: Callable[..., Iterable[common.Case]]
     benchmark = getattr(importlib.import_module(module), function)
-    facts = common.gpu_environment() if name in GPU else common.environment()
-    rows = common.outcomes(benchmark(quick=True) if quick else benchmark())
-    if name in GPU:
+    on_gpu = name in GPU and common.DEVICE != "cpu"
+    facts = common.gpu_environment() if on_gpu else common.environment()
+    with common.rounds_of(rounds or (common.QUICK_ROUNDS if quick else None)):
+        rows = common.outcomes(benchmark(quick=True) if quick else benchmark(), cases)
+    if on_gpu:
         facts["clocks_after"] = common.gpu_environment()["clocks"]
     result = common.result(name, rows, facts)
     if not common.measured(result):
@@ -77,7 +90,13 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="measure less, and record nothing")
+    parser.add_argument("--rounds", type=int, help="turns of every contender")
+    parser.add_argument(
+        "--case", action="append", default=[], help="part of a case's name; others are kept"
+    )
     words = parser.parse_args()
+    if words.rounds is not None and words.rounds < 1:
+        parser.error("--rounds: expected at least 1")
     if words.quick and not set(words.names) <= set(QUICK):
         parser.error(f"--quick goes with: {', '.join(QUICK)}")
     failed = []
@@ -86,8 +105,9 @@ def main() -> None:
             print(*summarise(), sep="\n")
             continue
         try:
-            result = measure(name, quick=words.quick)
-            common.show(result) if words.quick else common.write(result)
+            result = measure(name, quick=words.quick, rounds=words.rounds, cases=words.case)
+            partial = bool(words.case)
+            common.show(result) if words.quick else common.write(result, partial=partial)
             failed += [common.told(result)]
         except (Exception, SystemExit) as error:
             failed += [common.failure(name, common.ALL, error).error]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +23,14 @@ class Grouped:
 
 @dataclass(frozen=True)
 class Expert:
-    """One expert MLP: experts, routed tokens, hidden and intermediate size."""
+    """One expert MLP: experts, routed tokens, hidden and intermediate size, experts of a token."""
 
     name: str
     groups: int
     tokens: int
     hidden: int
     intermediate: int
+    top_k: int
 
     def products(self) -> tuple[Grouped, Grouped]:
         """fc1, which makes gate and up at once, and fc2."""
@@ -41,22 +44,84 @@ class Expert:
 
 
 EXPERTS = (
-    Expert("mixtral", 8, 32768, 4096, 14336),
-    Expert("dsv3", 32, 65536, 7168, 2048),
-    Expert("qwen3", 128, 65536, 2048, 768),
+    Expert("mixtral", 8, 32768, 4096, 14336, 2),
+    Expert("dsv3", 32, 65536, 7168, 2048, 8),
+    Expert("qwen3", 128, 65536, 2048, 768, 8),
 )
+"""Looked at most closely: few large experts, and ranks' shares of many."""
+MORE_EXPERTS = (
+    Expert("qwen2moe", 60, 32768, 2048, 1408, 4),
+    Expert("dsv2", 160, 49152, 5120, 1536, 6),
+    Expert("gptoss", 32, 32768, 2880, 2880, 4),
+    Expert("dsv3_all", 256, 65536, 7168, 2048, 8),
+)
+SMALL = Expert("small", 5, 320, 64, 32, 2)
 GROUPED = tuple(product for expert in EXPERTS for product in expert.products())
+MORE_GROUPED = tuple(product for expert in MORE_EXPERTS for product in expert.products())
 
 
-def splits(groups: int, tokens: int, seed: int = 1) -> Any:
-    """Group sizes drawn from a Dirichlet(8), not rounded to anything; they fill all tokens."""
+Draw = Callable[[int, int, Any], Any]
+"""(groups, tokens, generator) -> the share of each group, float64 [groups], summing to anything."""
+
+
+def _dirichlet(groups: int, tokens: int, generator: Any) -> Any:
+    import torch
+
+    shape = torch.full((groups,), 8.0, dtype=torch.float64)
+    return torch._standard_gamma(shape, generator=generator)
+
+
+def _uniform(groups: int, tokens: int, generator: Any) -> Any:
+    import torch
+
+    return torch.ones(groups, dtype=torch.float64)
+
+
+def _zipf(groups: int, tokens: int, generator: Any) -> Any:
+    """Shares fall with rank ** 1.1, in any order; a tenth of the groups, at least one, is empty."""
+    import torch
+
+    shares = torch.arange(1, groups + 1, dtype=torch.float64) ** -1.1
+    shares[groups - math.ceil(groups / 10) :] = 0
+    return shares[torch.randperm(groups, generator=generator)]
+
+
+def _hot(groups: int, tokens: int, generator: Any) -> Any:
+    """One group has half the tokens, the others share the rest alike."""
+    import torch
+
+    shares = torch.ones(groups, dtype=torch.float64)
+    hot = int(torch.randint(groups, (), generator=generator))
+    shares[hot] = max(groups - 1, 1)
+    return shares
+
+
+DRAWS: Mapping[str, Draw] = {
+    "dirichlet": _dirichlet,
+    "uniform": _uniform,
+    "zipf": _zipf,
+    "hot": _hot,
+}
+"""Of group sizes: Dirichlet(8), whose sizes vary by a third; all alike; and what routers that are
+not balanced give: Zipf with empty groups, and one group with half of all tokens."""
+DRAW = "dirichlet"
+
+
+def drawn(name: str, draw: str) -> str:
+    """The name of a shape under a draw; the usual one is not named."""
+    return name if draw == DRAW else f"{name} {draw}"
+
+
+def splits(groups: int, tokens: int, draw: str = DRAW, seed: int = 1) -> Any:
+    """Group sizes of a draw, not rounded to anything, int64 [groups]; they fill all tokens.
+
+    What rounding down leaves goes to the largest group.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    draws = torch._standard_gamma(
-        torch.full((groups,), 8.0, dtype=torch.float64), generator=generator
-    )
-    sizes = (draws / draws.sum() * tokens).floor().long()
+    shares = DRAWS[draw](groups, tokens, generator)
+    sizes = (shares / shares.sum() * tokens).floor().long()
     sizes[int(sizes.argmax())] += tokens - int(sizes.sum())
     return sizes.to(common.DEVICE)
 

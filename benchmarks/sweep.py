@@ -74,8 +74,14 @@ class Swept:
 
 def cases(*, quick: bool = False) -> tuple[Case, ...]:
     """The grid over the widths of models and some others."""
-    widths = [(each.n, each.k) for each in shapes.GROUPED]
+    widths = [(each.n, each.k) for each in (*shapes.GROUPED, *shapes.MORE_GROUPED)]
     return grid([*widths, *WIDTHS], quick=quick)
+
+
+def models() -> tuple[Case, ...]:
+    """Products of models, whose cases count for more in a fit."""
+    products = (*shapes.GROUPED, *shapes.MORE_GROUPED)
+    return tuple(Case(each.groups, each.tokens, each.n, each.k) for each in products)
 
 
 def sweep(
@@ -99,7 +105,7 @@ def sweep(
             measured = recorded(family, options.results).measured
         else:
             measured = _measured(specs, arch, family, options, timer_of or GpuTimer)
-        tuned.append(tune.tune(specs, arch, family, measured))
+        tuned.append(tune.tune(specs, arch, family, measured, models()))
         if not options.recorded:
             records.append(_record(tuned[-1], options.results))
     spec = paths.builtin_specs() / "archs" / f"{arch}.yaml"

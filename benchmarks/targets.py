@@ -73,7 +73,9 @@ class Target:
         if self.value == "floor":
             return float(row["floor"] / row["median"])
         if self.value == "time":
-            return float(row["median"] / rows[case, self.of]["median"])
+            paired = row.get("paired", {}).get(self.of)
+            other = rows[case, self.of]
+            return float(paired["median"] if paired else row["median"] / other["median"])
         if self.value == "rate":
             return float(row["rate"] / rows[case.replace(*self.of), self.contender]["rate"])
         number = row["extra"][self.value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -33,7 +34,7 @@ class _Gemm(ctypes.Structure):
     ]
 
 
-class _Stream(ctypes.Structure):
+class Stream(ctypes.Structure):
     """Stream of stream.h."""
 
     _fields_ = [("handle", _Pointer), ("after_kernel", ctypes.c_bool)]
@@ -51,6 +52,10 @@ class _Fp8Gemm(ctypes.Structure):
         ("scale_a_per_group", ctypes.c_bool),
         ("scale_b_per_group", ctypes.c_bool),
     ]
+
+
+Launch = Callable[..., int]
+"""(Fp8GemmArguments*, Stream*, const char**) -> 0, or a CUDA error and the name of the call."""
 
 
 class Product(Protocol):
@@ -81,16 +86,20 @@ def _address(tensor: Tensor | None) -> int | None:
 class Kernel:
     """A built kernel on the current stream."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, launch: Launch | None = None) -> None:
         """Load it.
+
+        Args:
+            target: the kernel.
+            launch: what launches it, by default the function of the target's own library.
 
         Raises:
             FileNotFoundError: it was not built.
         """
         self._target = target
-        if not target.library.is_file():
+        if launch is None and not target.library.is_file():
             raise FileNotFoundError(f"{target.library} does not exist: run the step `build` first")
-        self._library = ctypes.CDLL(str(target.library))
+        self._launch = launch or ctypes.CDLL(str(target.library)).launch
         self._processors = torch.cuda.get_device_properties(0).multi_processor_count
 
     def __call__(
@@ -109,11 +118,9 @@ class Kernel:
             RuntimeError: the launch failed; names the kernel and the call.
         """
         arguments = self._arguments(problem, operands, d, splits, bias)
-        stream = _Stream(torch.cuda.current_stream().cuda_stream, early)
+        stream = Stream(torch.cuda.current_stream().cuda_stream, early)
         call = ctypes.c_char_p()
-        code = self._library.launch(
-            ctypes.byref(arguments), ctypes.byref(stream), ctypes.byref(call)
-        )
+        code = self._launch(ctypes.byref(arguments), ctypes.byref(stream), ctypes.byref(call))
         if code != 0:
             raise RuntimeError(f"{self._target.name}: error {code} of {call.value!r}")
 
@@ -172,13 +179,14 @@ class Emulation:
         for group, (begin, end) in enumerate(problem.groups):
             if end <= begin:
                 continue
-            product = self._of_group(problem, operands, group)
+            product = self.of_group(problem, operands, group)
             if bias is not None:
                 product += bias[group].double()
             own = d[group] if self._target.kind is Kind.WGRAD else d[begin:end]
             own.copy_(product)
 
-    def _of_group(self, problem: Problem, operands: Operands, group: int) -> Tensor:
+    def of_group(self, problem: Problem, operands: Operands, group: int) -> Tensor:
+        """One group's part of d, float64."""
         begin, end = problem.groups[group]
         if self._target.kind is Kind.WGRAD:
             rows, depth = problem.n, 32 * blocks(end - begin, 32)

@@ -1,7 +1,10 @@
-"""FP8 grouped products: kernels, torch._scaled_grouped_mm and dense 8192^3 products in turns.
+"""FP8 grouped products as they ship, torch's and others', and dense 8192^3 products in turns.
 
-Rates count useful operations, 2 T N K. Group sizes are not rounded to anything, so wgrad has no
-peer here: torch wants groups of multiples of 16 tokens along the contraction.
+Ours go through the bundle's dispatch functions with the formats of the recipes: gradients are e5m2
+where a tensor or group has one scale, e4m3 elsewhere. Tiles that are built by themselves
+(`run.py --target`) are timed under their own names. Rates count useful operations, 2 T N K. Group
+sizes are not rounded to anything, so torch, which wants groups of multiples of 16 tokens along the
+contraction, has no wgrad here.
 """
 
 from __future__ import annotations
@@ -10,54 +13,44 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import common
+import dense
+import pairs
+import peers
 import shapes
 import torch
 from common import OURS, Case, Contender, Row
+from floors import Mode
 from torch import Tensor
 
-from kernels import build
-from kernels.build import Accumulation, Format, Kind, Output, Scaling, Target
-from kernels.fp8_kernels import DTYPES, Kernel
+from fusegen.model.dtypes import DType
+from fusegen.tuning.cases import Case as Sizes
+from kernels import dispatch
+from kernels.build import Accumulation, Format, Kind, Scaling, Target
+from kernels.dispatch import Shipped
+from kernels.fp8_kernels import DTYPES, Emulation, Kernel, Product
 from kernels.fp8_operands import DTYPES as CODE_DTYPES
 from kernels.fp8_operands import Operands, Problem, blocks, bounds
 
-DENSE = 8192
-DEVICE = "cuda"
 CHUNK = 1 << 28  # codes that are drawn at a time
 QUICK_SHAPES = ("qwen3_up", "dsv3_down")
+ARCH = "sm_90a"
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """What one comparison holds fixed besides the shape."""
-
-    kind: Kind
-    scaling: Scaling
-    accumulation: Accumulation
-
-    @classmethod
-    def of(cls, target: Target) -> Mode:
-        """The mode of a kernel."""
-        return cls(target.kind, target.scaling, target.accumulation)
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.scaling} {self.accumulation}"
-
-
-def _codes(*shape: int) -> Tensor:
-    """Normal e4m3 values; a tensor of codes is drawn in pieces, since fp32 takes four times it."""
-    out = torch.empty(shape, device=DEVICE, dtype=torch.uint8)
+def _codes(fmt: Format, *shape: int) -> Tensor:
+    """Normal values; a tensor of codes is drawn in pieces, since fp32 takes four times it."""
+    out = torch.empty(shape, device=common.DEVICE, dtype=torch.uint8)
     for piece in torch.split(out.view(-1), CHUNK):
-        drawn = torch.randn(piece.numel(), device=DEVICE).to(CODE_DTYPES[Format.E4M3])
+        drawn = torch.randn(piece.numel(), device=common.DEVICE).to(CODE_DTYPES[fmt])
         piece.copy_(drawn.view(torch.uint8))
     return out
 
 
 def _scales(*shape: int) -> Tensor:
-    return torch.rand(shape, device=DEVICE) + 0.5
+    return torch.rand(shape, device=common.DEVICE) + 0.5
 
 
 def _no_values(group: int) -> tuple[Tensor, Tensor]:
@@ -85,12 +78,14 @@ def _operands(problem: Problem, codes: tuple[Tensor, Tensor]) -> Operands:
 
 
 def _stored_codes(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Codes in the shapes of gemm_fp8.h, which scalings share; depths are multiples of 16."""
-    if problem.target.kind is Kind.WGRAD:
+    """Codes in the shapes of gemm_fp8.h; depths are multiples of 16."""
+    target = problem.target
+    a, b = partial(_codes, target.format_a), partial(_codes, target.format_b)
+    if target.kind is Kind.WGRAD:
         width = problem.padded_tokens
-        return _codes(problem.n, width), _codes(problem.k, width)
+        return a(problem.n, width), b(problem.k, width)
     weights = len(problem.groups), problem.columns, problem.depth
-    return _codes(problem.tokens, problem.depth), _codes(*weights)
+    return a(problem.tokens, problem.depth), b(*weights)
 
 
 def _peer(problem: Problem, operands: Operands, ends: Tensor) -> Callable[[], Tensor] | None:
@@ -119,131 +114,154 @@ def _peer(problem: Problem, operands: Operands, ends: Tensor) -> Callable[[], Te
     try:
         run()
     except (RuntimeError, ValueError) as error:
-        print(f"torch has no {Mode.of(target)} here: {str(error)[:200]}", flush=True)
+        print(f"torch has no such {target.kind} here: {str(error)[:200]}", flush=True)
         return None
     return run
 
 
-def _dense(accumulation: Accumulation) -> Contender:
-    """torch's dense 8192^3 product with one scale per operand."""
-    a, b = (_codes(DENSE, DENSE).view(CODE_DTYPES[Format.E4M3]) for _ in range(2))
-    one = torch.ones((), device=DEVICE)
-    fast = accumulation is Accumulation.FAST
-    return lambda _: torch._scaled_mm(
-        a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast
-    )
-
-
-def _ours(
-    target: Target, problem: Problem, operands: Operands, d: Tensor, splits: Tensor
-) -> Contender:
-    kernel = Kernel(target)
-    return lambda _: kernel(problem, operands, d, splits)
-
-
 def _problem(target: Target, shape: shapes.Grouped, splits: Tensor) -> Problem:
     groups = bounds([int(size) for size in splits.tolist()], shape.tokens)
-    return Problem(target, shape.tokens, shape.n, shape.k, groups, DEVICE)
+    return Problem(target, shape.tokens, shape.n, shape.k, groups, common.DEVICE)
 
 
-def measure(
-    shape: shapes.Grouped,
-    targets: Sequence[Target],
-    codes: tuple[Tensor, Tensor],
-    splits: Tensor,
-    copy_rate: float,
-) -> list[Row]:
-    """Time kernels of one mode, torch's and the dense product in turns on one set of operands.
+@dataclass(frozen=True)
+class Work:
+    """One kernel set on one shape.
 
-    One set is enough: its operands are larger than the cache.
-
-    Raises:
-        SystemExit: a kernel and torch disagree.
+    Attributes:
+        shape: of the product.
+        shipped: the set.
+        product: of the bundle; on the CPU its address arithmetic in float64.
+        tiles: others of the same formats and mode, built by themselves.
+        copy_rate: bytes per second.
     """
-    problem = _problem(targets[0], shape, splits)
-    operands = _operands(problem, codes)
-    d = torch.empty(problem.result_shape, device=DEVICE, dtype=DTYPES[targets[0].output])
-    contenders = {each.tile.name: _ours(each, problem, operands, d, splits) for each in targets}
-    case = f"{shape.name} {Mode.of(targets[0])}"
-    peer = _peer(problem, operands, splits.cumsum(0).to(torch.int32))
-    if peer is not None:
-        _require_agreement(case, contenders, d, peer)
-        contenders["torch"] = lambda _: peer()
-    contenders["dense"] = _dense(targets[0].accumulation)
-    samples = common.compare(contenders)
-    dense_rate = 2 * DENSE**3 / statistics.median(samples.pop("dense")) * 1e3
-    moved = operands.a.numel() + operands.b.numel() + d.numel() * d.element_size()
-    return list(_rows(case, shape, samples, dense_rate, moved / copy_rate))
+
+    shape: shapes.Grouped
+    shipped: Shipped
+    product: Callable[[Shipped, Target], Product]
+    tiles: Sequence[Target]
+    copy_rate: float
+
+    @property
+    def case(self) -> str:
+        """What its rows are of."""
+        return f"{self.shape.name} {self.shipped.mode}"
+
+    def measure(self) -> list[Row]:
+        """Check, then time everybody in turns on one set of operands, which exceeds the cache.
+
+        Raises:
+            SystemExit: a product is wrong.
+        """
+        shape = self.shape
+        target = self.shipped.target(Sizes(shape.groups, shape.tokens, shape.n, shape.k))
+        splits = shapes.splits(shape.groups, shape.tokens)
+        problem = _problem(target, shape, splits)
+        operands = _operands(problem, _stored_codes(problem))
+        d = torch.empty(problem.result_shape, device=common.DEVICE, dtype=DTYPES[target.output])
+        products = {OURS: self.product(self.shipped, target)}
+        products |= {f"tile {each.tile.name}": Kernel(each) for each in self.tiles}
+        contenders: dict[str, Contender] = {
+            name: partial(_run, product, problem, operands, d, splits)
+            for name, product in products.items()
+        }
+        for name, run in contenders.items():
+            d.fill_(torch.nan)
+            run(0)
+            dispatch.require_right(f"{self.case} {name}", self.shipped, problem, operands, d)
+        contenders |= self._others(problem, operands, splits)
+        mode = Mode(
+            tuple(DType(each.value) for each in self.shipped.formats),
+            self.shipped.accumulation is Accumulation.FAST,
+        )
+        samples = common.compare({**contenders, "dense": dense.contender(mode)})
+        moved = operands.a.numel() + operands.b.numel() + d.numel() * d.element_size()
+        rows = list(_rows(self.case, shape, samples, moved / self.copy_rate))
+        print(f"{self.case:34} {target.tile.name:32} {rows[0].rate:8.0f} TFLOP/s", flush=True)
+        return rows
+
+    def _others(self, problem: Problem, operands: Operands, splits: Tensor) -> dict[str, Contender]:
+        found: dict[str, Contender] = {}
+        torchs = _peer(problem, operands, splits.cumsum(0).to(torch.int32))
+        if torchs is not None:
+            found["torch"] = partial(_call, torchs)
+        if self.shipped.scaling is Scaling.BLOCK:
+            sizes = (problem.tokens, problem.n, problem.k)
+            there = peers.installed(peers.SCALED)
+            runs = peers.scaled_calls(there, str(self.shipped.kind), splits, *sizes)
+            found |= {name: partial(_call, run) for name, run in runs.items()}
+        return found
 
 
-def _require_agreement(
-    case: str, contenders: Mapping[str, Contender], d: Tensor, peer: Callable[[], Tensor]
+def _run(
+    product: Product, problem: Problem, operands: Operands, d: Tensor, splits: Tensor, _: int
 ) -> None:
-    wanted = peer()
-    for name, run in contenders.items():
-        d.fill_(torch.nan)
-        run(0)
-        common.require_close(f"{case} {name}", d, wanted, tolerance=3e-2)
+    product(problem, operands, d, splits)
+
+
+def _call(run: Callable[[], Any], _: int) -> Any:
+    return run()
 
 
 def _rows(
     case: str,
     shape: shapes.Grouped,
     samples: Mapping[str, Sequence[float]],
-    dense_rate: float,
     copy_seconds: float,
 ) -> Iterator[Row]:
-    """A row for each contender, and one named as ours for the fastest tile."""
-    operations = 2 * shape.tokens * shape.n * shape.k
-    floor = 1e3 * max(operations / dense_rate, copy_seconds)
-    tiles = [name for name in samples if name != "torch"]
-    fastest = min(tiles, key=lambda name: statistics.median(samples[name]))
-    for name, times in ((OURS, samples[fastest]), *samples.items()):
-        rate = operations / statistics.median(times) * 1e3
+    """A row for each contender, held against the dense products of the same rounds."""
+    operations, of_dense = 2 * shape.tokens * shape.n * shape.k, 2 * dense.SIZE**3
+    dense_rate = of_dense / statistics.median(samples["dense"]) * 1e3
+    for name, times in samples.items():
+        if name == "dense":
+            continue
+        over = pairs.ratio(times, samples["dense"])
         yield common.row(
-            case,
-            name,
-            "ms",
-            times,
-            floor=floor,
-            rate=rate / 1e12,
+            *(case, name, "ms", times),
+            floor=1e3 * max(operations / dense_rate, copy_seconds),
+            rate=operations / statistics.median(times) / 1e9,
             rate_unit="TFLOP/s",
-            fraction=rate / dense_rate,
+            fraction=operations / of_dense / over.median,
             extra={"dense_tflops": dense_rate / 1e12},
+            paired={"dense": over},
         )
 
 
-def _timed(targets: Sequence[Target]) -> dict[Mode, list[Target]]:
-    """Kernels of e4m3 and bf16 by mode: what is timed shares its operands."""
-    found: dict[Mode, list[Target]] = {}
-    for target in targets:
-        formats = target.format_a, target.format_b
-        if formats == (Format.E4M3, Format.E4M3) and target.output is Output.BFLOAT16:
-            found.setdefault(Mode.of(target), []).append(target)
-    return found
+def _tiles_like(shipped: Shipped, targets: Sequence[Target]) -> list[Target]:
+    mode = (shipped.kind, *shipped.formats, shipped.scaling, shipped.accumulation)
+    return [
+        each
+        for each in targets
+        if (each.kind, each.format_a, each.format_b, each.scaling, each.accumulation) == mode
+    ]
 
 
-def _of_shape(
-    shape: shapes.Grouped, modes: Mapping[Mode, Sequence[Target]], copy_rate: float
-) -> Iterator[Row]:
-    splits = shapes.splits(shape.groups, shape.tokens)
-    for kind in Kind:
-        chosen = [targets for mode, targets in modes.items() if mode.kind is kind]
-        if not chosen:
-            continue
-        codes = _stored_codes(_problem(chosen[0][0], shape, splits))
-        for targets in chosen:
-            rows = measure(shape, targets, codes, splits, copy_rate)
-            for row in rows:
-                print(f"{row.case:34} {row.contender:32} {row.rate:8.0f} TFLOP/s", flush=True)
-            yield from rows
-            torch.cuda.empty_cache()
+def _emulation(_: Shipped, target: Target) -> Product:
+    return Emulation(target)
 
 
 def run(targets: Sequence[Target] = (), *, quick: bool = False) -> Iterator[Case]:
-    """Time built kernels (all by default) at the shapes of three models; quick: at two shapes."""
+    """Time what ships at the shapes of three models; quick: at two shapes, on the CPU at one.
+
+    Args:
+        targets: built kernels to time beside it.
+    """
     torch.manual_seed(1)
-    modes, copy_rate = _timed(targets or build.targets()), common.copy_rate()
-    for shape in shapes.GROUPED:
-        if not quick or shape.name in QUICK_SHAPES:
-            yield Case(shape.name, partial(_of_shape, shape, modes, copy_rate))
+    copy_rate = common.copy_rate()
+    product: Callable[[Shipped, Target], Product]
+    of: Sequence[shapes.Grouped]
+    if common.DEVICE == "cpu":
+        sets, of = dispatch.shipped(ARCH), shapes.SMALL.products()[:1]
+        product = _emulation
+    else:
+        bundle = Path(common.bundle().__path__[0])
+        sets = dispatch.shipped(bundle.name)
+        product, of = dispatch.Library(bundle, sets).product, shapes.GROUPED
+    for shape in of:
+        if quick and len(of) > 1 and shape.name not in QUICK_SHAPES:
+            continue
+        for each in sets:
+            work = Work(shape, each, product, _tiles_like(each, targets), copy_rate)
+            yield Case(work.case, work.measure)
+            if common.DEVICE != "cpu":
+                torch.cuda.empty_cache()

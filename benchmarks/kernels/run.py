@@ -38,7 +38,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true", help="a part of the cases and shapes")
-    parser.add_argument("--target", action="append", default=[], help="an FP8 kernel, by name")
+    parser.add_argument(
+        "--target", action="append", default=[], help="an FP8 kernel, by name; timed beside ours"
+    )
+    parser.add_argument("--rounds", type=int, help="turns of every contender of a timing")
+    parser.add_argument(
+        "--case", action="append", default=[], help="part of a case's name, of timings"
+    )
     parser.add_argument("--jobs", type=int, default=min(MOST_JOBS, os.cpu_count() or 1))
     parser.add_argument("--list", action="store_true", help="print the names of FP8 kernels")
     parsed = parser.parse_args(arguments)
@@ -49,8 +55,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parsed.targets = tuple(build.Target.parse(name) for name in parsed.target)
     except ValueError as error:
         parser.error(str(error))
-    if parsed.device == "cpu" and set(parsed.steps) & {*BENCHES}:
-        parser.error("timings need a GPU: leave out --device cpu")
+    if parsed.device == "cpu" and "quantize_bench" in parsed.steps:
+        parser.error("quantize_bench needs a GPU: leave out --device cpu")
     return parsed
 
 
@@ -78,32 +84,36 @@ def _measure(step: str, options: argparse.Namespace) -> str:
         chosen["device"] = options.device
     if options.device == "cuda":
         _require_hopper()
+    else:
+        common.DEVICE = "cpu"
     facts = common.gpu_environment()
-    rows = module.run(**chosen)
-    if step in BENCHES:
-        rows = common.outcomes(rows)
+    with common.rounds_of(options.rounds or (common.QUICK_ROUNDS if options.quick else None)):
+        rows = module.run(**chosen)
+        if step in BENCHES:
+            rows = common.outcomes(rows, options.case)
     if options.device == "cpu":
-        return ""
+        return "\n".join(each.error for each in rows if isinstance(each, common.Failure))
     facts["clocks_after"] = common.gpu_environment()["clocks"]
     result = common.result(f"kernels_{step}", rows, facts)
-    common.write(result)
+    common.write(result, partial=bool(options.case))
     return common.told(result)
 
 
-def gemm_fp8_bench() -> Iterator[common.Case]:
-    """Build what is not built, and time the FP8 products."""
-    return _bench("gemm_fp8_bench")
+def gemm_fp8_bench(*, quick: bool = False) -> Iterator[common.Case]:
+    """Time the FP8 products that ship; on the CPU, their address arithmetic."""
+    if common.DEVICE != "cpu":
+        _require_hopper()
+    return _bench("gemm_fp8_bench", quick)
 
 
 def quantize_bench() -> Iterator[common.Case]:
-    """Build what is not built, and time the quantise kernels."""
-    return _bench("quantize_bench")
-
-
-def _bench(step: str) -> Iterator[common.Case]:
+    """Time the quantise kernels."""
     _require_hopper()
-    build.build(build.targets(), min(MOST_JOBS, os.cpu_count() or 1))
-    cases: Iterator[common.Case] = importlib.import_module(f"kernels.{step}").run()
+    return _bench("quantize_bench", quick=False)
+
+
+def _bench(step: str, quick: bool) -> Iterator[common.Case]:
+    cases: Iterator[common.Case] = importlib.import_module(f"kernels.{step}").run(quick=quick)
     return cases
 
 

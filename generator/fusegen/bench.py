@@ -75,17 +75,32 @@ class Benchmarks:
         if not names or not set(names) <= set(quick):
             raise UsageError(f"--quick goes with --sweep, and with these: {', '.join(quick)}")
 
-    def measure(self, name: str, *, quick: bool = False) -> Mapping[str, Any]:
+    def measure(
+        self,
+        name: str,
+        *,
+        quick: bool = False,
+        rounds: int | None = None,
+        cases: Sequence[str] = (),
+    ) -> Mapping[str, Any]:
         """Run one benchmark; nothing is written.
 
         A case that fails stands among the rows, and loses no other.
+
+        Args:
+            name: of the benchmark.
+            quick: a smaller form of it.
+            rounds: turns of every contender, by default as many as the benchmarks say.
+            cases: parts of the names of cases to measure; without any, all.
 
         Raises:
             BenchError: it fails before its first case, or all of it is wrong.
         """
         with _ended_by_errors():
             try:
-                result: Mapping[str, Any] = self.module("run").measure(name, quick=quick)
+                result: Mapping[str, Any] = self.module("run").measure(
+                    name, quick=quick, rounds=rounds, cases=cases
+                )
             except Exception as error:
                 traceback.print_exception(error)
                 raise BenchError(f"{name}: {type(error).__name__}: {error}") from error
@@ -96,10 +111,22 @@ class Benchmarks:
         common = self.module("common")
         return [common.describe(each) for each in common.failures(result)]
 
-    def save(self, result: Mapping[str, Any], folder: Path | None) -> Path:
-        """Record a result."""
-        path: Path = self.module("common").save(result, self.results(folder))
-        return path
+    def save(
+        self, result: Mapping[str, Any], folder: Path | None, *, partial: bool = False
+    ) -> Path:
+        """Record a result.
+
+        Args:
+            result: what was measured.
+            folder: of results, by default the checkout's.
+            partial: it has some cases; those that the record of the day has besides stay.
+
+        Raises:
+            BenchError: the others of that record are of another commit.
+        """
+        with _ended_by_errors():
+            path: Path = self.module("common").save(result, self.results(folder), partial=partial)
+            return path
 
     def lines(self, result: Mapping[str, Any]) -> Iterator[str]:
         """A result's rows for people."""

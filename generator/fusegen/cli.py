@@ -756,6 +756,15 @@ def demo(
 @click.argument("names", nargs=-1)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 where a ratio got worse.")
 @click.option(
+    "--case",
+    "cases",
+    metavar="TEXT",
+    multiple=True,
+    help="Measure the cases whose names hold this; the record of the day keeps its others. "
+    "Repeatable.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="Turns of every contender.")
+@click.option(
     "--sweep",
     "families",
     metavar="FAMILY",
@@ -766,7 +775,7 @@ def demo(
 @click.option(
     "--quick",
     is_flag=True,
-    help="Sweep a part of the sizes; of `model`, a smaller one, which is not recorded.",
+    help="Sweep a part of the sizes; of benchmarks, smaller cases, which are not recorded.",
 )
 @click.option(
     "--seconds",
@@ -784,6 +793,8 @@ def demo(
 def bench(
     names: tuple[str, ...],
     check: bool,
+    cases: tuple[str, ...],
+    rounds: int | None,
     families: tuple[str, ...],
     quick: bool,
     seconds: float | None,
@@ -805,6 +816,8 @@ def bench(
     if families:
         if names or check:
             raise click.UsageError("--sweep goes neither with names nor with --check")
+        if cases or rounds:
+            raise click.UsageError("--case and --rounds go with benchmarks, not with --sweep")
         swept = found.sweep(
             families,
             quick=quick,
@@ -823,12 +836,22 @@ def bench(
         if check:
             raise click.UsageError("--quick and --check: nothing quick is on record")
     if check:
+        if cases or rounds:
+            raise click.UsageError("--check compares all cases: it goes with no --case or --rounds")
         return _check_benchmarks(found, chosen, results, as_json)
-    return _run_benchmarks(found, chosen, results, quick=quick, as_json=as_json)
+
+    def run(name: str) -> tuple[Mapping[str, Any], list[str]]:
+        return _run_benchmark(found, name, results, quick, rounds, cases)
+
+    return _run_benchmarks(found, chosen, run, as_json=as_json)
 
 
 def _run_benchmarks(
-    found: Benchmarks, names: Sequence[str], folder: Path | None, *, quick: bool, as_json: bool
+    found: Benchmarks,
+    names: Sequence[str],
+    run: Callable[[str], tuple[Mapping[str, Any], list[str]]],
+    *,
+    as_json: bool,
 ) -> int:
     """Run them all, whatever fails of them, and say so at the end."""
     from fusegen.bench import BenchError
@@ -838,7 +861,7 @@ def _run_benchmarks(
     for name in names:
         _say(f"benchmark {name}")
         try:
-            result, lines = _run_benchmark(found, name, folder, quick)
+            result, lines = run(name)
         except BenchError as error:
             result, lines = {"name": name, "error": str(error), "files": []}, []
             failed.append(str(error))
@@ -854,14 +877,19 @@ def _run_benchmarks(
 
 
 def _run_benchmark(
-    found: Benchmarks, name: str, folder: Path | None, quick: bool
+    found: Benchmarks,
+    name: str,
+    folder: Path | None,
+    quick: bool,
+    rounds: int | None,
+    cases: Sequence[str],
 ) -> tuple[Mapping[str, Any], list[str]]:
     """What one gives, with the files it is in, and the lines that say it."""
     if name == "summary":
         files = [str(path) for path in found.summarise()]
         return {"name": name, "files": files}, files
-    result = found.measure(name, quick=quick)
-    files = [] if quick else [str(found.save(result, folder))]
+    result = found.measure(name, quick=quick, rounds=rounds, cases=cases)
+    files = [] if quick else [str(found.save(result, folder, partial=bool(cases)))]
     return {**result, "files": files}, [*found.lines(result), *files]
 
 

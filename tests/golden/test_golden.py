@@ -19,7 +19,15 @@ from fusegen import api, cli, paths, scaffold
 from fusegen.lock import LOCK_NAME
 
 ROOT = Path(__file__).parents[2]
-TARGETS = ("cpu", "cpu_quantized", "hopper", "hopper_quantized", "hopper_lean", "main_grad")
+TARGETS = (
+    "cpu",
+    "cpu_quantized",
+    "hopper",
+    "hopper_quantized",
+    "hopper_lean",
+    "main_grad",
+    "cached_weights",
+)
 TARGET_OPTIONS = tuple(word for target in TARGETS for word in ("--target", target))
 BUNDLES = sorted(path.parent for path in (ROOT / "generated").glob(f"*/{LOCK_NAME}"))
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
+import os
+import random
 import re
 import shutil
+import subprocess
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +22,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fusegen import api, bench, cli, gpu, paths
+from fusegen.build import HOST_FLAGS, HOST_STRICT, read_sources
 from fusegen.model.primitives import GemmKind
 from fusegen.selection import UsageError
+from fusegen.toolchain import find_toolchain
 from fusegen.tuning import fit, variants
 from fusegen.tuning.cases import Case
 
@@ -46,8 +55,11 @@ def measured(monkeypatch: pytest.MonkeyPatch, benchmarks: bench.Benchmarks) -> l
     runner, common = benchmarks.module("run"), benchmarks.module("common")
     ran: list[str] = []
 
-    def measure(name: str, *, quick: bool = False) -> Mapping[str, Any]:
-        ran.append(f"{name}, quick" if quick else name)
+    def measure(
+        name: str, *, quick: bool = False, rounds: int | None = None, cases: Sequence[str] = ()
+    ) -> Mapping[str, Any]:
+        words = [name, *(["quick"] if quick else []), *([f"{rounds} rounds"] if rounds else [])]
+        ran.append(", ".join([*words, *cases]))
         print("a benchmark's own words")
         rows = [common.row("a case", who, "ms", [9.0, 10.0, 11.0], fraction=0.9) for who in PAIR]
         return dict(common.result(name, rows, ENVIRONMENT))
@@ -102,8 +114,10 @@ def test_unknown_names_and_options_that_do_not_go_together(measured: list[str]) 
     for words, hint in (
         (["grouppd"], "unknown benchmark 'grouppd'; did you mean 'grouped'?"),
         (["generate", "--seconds", "9"], "go with --sweep"),
-        (["generate", "--quick"], "--quick goes with --sweep, and with these: model"),
-        (["--quick"], "--quick goes with --sweep, and with these: model"),
+        (["generate", "--quick"], "--quick goes with --sweep, and with these: grouped"),
+        (["--quick"], "--quick goes with --sweep, and with these: grouped"),
+        (["generate", "--check", "--case", "a"], "it goes with no --case or --rounds"),
+        (["--sweep", "gemm_sm90", "--rounds", "2"], "go with benchmarks, not with --sweep"),
         (["generate", "--sweep", "gemm_sm90"], "--sweep goes neither with names nor with --check"),
         (["--check", "--sweep", "gemm_sm90"], "--sweep goes neither with names nor with --check"),
         (["--sweep", "gemm_sm90"], "there is no visible NVIDIA GPU; --recorded fits"),
@@ -113,6 +127,26 @@ def test_unknown_names_and_options_that_do_not_go_together(measured: list[str]) 
         assert done.exit_code == cli.ExitCode.USAGE, (words, done.output)
         assert hint in done.stderr and done.stdout == ""
     assert not measured
+
+
+def test_some_cases_leave_the_others_of_the_day(measured: list[str], tmp_path: Path) -> None:
+    words = ("bench", "generate", "--results", tmp_path)
+    assert run(*words).exit_code == 0
+    (path,) = tmp_path.iterdir()
+    record = json.loads(path.read_text())
+    for each in record["rows"]:
+        each["case"] = "another"
+    path.write_text(json.dumps(record))
+    done = run(*words, "--case", "a c", "--case", "b", "--rounds", "7")
+    assert done.exit_code == 0 and measured[-1] == "generate, 7 rounds, a c, b"
+    rows = json.loads(path.read_text())["rows"]
+    assert [each["case"] for each in rows] == ["another"] * 2 + ["a case"] * 2
+    path.write_text(json.dumps({**record, "environment": {**ENVIRONMENT, "commit": "1"}}))
+    before = path.read_bytes()
+    done = run(*words, "--case", "a c")
+    assert done.exit_code == cli.ExitCode.REFUSED and path.read_bytes() == before
+    assert "its cases are of commit 1, these of 0000000; measure all of them" in done.stderr
+    assert run(*words).exit_code == 0 and len(json.loads(path.read_text())["rows"]) == 2
 
 
 def test_a_wheel_says_where_the_benchmarks_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +171,7 @@ def test_words_of_benchmarks_are_progress(measured: list[str], tmp_path: Path) -
 def test_a_wrong_result_is_no_record(
     benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def wrong(name: str, *, quick: bool = False) -> Mapping[str, Any]:
+    def wrong(name: str, **options: Any) -> Mapping[str, Any]:
         raise SystemExit("a case: relative difference 1e+00, expected at most 0.01")
 
     monkeypatch.setattr(benchmarks.module("run"), "measure", wrong)
@@ -510,7 +544,7 @@ def test_a_sweep_writes_the_rules_that_its_times_call_for(swept: Any, own_specs:
     kinds = api.load_specs().archs[ARCH].kernels[FAMILY].kinds
     for kind, choice in tuned.choices.items():
         assert kinds[kind].select == choice.after
-        assert choice.regret_after == 0 and choice.regret_before > 0
+        assert choice.loss_after.weighted == 0 < choice.loss_before.weighted
         for mean, point in ((16, "cooperative_128x256x64_2x1"), (256, "pingpong_128x128x64_2x1")):
             assert fit.choose(choice.after, Case(8, 8 * mean, 4096, 7168).sizes(kind)) == point
     assert found.difference and found.spec == own_specs
@@ -632,9 +666,12 @@ def test_host_time_of_every_module_and_recipe(
     """On the reference, in bursts of one call."""
     common, host = benchmarks.module("common"), benchmarks.module("host")
     monkeypatch.setattr(common, "DEVICE", "cpu")
-    for name, value in (("BURST", 1), ("BURSTS", 1), ("REPEATS", 1), ("TOKENS", 20), ("WIDTH", 32)):
+    for name, value in (("BURST", 1), ("BURSTS", 1), ("TOKENS", 20), ("WIDTH", 32)):
         monkeypatch.setattr(host, name, value)
-    rows = common.with_ratios(common.outcomes(host.host()))
+    cores = os.sched_getaffinity(0)
+    with common.rounds_of(1):
+        rows = common.with_ratios(common.outcomes(host.host()))
+    assert os.sched_getaffinity(0) == cores
     assert all("error" not in row and row["median"] > 0 for row in rows)
     recipes = ("", *(f" {each}" for each in sorted(api.load_specs().recipes) if each != "bf16"))
     ours = [f"Linear{recipe}" for recipe in recipes] + [
@@ -648,8 +685,24 @@ def test_host_time_of_every_module_and_recipe(
         f"{call}: {each}" for call in ("forward", "forward + backward") for each in ours
     ]
     (linear,) = (row for row in rows if row["case"] == "forward: nn.Linear")
-    ratio = cases["forward: Linear"]["median"] / linear["median"]
-    assert cases["forward: Linear"]["extra"] == {"times_nn_linear": pytest.approx(ratio)}
+    ours_case = cases["forward: Linear"]
+    ratio = ours_case["median"] / linear["median"]
+    assert ours_case["extra"] == {"times_nn_linear": pytest.approx(ratio, rel=1e-3)}
+    assert ours_case["paired"]["nn.Linear"]["median"] == ours_case["extra"]["times_nn_linear"]
+
+
+def test_the_process_is_pinned_with_its_threads(benchmarks: bench.Benchmarks) -> None:
+    host = benchmarks.module("host")
+    before = os.sched_getaffinity(0)
+    stop, seen = threading.Event(), []
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    with host.pinned(1):
+        seen = [os.sched_getaffinity(each) for each in (0, thread.native_id)]
+    assert seen == [{max(before)}] * 2
+    assert os.sched_getaffinity(thread.native_id) == before == os.sched_getaffinity(0)
+    stop.set()
+    thread.join()
 
 
 def test_groups_of_host_calls_fill_the_tokens(
@@ -683,25 +736,538 @@ def test_grouped_products_equal_torchs(
 ) -> None:
     """On the reference, with nothing timed: what is compared are contenders' results."""
     common, products = benchmarks.module("common"), benchmarks.module("products")
-    shapes = benchmarks.module("shapes")
     monkeypatch.setattr(common, "DEVICE", "cpu")
     monkeypatch.setattr(common, "L2_BYTES", 16)
     monkeypatch.setattr(common, "copy_rate", lambda: 1e12)
     monkeypatch.setattr(products, "DENSE", 8)
-    monkeypatch.setattr(shapes, "GROUPED", (shapes.Grouped("small", 3, 300, 32, 16),))
     monkeypatch.setattr(
         common,
         "compare",
         lambda contenders: {name: [float(run(1).numel())] for name, run in contenders.items()},
     )
-    cases = list(getattr(products, name)())
+    cases = list(getattr(products, name)(quick=True))
     kinds = ["fprop", "dgrad", "wgrad"] if name == "grouped" else ["wgrad, added"]
-    assert [case.name for case in cases] == [f"small {kind}" for kind in kinds]
+    named = ["small_up", "small_down"]
+    if name == "grouped":
+        named += [f"small_up {draw}" for draw in ("uniform", "zipf", "hot")]
+    assert [case.name for case in cases] == [f"{each} {kind}" for each in named for kind in kinds]
     for case in cases:
         rows = {row.contender: row for row in case.measure()}
-        rounded = ["fusegen rounded groups"] if name == "grouped" else []
-        assert [*rows] == [OURS, "torch", *rounded]
+        usual = name == "grouped" and case.name.count(" ") == 1
+        assert [*rows] == [OURS, "torch", *(["fusegen rounded groups"] if usual else [])]
         assert len({row.median for row in rows.values()}) == 1
+
+
+def test_draws_fill_the_tokens_and_are_what_they_say(
+    benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = benchmarks.module("shapes")
+    monkeypatch.setattr(benchmarks.module("common"), "DEVICE", "cpu")
+    for expert in (*shapes.EXPERTS, *shapes.MORE_EXPERTS):
+        assert expert.tokens % expert.top_k == 0
+        for draw in shapes.DRAWS:
+            sizes = shapes.splits(expert.groups, expert.tokens, draw)
+            assert int(sizes.sum()) == expert.tokens and len(sizes) == expert.groups
+            assert bool((sizes >= 0).all())
+            mean, largest = expert.tokens / expert.groups, int(sizes.max())
+            empty = int((sizes == 0).sum())
+            if draw == "uniform":
+                assert largest - int(sizes.min()) <= expert.groups
+            elif draw == "hot":
+                assert abs(largest - expert.tokens / 2) <= expert.groups and empty == 0
+            elif draw == "zipf":
+                assert empty >= -(-expert.groups // 10) and largest > 2 * mean
+            else:
+                assert 1.2 * mean < largest < 4 * mean
+        usual = shapes.splits(expert.groups, expert.tokens).tolist()
+        assert usual == shapes.splits(expert.groups, expert.tokens, shapes.DRAW).tolist()
+
+
+# Floors
+
+H, F, E, T = 2048, 768, 128, 65536
+LENGTHS = {"H": H, "F": F, "E": E, "T": T}
+COPY = 4e12
+
+
+@pytest.fixture
+def floors(benchmarks: bench.Benchmarks) -> Any:
+    return benchmarks.module("floors")
+
+
+def rates_of(floors: Any, plan: Any) -> Any:
+    """An FP8 product takes half the time of one in 16 bits, with fast sums a third."""
+    rates = {
+        mode: (3e15 if mode.fast else 2e15) if mode.formats else 1e15 for mode in floors.modes(plan)
+    }
+    return floors.Rates(rates, COPY)
+
+
+def test_the_floor_of_bf16_is_products_and_activations(floors: Any) -> None:
+    """By hand: three products of each linear, and the activation's bytes."""
+    plan = floors.plan_of("grouped_mlp__bf16", ARCH)
+    assert {str(mode) for mode in floors.modes(plan)} == {"bf16"}
+    found = floors.floor(plan, LENGTHS, [T // E] * E, rates_of(floors, plan))
+    up, down = (2 * T * 2 * F * H / 1e15 * 1e3, 2 * T * F * H / 1e15 * 1e3)
+    weights = [2 * (E * n * k + T * (n + k)) / COPY * 1e3 for n, k in ((2 * F, H), (H, F))]
+    assert found.products == pytest.approx(3 * (max(up, weights[0]) + max(down, weights[1])), 1e-3)
+    # h -> a and da, h -> dh in 16 bits; probabilities and their gradients are rows of fp32.
+    elements = T * F * (2 * 2 + 2) + T * F * (2 + 2 * 2 + 2 * 2)
+    assert found.activation == pytest.approx((elements + 3 * 4 * T) / COPY * 1e3, rel=1e-3)
+    assert found.quantise == 0
+    assert found.total == found.products + found.activation
+
+
+def test_every_recipe_has_a_floor_of_its_own(floors: Any) -> None:
+    totals = {}
+    for recipe in floors.recipes():
+        plan = floors.plan_of(f"grouped_mlp__{recipe}", ARCH)
+        totals[recipe] = floors.floor(plan, LENGTHS, [T // E] * E, rates_of(floors, plan))
+    names = {
+        recipe: {str(m) for m in floors.modes(floors.plan_of(f"grouped_mlp__{recipe}", ARCH))}
+        for recipe in totals
+    }
+    assert names["fp8_delayed"] == {"e4m3_e4m3_fast", "e5m2_e4m3_split"} == names["fp8_current"]
+    assert names["fp8_rowwise"] == {"e4m3_e4m3_fast", "e4m3_e4m3_split"}
+    assert names["fp8_block"] == {"e4m3_e4m3_split"}
+    assert names["mxfp8"] == names["nvfp4"] == {"bf16"}, "emulated"
+    # x, dy once read, twice written; weights the same: 4 bytes to an element.
+    weights, tokens = E * 3 * F * H, 2 * T * H
+    by_hand = 4 * (weights + tokens) / COPY * 1e3
+    assert totals["fp8_delayed"].quantise == pytest.approx(by_hand, rel=0.02)
+    assert totals["fp8_delayed"].products < totals["fp8_block"].products < totals["bf16"].products
+    assert totals["mxfp8"].quantise > 2 * totals["fp8_block"].quantise, "codes are decoded"
+    cached = floors.plan_of("grouped_mlp__fp8_block__cached_weights", ARCH)
+    without = floors.floor(cached, LENGTHS, [T // E] * E, rates_of(floors, cached)).quantise
+    assert without == pytest.approx(4 * tokens / COPY * 1e3, rel=0.05), "and scales"
+
+
+def test_what_is_added_to_main_grad_is_read_and_written_in_fp32(floors: Any) -> None:
+    slow = floors.Rates({floors.Mode(): 1e30}, COPY)
+    plain, adding = (
+        floors.floor(floors.plan_of(f"grouped_mlp__bf16{each}", ARCH), LENGTHS, [T // E] * E, slow)
+        for each in ("", "__add_to_main_grad")
+    )
+    weights = E * 3 * F * H
+    more = adding.products - plain.products
+    assert more == pytest.approx((8 - 2) * weights / COPY * 1e3, rel=1e-6)
+
+
+def test_tiles_load_what_the_schedule_says(floors: Any) -> None:
+    """Against every cluster's step, one by one, as schedule.cuh walks them."""
+    from fusegen.model.specs import PointSpec
+
+    def steps(rows: int, columns: int, cluster: int) -> tuple[int, int]:
+        if cluster == 1:
+            return rows * columns, rows * columns
+        a = b = 0
+        for _ in range(columns // 2):
+            for position in range(rows):
+                alone = position == rows // 2 * 2
+                a, b = a + (1 if alone else 2), b + (2 if alone else 1)
+        for pair in range((rows + 1) // 2 if columns % 2 else 0):
+            a, b = a + (1 if 2 * pair + 1 == rows else 2), b + 1
+        return a, b
+
+    for cluster in (1, 2):
+        for rows in range(1, 8):
+            for columns in range(1, 6):
+                assert floors._blocks(rows, columns, cluster) == steps(rows, columns, cluster)
+    point = PointSpec.parse("cooperative_128x256x64_2x1")
+    sizes = Case(2, 300, 256, 512)
+    got = floors.loads(GemmKind.FPROP, point, sizes, [300, 0], (2, 2))
+    assert got == 512 * 2 * (3 * 128 + 2 * 256), "three row blocks: two share B, one is alone"
+
+
+def test_l2_bytes_depend_on_how_groups_are_drawn(floors: Any) -> None:
+    plan = floors.plan_of("grouped_mlp__fp8_block", ARCH)
+    rates = rates_of(floors, plan)
+    even, hot = [T // E] * E, [T // 2, *[T // 2 // (E - 1)] * (E - 1)]
+    assert sum(hot) <= T
+    found = {
+        name: floors.floor(plan, LENGTHS, sizes, rates)
+        for name, sizes in (("even", even), ("hot", hot))
+    }
+    assert found["even"].total == found["hot"].total
+    assert found["even"].l2_bytes < found["hot"].l2_bytes, "groups of 258 are three row blocks"
+    none = floors.Rates(dict.fromkeys(rates.products, 1e30), COPY)
+    once = floors.floor(plan, LENGTHS, even, none).total * COPY / 1e3
+    assert found["even"].l2_bytes > 1.5 * once, "tiles load operands again and again"
+
+
+# The expert MLP
+
+
+@pytest.fixture
+def mlp(benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """On the reference, torch's part not compiled, each contender timed once."""
+    common, dense = benchmarks.module("common"), benchmarks.module("dense")
+    monkeypatch.setattr(common, "DEVICE", "cpu")
+    monkeypatch.setattr(common, "copy_rate", lambda: 1e10)
+    monkeypatch.setattr(dense, "SIZE", 32)
+    module = benchmarks.module("mlp")
+    for name in ("_gathered", "_summed"):
+        monkeypatch.setattr(module, name, getattr(module, name)._torchdynamo_orig_callable)
+    monkeypatch.setattr(module.torch, "compile", lambda function, **options: function)
+    return module
+
+
+def test_the_expert_mlp_under_every_recipe_and_choice(
+    mlp: Any, benchmarks: bench.Benchmarks
+) -> None:
+    common = benchmarks.module("common")
+    cases = list(mlp.mlp(quick=True))
+    draws = ["small uniform", "small zipf", "small hot"]
+    assert [case.name for case in cases] == ["small", "small main_grad", "small permuted", *draws]
+    with common.rounds_of(1):
+        rows = {(row.case, row.contender): row for row in common.outcomes(mlp.mlp(quick=True))}
+    assert not any(isinstance(row, common.Failure) for row in rows.values())
+    everybody = {who for case, who in rows if case == "small"}
+    recipes = {f"{OURS} {each}" for each in api.load_specs().recipes if each != "bf16"}
+    cached = {f"{OURS} {each} cached_weights" for each in ("fp8_block", "fp8_delayed")}
+    assert everybody >= recipes | cached | {f"{each}, refresh" for each in cached}
+    assert everybody >= {OURS, "torch compiled", "torch eager"}
+    some = {"torch compiled", OURS, f"{OURS} fp8_block", f"{OURS} fp8_delayed"}
+    for name in ("small main_grad", "small permuted", *draws):
+        assert {who for case, who in rows if case == name} == some
+    for (_, who), row in rows.items():
+        if who.endswith(", refresh"):
+            assert row.floor is None and not row.extra
+            continue
+        parts = [row.extra[f"floor_{part}_ms"] for part in ("products", "quantise", "activation")]
+        assert row.floor == pytest.approx(sum(parts)) and row.extra["l2_gb"] > 0
+        assert row.fraction == pytest.approx(row.floor / row.median, rel=1e-4)
+    floors = {who: row.floor for (case, who), row in rows.items() if case == "small"}
+    assert floors["torch compiled"] == floors[OURS] == floors["torch eager"]
+    assert floors[f"{OURS} fp8_block cached_weights"] < floors[f"{OURS} fp8_block"]
+
+
+def test_others_are_held_against_the_floor_of_their_recipe(mlp: Any) -> None:
+    assert mlp._cell_of("torchao fp8_rowwise") == "grouped_mlp__fp8_rowwise"
+    assert mlp._cell_of("TransformerEngine") == "grouped_mlp__bf16"
+
+
+def test_a_wrong_expert_mlp_is_not_timed(mlp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    common = mlp.common
+    summed = mlp._summed
+    calls = []
+
+    def wrong(y: Any, inverse: Any, top_k: int) -> Any:
+        calls.append(None)
+        return summed(y, inverse, top_k) * (1 if len(calls) < 5 else 1.5)
+
+    monkeypatch.setattr(mlp, "_summed", wrong)
+    with common.rounds_of(1):
+        rows = common.outcomes(mlp.mlp(quick=True), ["permuted"])
+    failed = [row.contender for row in rows if isinstance(row, common.Failure)]
+    assert failed == [OURS, f"{OURS} fp8_block", f"{OURS} fp8_delayed"]
+
+
+def test_the_permutation_is_its_own_transpose(mlp: Any) -> None:
+    torch: Any = importlib.import_module("torch")
+    tokens, top_k, width = 6, 2, 3
+    rows = torch.randperm(tokens * top_k)
+    inverse = torch.argsort(rows)
+    x = torch.randn(tokens, width, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(tokens * top_k, width, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: mlp.Gather.apply(x, rows, inverse, top_k), x)
+    assert torch.autograd.gradcheck(lambda y: mlp.Scatter.apply(y, rows, inverse, top_k), y)
+    gathered = mlp.Gather.apply(x, rows, inverse, top_k)
+    assert torch.allclose(mlp.Scatter.apply(gathered, rows, inverse, top_k), top_k * x)
+
+
+def test_what_a_forward_holds_is_counted_before_the_backward(
+    mlp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of made-up memory: 100 before, 170 when gradients are asked for, 16 of them the result."""
+    torch: Any = importlib.import_module("torch")
+    x = torch.ones(4, requires_grad=True)
+    allocated = iter((100, 170))
+    monkeypatch.setattr(mlp, "_allocated", lambda: next(allocated))
+
+    def step() -> Any:
+        return torch.autograd.grad(2 * x, (x,), torch.ones(4))
+
+    before = torch.autograd.grad
+    assert mlp.held_gib(step) * 2**30 == 170 - 100 - 16
+    assert torch.autograd.grad is before
+
+
+# FP8 products that ship
+
+
+@pytest.fixture
+def dispatch(benchmarks: bench.Benchmarks) -> Any:
+    return benchmarks.module("kernels.dispatch")
+
+
+def test_what_ships_has_the_formats_of_its_recipes(dispatch: Any) -> None:
+    found = {each.mode: "_".join(each.formats) for each in dispatch.shipped(ARCH)}
+    assert found == {
+        "fprop tensor fast": "e4m3_e4m3",
+        "fprop row fast": "e4m3_e4m3",
+        "fprop block split": "e4m3_e4m3",
+        "dgrad tensor split": "e5m2_e4m3",
+        "dgrad row split": "e4m3_e4m3",
+        "dgrad block split": "e4m3_e4m3",
+        "wgrad tensor split": "e5m2_e4m3",
+        "wgrad row split": "e4m3_e4m3",
+        "wgrad block split": "e4m3_e4m3",
+    }
+    assert all(each.kernels.name in str(GENERATED_HEADERS) for each in dispatch.shipped(ARCH))
+
+
+GENERATED_HEADERS = sorted((ROOT / "generated" / ARCH / "csrc" / "dispatch").glob("gemm_fp8_*.h"))
+
+
+def test_products_go_through_the_dispatch_functions(dispatch: Any, tmp_path: Path) -> None:
+    """Kernels are made up: each says its name, which is that of the tile the rules choose."""
+    kernels = bench.find().module("kernels.fp8_kernels")
+    sets, csrc = dispatch.shipped(ARCH), ROOT / "generated" / ARCH / "csrc"
+    names = [each.kernels.name for each in sets]
+    namespace = read_sources(csrc / "sources.cmake").namespace
+    made = []
+    for name in names:
+        header = (csrc / "dispatch" / f"{name}.h").read_text()
+        for kernel in re.findall(r"Status (\w+)\(const fusegen::Fp8GemmArguments& in", header):
+            if kernel != name:
+                made.append(
+                    f"fusegen::Status {kernel}(const fusegen::Fp8GemmArguments&, fusegen::Stream&)"
+                    f' {{ return {{0, "{kernel}"}}; }}'
+                )
+    text = dispatch._launchers(namespace, names)
+    text += f"namespace {namespace} {{\n" + "\n".join(made) + "\n}\n"
+    (tmp_path / "launch.cpp").write_text(text)
+    tools = find_toolchain()
+    folders = [("-isystem", str(f)) for f in (tools.torch.include, *tools.cuda_include)]
+    command = [tools.host_compiler, *HOST_FLAGS, *HOST_STRICT, "-shared", f"-I{csrc}"]
+    command += [word for pair in folders for word in pair]
+    subprocess.run([*command, tmp_path / "launch.cpp", "-o", tmp_path / "l.so"], check=True)
+    library = ctypes.CDLL(str(tmp_path / "l.so"))
+    chosen = set()
+    for case in (Case(8, 32768, 4096, 14336), Case(128, 65536, 1536, 2048), Case(4, 512, 512, 64)):
+        for each in sets:
+            gemm = kernels._Gemm(*[None] * 5, case.tokens, case.groups, case.n, case.k, 132)
+            arguments, call = kernels._Fp8Gemm(gemm), ctypes.c_char_p()
+            stream = kernels.Stream(None, False)
+            launch = getattr(library, f"launch_{each.kernels.name}")
+            assert launch(*map(ctypes.byref, (arguments, stream, call))) == 0
+            tile = each.target(case).tile.name
+            assert call.value.decode() == f"{each.kernels.name}_bfloat16_{tile}"
+            chosen.add(tile)
+    assert len(chosen) > 3
+
+
+def test_only_the_units_of_what_ships_are_linked(dispatch: Any) -> None:
+    names = [each.kernels.name for each in dispatch.shipped(ARCH)]
+    units = read_sources(ROOT / "generated" / ARCH / "csrc" / "sources.cmake").kernel_sources
+    linked = [each for each in units if dispatch._belongs(each, names)]
+    assert len(linked) == sum(len(each.kernels.units) for each in dispatch.shipped(ARCH))
+    assert not any("_add_" in each for each in linked)
+
+
+def test_the_dispatch_library_is_built_once_for_its_sources(
+    dispatch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built: list[Path] = []
+
+    def build(folder: Path) -> None:
+        built.append(folder)
+        library = folder / "lib" / f"{read_sources(folder / 'csrc' / 'sources.cmake').namespace}.so"
+        library.parent.mkdir(exist_ok=True)
+        library.touch()
+
+    stale: dict[str, str] = {}
+    monkeypatch.setattr(dispatch, "FOLDER", tmp_path / "dispatch")
+    monkeypatch.setattr(dispatch.bundle_build, "build", build)
+    monkeypatch.setattr(dispatch.bundle_build, "stale_cells", lambda folder: stale)
+    bundle = ROOT / "generated" / ARCH
+    names = [each.kernels.name for each in dispatch.shipped(ARCH)]
+    library = dispatch._built(bundle, names)
+    assert library.is_file() and library == dispatch._built(bundle, names)
+    assert built == [tmp_path / "dispatch"]
+    stale["dispatch"] = "other sources"
+    dispatch._built(bundle, names)
+    assert len(built) == 2
+    sources = read_sources(tmp_path / "dispatch" / "csrc" / "sources.cmake")
+    units = read_sources(bundle / "csrc" / "sources.cmake").kernel_sources
+    assert sources.host_sources == ("launch.cpp",)
+    assert sources.kernel_sources == tuple(u for u in units if dispatch._belongs(u, names))
+
+
+def test_fp8_products_are_checked_and_named(
+    benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By address arithmetic in float64; with one that is wrong."""
+    common, dense = benchmarks.module("common"), benchmarks.module("dense")
+    module = benchmarks.module("kernels.gemm_fp8_bench")
+    monkeypatch.setattr(common, "DEVICE", "cpu")
+    monkeypatch.setattr(common, "copy_rate", lambda: 1e10)
+    monkeypatch.setattr(dense, "SIZE", 32)
+    emulation = module._emulation
+
+    def wrong(shipped: Any, target: Any) -> Any:
+        product = emulation(shipped, target)
+
+        def run(problem: Any, operands: Any, d: Any, splits: Any) -> None:
+            product(problem, operands, d, splits)
+            d.mul_(1.1 if shipped.mode == "dgrad row split" else 1)
+
+        return run
+
+    monkeypatch.setattr(module, "_emulation", wrong)
+    with common.rounds_of(1):
+        rows = common.outcomes(module.run(quick=True), ["dgrad"])
+    assert [(row.case, row.contender) for row in rows] == [
+        ("small_up dgrad tensor split", OURS),
+        ("small_up dgrad row split", "all"),
+        ("small_up dgrad block split", OURS),
+    ]
+    assert "small_up dgrad row split fusegen: relative difference" in rows[1].error
+    assert rows[0].fraction is not None and "dense" in rows[0].paired
+
+
+# Turns and ratios
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 11, 16])
+def test_neighbours_are_balanced_over_a_cycle(benchmarks: bench.Benchmarks, count: int) -> None:
+    pairs = benchmarks.module("pairs")
+    cycle = count if count % 2 == 0 else 2 * count
+    rounds = list(pairs.orders(range(count), cycle))
+    assert all(sorted(each) == list(range(count)) for each in rounds)
+    following = Counter(two for each in rounds for two in pairwise(each))
+    assert set(following.values()) <= {cycle // count}
+    assert len(following) == count * (count - 1)
+    places = Counter((place, who) for each in rounds for place, who in enumerate(each))
+    assert set(places.values()) == {cycle // count}
+
+
+def test_rounds_beyond_a_cycle_are_in_other_orders(benchmarks: bench.Benchmarks) -> None:
+    pairs = benchmarks.module("pairs")
+    rounds = list(pairs.orders("abcd", 12))
+    assert len(rounds) == 12 and rounds == list(pairs.orders("abcd", 12))
+    assert rounds[:4] != rounds[4:8] != rounds[8:]
+    assert list(pairs.orders("abcd", 12, seed=2)) != rounds
+
+
+def test_intervals_are_order_statistics(benchmarks: bench.Benchmarks) -> None:
+    ratio = benchmarks.module("pairs").ratio
+    assert ratio([2.0] * 5, [1.0] * 5) == benchmarks.module("pairs").Ratio(2.0, None, None)
+    six = ratio([1.0, 6.0, 2.0, 5.0, 3.0, 4.0], [1.0] * 6)
+    assert (six.low, six.median, six.high) == (1.0, 3.5, 6.0), "1 - 2 / 2^6 is 0.97"
+    fifteen = ratio([float(each) for each in range(1, 16)], [1.0] * 15)
+    assert (fifteen.low, fifteen.median, fifteen.high) == (4.0, 8.0, 12.0), "0.965, next is 0.88"
+    drift = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+    paired = ratio([1.1 * each for each in drift], drift)
+    assert paired.low == pytest.approx(1.1) == paired.high, "drift of the card is in neither"
+    with pytest.raises(ValueError, match="zip"):
+        ratio([1.0], [1.0, 2.0])
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says(benchmarks: bench.Benchmarks) -> None:
+    ratio, numbers = benchmarks.module("pairs").ratio, random.Random(4)
+    held = 0
+    for _ in range(2000):
+        found = ratio([numbers.lognormvariate(0, 0.1) for _ in range(15)], [1.0] * 15)
+        held += found.low <= 1 <= found.high
+    assert 0.95 < held / 2000 < 0.98
+
+
+def test_contenders_take_turns(
+    benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = benchmarks.module("common")
+    monkeypatch.setattr(common, "DEVICE", "cpu")
+    monkeypatch.setattr(common, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(common, "_calls_per_block", lambda run, seconds: 1)
+    ran: list[str] = []
+    contenders = {name: lambda _, name=name: ran.append(name) for name in "abcd"}
+    assert {len(each) for each in common.compare(contenders).values()} == {common.ROUNDS}
+    assert common.ROUNDS >= 15
+    rounds = [ran[at : at + 4] for at in range(0, len(ran), 4)]
+    assert all(sorted(each) == list("abcd") for each in rounds) and rounds[0] != rounds[1]
+    ran.clear()
+    with common.rounds_of(3):
+        common.compare(contenders)
+        common.compare(contenders, rounds=2)
+    assert len(ran) == 4 * (3 + 2) and common.ROUNDS >= 15
+
+
+def test_rows_have_ratios_to_the_baselines_of_their_rounds(benchmarks: bench.Benchmarks) -> None:
+    common = benchmarks.module("common")
+    times = {OURS: [1.0] * 6 + [9.0], "torch": [2.0] * 6 + [18.0], "other": [3.0] * 7}
+    rows = [common.row("a", who, "ms", each) for who, each in times.items()]
+    ours, torchs, other = common.with_ratios(rows)
+    assert ours["times_ours"] == 1 and ours["paired"].keys() == {"torch"}
+    assert ours["paired"]["torch"] == {"median": 0.5, "low": 0.5, "high": 0.5}
+    assert torchs["paired"].keys() == {OURS} and torchs["times_ours"] == 2
+    assert other["paired"].keys() == {OURS, "torch"} and other["times_ours"] == 3
+    uneven = common.with_ratios([rows[0], common.row("a", "torch", "ms", [4.0])])
+    assert uneven[1]["times_ours"] == 4 and uneven[1]["paired"][OURS]["low"] is None
+    assert "x3.000 of fusegen's time [0.333, 3.000]" in common.describe(other)
+
+
+# Clocks and power
+
+
+class FakeNvml:
+    """NVML, as far as it is asked."""
+
+    def __init__(self, **failing: int) -> None:
+        self.failing = failing
+        self.uuid = b""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            if name == "nvmlDeviceGetHandleByUUID":
+                self.uuid = arguments[0].value
+            if name == "nvmlDeviceGetClockInfo":
+                assert arguments[1] == 1
+                arguments[2]._obj.value = 1695
+            if name == "nvmlDeviceGetFieldValues":
+                assert arguments[1] == 1 and arguments[2]._obj.field == 186
+                arguments[2]._obj.value = 694_500
+                arguments[2]._obj.status = self.failing.get("field", 0)
+            return self.failing.get(name, 0)
+
+        return call
+
+
+def test_clock_and_power_are_read(benchmarks: bench.Benchmarks) -> None:
+    meter = benchmarks.module("meter")
+    assert ctypes.sizeof(meter._FieldValue) == 40, "nvmlFieldValue_t"
+    for uuid in ("12-ab", "GPU-12-ab"):
+        nvml = FakeNvml()
+        assert meter.Meter(uuid, nvml).read() == meter.Reading(1695.0, 694.5)
+        assert nvml.uuid == b"GPU-12-ab"
+    with pytest.raises(meter.MeterError, match="nvmlDeviceGetHandleByUUID: 6"):
+        meter.Meter("x", FakeNvml(nvmlDeviceGetHandleByUUID=6))
+    with pytest.raises(meter.MeterError, match="field 186"):
+        meter.Meter("x", FakeNvml(field=3)).read()
+
+
+def test_rows_say_what_the_card_did(benchmarks: bench.Benchmarks) -> None:
+    common = benchmarks.module("common")
+    readings = [common.Reading(1700.0, 650.0), common.Reading(1650.0, 700.0)]
+    row = common.row("a", OURS, "ms", common.Samples([1.0, 2.0], readings))
+    assert row.clocks == (1700.0, 1650.0) and row.watts == (650.0, 700.0)
+    assert common.row("a", OURS, "ms", [1.0]).clocks == ()
+
+
+def test_large_tensors_are_compared_in_pieces(
+    benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch: Any = importlib.import_module("torch")
+    common = benchmarks.module("common")
+    a, b = torch.randn(7, 5), torch.randn(7, 5)
+    expected = float((a - b).norm() / b.norm())
+    for piece in (1, 4, 1000):
+        monkeypatch.setattr(common, "PIECE", piece)
+        assert common.distance(a, b) == pytest.approx(expected)
+    b[3, 2] = float("nan")
+    with pytest.raises(SystemExit, match="relative difference nan"):
+        common.require_close("a case", a, b)
 
 
 # Peers

@@ -19,12 +19,13 @@ from fusegen.load import SpecSet, load
 from fusegen.model.predicate import Comparison, Condition, Predicate, SizeVariable
 from fusegen.model.primitives import GemmKind
 from fusegen.model.source import SpecError
-from fusegen.model.specs import RuleSpec
+from fusegen.model.specs import PointSpec, RuleSpec
 from fusegen.selection import UsageError
 from fusegen.tuning import fit, rewrite, tune, variants
 from fusegen.tuning.cases import (
     MOST_BYTES,
     MOST_FLOPS,
+    OF_MODELS,
     WIDTHS,
     Case,
     Measured,
@@ -32,6 +33,7 @@ from fusegen.tuning.cases import (
     grid,
     measure,
     spread,
+    weighted,
 )
 
 ARCH, FAMILY = "sm_90a", "gemm_sm90"
@@ -294,10 +296,10 @@ def test_regrets_are_counted() -> None:
     samples = [Sample(GemmKind.FPROP, "bf16", c, t) for c, t in zip(cases, times, strict=True)]
     before = (rule(A),)
     choice = fit.chosen(samples, before)
-    assert choice.regret_before == pytest.approx(0.5 / 3)
-    assert choice.worst_before == pytest.approx(0.5)
+    assert choice.loss_before.weighted == pytest.approx(0.5 / 3)
+    assert choice.loss_before.worst == pytest.approx(0.5)
     assert choice.after == (rule(B, mean_group_tokens={"ge": 256}), rule(A))
-    assert (choice.regret_after, choice.worst_after) == (0, 0)
+    assert choice.loss_after == fit.Loss(0, None, 0, 0)
     assert choice.samples == 3
 
 
@@ -305,8 +307,73 @@ def test_old_rules_stay_where_new_ones_gain_nothing() -> None:
     rules = (rule(B, mean_group_tokens={"ge": 370}), rule(A))
     samples = samples_of(lambda sizes: fit.choose(rules, sizes), GemmKind.FPROP)
     found = fit.chosen(samples, rules)
-    assert found.after == rules and found.regret_after == found.regret_before == 0
+    assert found.after == rules and found.loss_after.weighted == found.loss_before.weighted == 0
     assert fit.fit(fit.Observations.of(samples)) != rules
+
+
+# Weights
+
+OF_MODEL = Case(32, 65536, 4096, 7168)
+
+
+def test_what_models_may_run_is_near_them() -> None:
+    for groups, mean, near in (
+        *((32, 2048, True), (8, 2048, True), (32, 1024, True), (16, 4096, True)),
+        *((4, 2048, False), (64, 2048, False), (32, 512, False), (32, 8192, False)),
+    ):
+        assert Case(groups, groups * mean, 4096, 7168).is_near(OF_MODEL) is near
+    assert not Case(32, 65536, 7168, 4096).is_near(OF_MODEL)
+
+
+def test_models_have_two_thirds_of_the_weight() -> None:
+    models = (OF_MODEL, Case(8, 32768, 28672, 4096))
+    found = weighted(CASES, models)
+    of_models = sum(w for w, near in zip(found.each, found.of_models, strict=True) if near)
+    assert sum(found.each) == pytest.approx(len(CASES))
+    assert of_models == pytest.approx(len(CASES) * OF_MODELS)
+    for model in models:  # each product alike, however many cases it has
+        own = sum(w for w, case in zip(found.each, CASES, strict=True) if case.is_near(model))
+        assert own == pytest.approx(len(CASES) * OF_MODELS / 2)
+    assert set(weighted(CASES, ()).each) == {1.0}
+    assert weighted([OF_MODEL], models).each == (1.0,)
+
+
+def deep_samples(loss: float) -> list[Sample]:
+    """C is best by a tenth near the model, and loses `loss` on everything else."""
+    times = {True: {A: 1.1, C: 1.0}, False: {A: 1.0, C: 1 + loss}}
+    return [
+        Sample(GemmKind.FPROP, "bf16", case, times[case.is_near(OF_MODEL)])
+        for case in CASES
+        if case.k == 7168
+    ]
+
+
+def test_models_earn_a_rule_that_equal_cases_do_not() -> None:
+    shallow = [
+        Sample(GemmKind.FPROP, "bf16", case, {A: 1.0, C: 1.02}) for case in CASES if case.k != 7168
+    ]
+    samples, before = deep_samples(0) + shallow, (rule(A),)
+    assert fit.chosen(samples, before).after == before
+    choice = fit.chosen(samples, before, [OF_MODEL])
+    assert len(choice.after) == 2 and choice.loss_after.models == 0
+    assert choice.loss_before.models == pytest.approx(0.1) and choice.loss_before.others == 0
+
+
+def test_what_models_gain_may_not_cost_the_others_more_than_a_rule() -> None:
+    before = (rule(A),)
+    observed = fit.Observations.of(deep_samples(0.0003), [OF_MODEL])
+    assert fit.fit(observed, most_rules=1) == (rule(C),)
+    cheap = fit.chosen(deep_samples(0.0003), before, [OF_MODEL], most_rules=1)
+    dear = fit.chosen(deep_samples(0.05), before, [OF_MODEL], most_rules=1)
+    assert cheap.after == (rule(C),)
+    assert dear.after == before and dear.loss_after == dear.loss_before
+
+
+def test_the_recorded_rule_for_deep_products_of_fast_sums_is_back(specs: SpecSet) -> None:
+    """mixtral_down and dsv3_up take their largest tile, which equal weights had dropped."""
+    kind = specs.archs[ARCH].kernels["gemm_fp8_fast_sm90"].kinds[GemmKind.FPROP]
+    for case in (Case(8, 32768, 4096, 14336), OF_MODEL):
+        assert fit.choose(kind.select, case.sizes(GemmKind.FPROP)) == "cooperative_128x256x128_2x1"
 
 
 # The spec
@@ -380,6 +447,31 @@ def test_a_point_without_a_rule_goes(specs: SpecSet, tmp_path: Path) -> None:
     fewer = len(points) - 1 + len(before.select) - 1
     assert len(text.splitlines()) - len(new.splitlines()) == fewer
     assert not any("#" in line for line in gone)
+
+
+def test_a_point_with_a_rule_comes_back(specs: SpecSet, tmp_path: Path) -> None:
+    """A record has it; the spec has dropped it. Line by line the text is what it was."""
+    text = spec_text()
+    before = specs.archs[ARCH].kernels[FAMILY].kinds[GemmKind.DGRAD]
+    names = [point.name for point in before.points]
+    gone = rewrite.with_rules(text, FAMILY, {GemmKind.DGRAD: [rule(names[0])]})
+    back = rewrite.with_rules(gone, FAMILY, {GemmKind.DGRAD: before.select})
+    kind = checked(back, tmp_path).archs[ARCH].kernels[FAMILY].kinds[GemmKind.DGRAD]
+    assert kind == before and back == text
+    for point in before.points:
+        assert PointSpec.parse(point.name) == point
+    with pytest.raises(ValueError, match="point 'largest': expected one like cooperative_"):
+        rewrite.with_rules(text, FAMILY, {GemmKind.DGRAD: [rule("largest")]})
+
+
+def test_a_record_offers_points_that_the_spec_has_dropped(specs: SpecSet) -> None:
+    before = specs.archs[ARCH].kernels[FAMILY].kinds[GemmKind.DGRAD]
+    dropped = "cooperative_192x128x64_2x1"
+    times = {**{point.name: 1.2 for point in before.points}, dropped: 1.0}
+    samples = tuple(Sample(GemmKind.DGRAD, "bf16", case, times) for case in CASES)
+    tuned = tune.tune(specs, ARCH, FAMILY, Measured(samples, 0))
+    assert tuned.choices[GemmKind.DGRAD].after == (rule(dropped),)
+    assert f"  {dropped}: it is listed again" in tune.report(tuned)
 
 
 MADE_UP = """\
@@ -458,7 +550,7 @@ def test_fitted_rules_are_a_valid_spec(specs: SpecSet, tmp_path: Path, family: s
     kinds = checked(new, tmp_path).archs[ARCH].kernels[family].kinds
     for kind, choice in tuned.choices.items():
         assert kinds[kind].select == choice.after
-        assert choice.regret_after < choice.regret_before / 2
+        assert choice.loss_after.weighted < choice.loss_before.weighted / 2
         assert len(choice.after) <= fit.MOST_RULES
     lines = tune.report(tuned)
     assert len([line for line in lines if line.startswith(family)]) == len(kinds)

@@ -7,6 +7,7 @@ closed sets from the annotations, ``load`` adds places to what it finds, and the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum
@@ -633,6 +634,9 @@ class Schedule(str, Enum):
     PINGPONG = "pingpong"
 
 
+_POINT = re.compile(r"([a-z]+)_(\d+)x(\d+)x(\d+)_(\d+)x(\d+)")
+
+
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class PointSpec:
     """One configuration of a kernel.
@@ -653,6 +657,19 @@ class PointSpec:
         tile = "x".join(str(extent) for extent in self.tile)
         cluster = "x".join(str(extent) for extent in self.cluster)
         return f"{self.schedule.value}_{tile}_{cluster}"
+
+    @classmethod
+    def parse(cls, name: str) -> PointSpec:
+        """The point of a name.
+
+        Raises:
+            ValueError: it is not a point's name.
+        """
+        match = _POINT.fullmatch(name)
+        if match is None:
+            raise ValueError(f"point {name!r}: expected one like cooperative_128x256x64_2x1")
+        m, n, k, rows, columns = map(int, match.groups()[1:])
+        return cls((m, n, k), (rows, columns), Schedule(match[1]))
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)

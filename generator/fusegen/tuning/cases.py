@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -25,6 +26,13 @@ MOST_BYTES = 24 * 2**30
 MOST_FLOPS = 10**13  # 13 ms of an H200; one product of a step
 
 ELEMENT = 2  # bytes of bfloat16
+
+# Of the weight of all cases; the others are a guard against rules that fit models alone.
+OF_MODELS = 2 / 3
+# Ranks share experts, and batches differ: a model's product is also run on as few as a quarter of
+# its groups, and on half to twice as many tokens a group.
+FEWER_GROUPS = 4
+OTHER_MEAN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,51 @@ class Case:
             SizeVariable.DEPTH: depth,
         }
 
+    def is_near(self, model: Case) -> bool:
+        """Whether a model's product may have these sizes, on some of its ranks or batches."""
+        mean, wanted = self.tokens * model.groups, model.tokens * self.groups
+        return (
+            (self.n, self.k) == (model.n, model.k)
+            and model.groups <= FEWER_GROUPS * self.groups <= FEWER_GROUPS * model.groups
+            and wanted <= OTHER_MEAN * mean
+            and mean <= OTHER_MEAN * wanted
+        )
+
     def __str__(self) -> str:
         return f"{self.groups} x {self.tokens // self.groups} tokens, {self.k} -> {self.n}"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How much cases count in a fit.
+
+    Attributes:
+        each: one per case, 1 on average.
+        of_models: whether each is near a model's product.
+    """
+
+    each: tuple[float, ...]
+    of_models: tuple[bool, ...]
+
+
+def weighted(cases: Sequence[Case], models: Sequence[Case]) -> Weights:
+    """Cases near products of models share `OF_MODELS` of the weight, each product alike.
+
+    Where there are none of one sort, all of them count alike.
+    """
+    nearest = [next((m for m in models if case.is_near(m)), None) for case in cases]
+    counts = Counter(nearest)
+    products = len(counts) - (None in counts)
+    if not products or None not in counts:
+        return Weights((1.0,) * len(cases), tuple(each is not None for each in nearest))
+    shares = {
+        each: (1 - OF_MODELS if each is None else OF_MODELS / products) / count
+        for each, count in counts.items()
+    }
+    return Weights(
+        tuple(len(cases) * shares[each] for each in nearest),
+        tuple(each is not None for each in nearest),
+    )
 
 
 def grid(

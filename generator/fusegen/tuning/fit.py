@@ -1,5 +1,7 @@
 """Ordered threshold rules that lose the least time against the fastest point of every case.
 
+Cases that models have count for more than the others (`cases.weighted`).
+
 A list of rules is built from its front: the first rule takes the cases beyond a threshold of one
 size, the next ones what is left, the last one the rest. The best few beginnings are kept at each
 length (a beam search), which finds the best list of one or two thresholds and a good longer one.
@@ -11,10 +13,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
+from operator import not_
 
 from ..model.predicate import Comparison, Condition, Predicate, SizeVariable
 from ..model.specs import RuleSpec
-from .cases import Sample
+from .cases import Case, Sample, Weights, weighted
 
 # In the order in which one prefers to read them where several say the same.
 VARIABLES = (
@@ -41,18 +45,34 @@ class Observations:
     Attributes:
         sizes: of every sample, by variable.
         regrets: of every sample, by point.
+        weights: of every sample.
     """
 
     sizes: tuple[Mapping[SizeVariable, int], ...]
     regrets: tuple[Mapping[str, float], ...]
+    weights: Weights
 
     @classmethod
-    def of(cls, samples: Iterable[Sample]) -> Observations:
-        """What the rules of these samples' kind may know, and what each point costs."""
+    def of(cls, samples: Iterable[Sample], models: Sequence[Case] = ()) -> Observations:
+        """What the rules of these samples' kind may know, and what each point costs.
+
+        Args:
+            samples: of one kind.
+            models: products whose cases count for more.
+        """
         found = tuple(samples)
         return cls(
             tuple(sample.case.sizes(sample.kind) for sample in found),
             tuple(sample.regrets() for sample in found),
+            weighted([sample.case for sample in found], models),
+        )
+
+    @cached_property
+    def costs(self) -> tuple[Mapping[str, float], ...]:
+        """Regrets times weights."""
+        return tuple(
+            {point: weight * each for point, each in regrets.items()}
+            for regrets, weight in zip(self.regrets, self.weights.each, strict=True)
         )
 
     @cached_property
@@ -71,15 +91,45 @@ class Observations:
         return tuple(found.values())
 
     def regret(self, rules: Sequence[RuleSpec]) -> float:
-        """Mean over the samples, as a fraction of the fastest point's time."""
-        chosen = (choose(rules, sizes) for sizes in self.sizes)
-        pairs = zip(self.regrets, chosen, strict=True)
-        return sum(regrets[point] for regrets, point in pairs) / len(self.sizes)
+        """Weighted mean over the samples, as a fraction of the fastest point's time."""
+        pairs = zip(self.costs, self.sizes, strict=True)
+        return sum(costs[choose(rules, sizes)] for costs, sizes in pairs) / len(self.sizes)
 
-    def worst(self, rules: Sequence[RuleSpec]) -> float:
-        """The largest regret of one sample."""
-        pairs = zip(self.regrets, self.sizes, strict=True)
-        return max(regrets[choose(rules, sizes)] for regrets, sizes in pairs)
+    def loss(self, rules: Sequence[RuleSpec]) -> Loss:
+        """What the rules lose on all samples, on those of models, and on the others."""
+        each = [
+            regrets[choose(rules, sizes)]
+            for regrets, sizes in zip(self.regrets, self.sizes, strict=True)
+        ]
+        models = list(compress(each, self.weights.of_models))
+        others = list(compress(each, map(not_, self.weights.of_models)))
+        return Loss(self.regret(rules), _mean(models), _mean(others), max(each))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What rules lose against the fastest point of every case, as fractions of its time.
+
+    Attributes:
+        weighted: mean of all samples, by their weights: what the fit makes small.
+        models: plain mean of those near products of models; None without any.
+        others: of the others; None without any.
+        worst: of one sample.
+    """
+
+    weighted: float
+    models: float | None
+    others: float | None
+    worst: float
+
+    def __str__(self) -> str:
+        parts = {"models": self.models, "others": self.others}
+        words = [f"{name} {value:.2%}" for name, value in parts.items() if value is not None]
+        return f"{self.weighted:.2%} ({', '.join(words)}, worst {self.worst:.1%})"
 
 
 def choose(rules: Sequence[RuleSpec], sizes: Mapping[SizeVariable, int]) -> str:
@@ -114,7 +164,7 @@ class _Beginning:
 
 
 def fit(observations: Observations, *, most_rules: int = MOST_RULES) -> Rules:
-    """The rules with the least mean regret plus `PENALTY` for every rule.
+    """The rules with the least weighted mean regret plus `PENALTY` for every rule.
 
     Args:
         observations: of one kind.
@@ -138,7 +188,7 @@ def _objective(beginning: _Beginning, observations: Observations) -> float:
 
 
 def _nothing(observations: Observations) -> _Beginning:
-    sums = {p: sum(each[p] for each in observations.regrets) for p in observations.points}
+    sums = {p: sum(each[p] for each in observations.costs) for p in observations.points}
     default = min(sums, key=lambda point: sums[point])
     everything = tuple(range(len(observations.sizes)))
     return _Beginning((), everything, 0.0, default, sums[default])
@@ -174,12 +224,12 @@ def _extended(
 
 
 def _running(ordered: Sequence[int], observations: Observations) -> dict[str, list[float]]:
-    """Regret of the first so many of the samples, by point."""
+    """Weighted regret of the first so many of the samples, by point."""
     sums: dict[str, list[float]] = {}
     for point in observations.points:
         total = [0.0]
         for index in ordered:
-            total.append(total[-1] + observations.regrets[index][point])
+            total.append(total[-1] + observations.costs[index][point])
         sums[point] = total
     return sums
 
@@ -215,26 +265,31 @@ class Choice:
     Attributes:
         samples: how many they are judged by.
         before, after: the rules; equal where new ones would not be worth a change.
-        regret_before, regret_after: mean over the samples.
-        worst_before, worst_after: of one sample.
+        loss_before, loss_after: over the samples.
     """
 
     samples: int
     before: Rules
     after: Rules
-    regret_before: float
-    regret_after: float
-    worst_before: float
-    worst_after: float
+    loss_before: Loss
+    loss_after: Loss
 
 
-def chosen(samples: Iterable[Sample], before: Rules, *, most_rules: int = MOST_RULES) -> Choice:
-    """Fit rules, and keep the old ones unless the new ones lose less, each rule counted."""
-    observed = Observations.of(samples)
+def chosen(
+    samples: Iterable[Sample],
+    before: Rules,
+    models: Sequence[Case] = (),
+    *,
+    most_rules: int = MOST_RULES,
+) -> Choice:
+    """Fit rules, and keep the old ones unless the new ones lose less, each rule counted.
+
+    Nor may what models gain cost the others more than a rule is worth.
+    """
+    observed = Observations.of(samples, models)
     after = fit(observed, most_rules=most_rules)
-    old, new = observed.regret(before), observed.regret(after)
-    if old + PENALTY * len(before) <= new + PENALTY * (len(after) + 1):
+    old, new = observed.loss(before), observed.loss(after)
+    gained = old.weighted + PENALTY * len(before) > new.weighted + PENALTY * (len(after) + 1)
+    if not gained or (new.others or 0.0) > (old.others or 0.0) + PENALTY:
         after, new = before, old
-    return Choice(
-        len(observed.sizes), before, after, old, new, observed.worst(before), observed.worst(after)
-    )
+    return Choice(len(observed.sizes), before, after, old, new)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import yaml
 
@@ -15,7 +15,8 @@ Choices = Mapping[GemmKind, Sequence[RuleSpec]]
 def with_rules(text: str, family: str, choices: Choices) -> str:
     """The text with other rules for some kinds of a family.
 
-    A point that no rule uses any more loses its line too: a spec may not list it.
+    A point that no rule uses any more loses its line too: a spec may not list it. One that the list
+    lacks gets a line at its end.
 
     Args:
         text: of a valid spec.
@@ -31,7 +32,7 @@ def with_rules(text: str, family: str, choices: Choices) -> str:
     for kind, rules in choices.items():
         spec = _value(kinds, kind.value)
         edits.append(_select(_value(spec, "select"), rules, lines))
-        edits += _unused(_value(spec, "points"), {rule.use for rule in rules})
+        edits += _points(_value(spec, "points"), {rule.use for rule in rules}, lines)
     for start, end, new in sorted(edits, key=lambda edit: edit[0], reverse=True):
         lines[start:end] = new
     return "".join(lines)
@@ -75,15 +76,30 @@ def _select(
 ) -> tuple[int, int, list[str]]:
     """The lines of a list of rules, and the new ones in their place."""
     items = _lines_of(node)
-    start, indent = items[0][1], " " * node.start_mark.column
+    start = items[0][1]
+    return start, items[-1][2], _as_items(node, map(printed, rules), lines)
+
+
+def _as_items(node: yaml.Node, texts: Iterable[str], lines: Sequence[str]) -> list[str]:
+    """Lines of a list, indented and ended as those it has."""
+    start, indent = node.start_mark.line, " " * node.start_mark.column
     end = "\r\n" if lines[start].endswith("\r\n") else "\n"
-    return start, items[-1][2], [f"{indent}- {printed(rule)}{end}" for rule in rules]
+    return [f"{indent}- {text}{end}" for text in texts]
 
 
-def _unused(node: yaml.Node, used: set[str]) -> Iterator[tuple[int, int, list[str]]]:
-    for item, start, end in _lines_of(node):
+def _points(
+    node: yaml.Node, used: set[str], lines: Sequence[str]
+) -> Iterator[tuple[int, int, list[str]]]:
+    """Lines of points without a rule go; points that are not listed come after the last one."""
+    items = _lines_of(node)
+    for item, start, end in items:
         if _point_name(item) not in used:
             yield start, end, []
+    missing = sorted(used - {_point_name(item) for item, _, _ in items})
+    if missing:
+        behind = items[-1][2]
+        points = (_printed_point(PointSpec.parse(name)) for name in missing)
+        yield behind, behind, _as_items(node, points, lines)
 
 
 def _point_name(node: yaml.Node) -> str:
@@ -95,6 +111,12 @@ def _point_name(node: yaml.Node) -> str:
     return PointSpec(
         (tile[0], tile[1], tile[2]), (cluster[0], cluster[1]), Schedule(schedule.value)
     ).name
+
+
+def _printed_point(point: PointSpec) -> str:
+    """A point as a spec spells it, on one line."""
+    tile, cluster = list(point.tile), list(point.cluster)
+    return f"{{schedule: {point.schedule.value}, tile: {tile}, cluster: {cluster}}}"
 
 
 def printed(rule: RuleSpec) -> str:

@@ -6,14 +6,14 @@ import difflib
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..load import SpecSet, load
 from ..model.primitives import GemmKind
 from ..model.specs import RuleSpec
 from ..selection import UsageError
-from .cases import Measured
+from .cases import Case, Measured
 from .fit import Choice, choose, chosen
 from .rewrite import printed, with_rules
 from .variants import family_named
@@ -49,13 +49,19 @@ def _choice_json(choice: Choice) -> dict[str, object]:
         "cases": choice.samples,
         "before": [printed(rule) for rule in choice.before],
         "after": [printed(rule) for rule in choice.after],
-        "regret": [choice.regret_before, choice.regret_after],
-        "worst": [choice.worst_before, choice.worst_after],
+        "loss": [asdict(choice.loss_before), asdict(choice.loss_after)],
     }
 
 
-def tune(specs: SpecSet, arch: str, family: str, measured: Measured) -> Tuned:
-    """Fit the rules of every kind that was measured, among the points that the arch lists.
+def tune(
+    specs: SpecSet, arch: str, family: str, measured: Measured, models: Sequence[Case] = ()
+) -> Tuned:
+    """Fit the rules of every kind that was measured, among all points that were.
+
+    Those that the arch does not list any more, since an earlier fit had no rule for them, too.
+
+    Args:
+        models: products whose cases count for more.
 
     Raises:
         UsageError: an unknown family, or samples that lack one of its points.
@@ -70,8 +76,7 @@ def tune(specs: SpecSet, arch: str, family: str, measured: Measured) -> Tuned:
                     f"{family} {kind.value}: {point} was not measured on every case; measure anew"
                 )
         if samples:
-            listed = (replace(s, times={p: s.times[p] for p in points}) for s in samples)
-            choices[kind] = chosen(listed, spec.select)
+            choices[kind] = chosen(samples, spec.select, models)
     return Tuned(arch, family, measured, choices)
 
 
@@ -112,12 +117,13 @@ def report(tuned: Tuned, most: int = 10) -> list[str]:
     for kind, choice in tuned.choices.items():
         lines.append(
             f"{tuned.family} {kind.value}: {choice.samples} cases, mean regret "
-            f"{choice.regret_before:.1%} -> {choice.regret_after:.1%}, worst "
-            f"{choice.worst_before:.1%} -> {choice.worst_after:.1%}"
+            f"{choice.loss_before} -> {choice.loss_after}"
         )
         lines += [f"  {printed(rule)}" for rule in choice.after]
         gone = {rule.use for rule in choice.before} - {rule.use for rule in choice.after}
         lines += [f"  {point}: no case is worth a rule, so it goes" for point in sorted(gone)]
+        come = {rule.use for rule in choice.after} - {rule.use for rule in choice.before}
+        lines += [f"  {point}: it is listed again" for point in sorted(come)]
         lines += _worst(tuned, kind, choice, most)
     if tuned.measured.left_out:
         lines.append(f"{tuned.measured.left_out} cases left out for want of time")
