@@ -46,8 +46,19 @@ def by_activation(owners: Mapping[str, set[str]]) -> dict[str, dict[str, list[st
     return dict(sorted(found.items()))
 
 
-def ran(owners: Mapping[str, set[str]], tests: Mapping[str, int]) -> dict[str, object]:
-    """The ledger's index of a run: passed tests by cell, by option and by activation and use."""
+REPLAYED = "reduce-overhead"
+
+
+def ran(
+    owners: Mapping[str, set[str]], tests: Mapping[str, int], replayed: Mapping[str, int]
+) -> dict[str, object]:
+    """The ledger's index of a run: passed tests by cell, by option and by activation and use.
+
+    Args:
+        owners: units of every cell.
+        tests: passed tests of cells.
+        replayed: those under `torch.compile(mode="reduce-overhead")`.
+    """
 
     def counted(cells: Iterable[str]) -> dict[str, int]:
         return {cell: tests[cell] for cell in cells if cell in tests}
@@ -58,7 +69,17 @@ def ran(owners: Mapping[str, set[str]], tests: Mapping[str, int]) -> dict[str, o
         "activations": {
             name: {use: counted(cells) for use, cells in uses.items()} for name, uses in activations
         },
+        REPLAYED: by_module(replayed),
     }
+
+
+def by_module(tests: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Tests of cells by module and recipe."""
+    found: dict[str, dict[str, int]] = {}
+    for cell, count in sorted(tests.items()):
+        module, _, recipe = cell.partition("__")
+        found.setdefault(module, {})[recipe] = count
+    return found
 
 
 # ---- tables
@@ -87,6 +108,17 @@ class Choices:
     def run(self) -> str:
         """Where and when the further cells ran last."""
         return self._further.run()
+
+    def replayed(self, tests: Mapping[str, Mapping[str, int]]) -> str:
+        """What ran compiled into CUDA graphs, by the ledger's index, and what is stale of it."""
+        modules = []
+        for module, recipes in tests.items():
+            words = [recipe + self._stale(f"{module}__{recipe}") for recipe in recipes]
+            modules.append(f"`{module}` ({', '.join(words)})")
+        return f'`torch.compile(mode="{REPLAYED}")`: {"; ".join(modules) or "never ran"}'
+
+    def _stale(self, cell: str) -> str:
+        return "" if self._states.get(cell) is State.CURRENT else " stale"
 
     def behind(self) -> list[str]:
         """A line per option and activation of which not every cell ran as it is."""

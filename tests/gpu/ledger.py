@@ -74,6 +74,13 @@ def _read(path: Path) -> dict[str, Any]:
     return data
 
 
+def load_index(path: Path | None = None) -> dict[str, dict[str, Any]]:
+    """What ran for every option and activation, by architecture, as `choices.ran` says it."""
+    path = LEDGER if path is None else path
+    index: dict[str, dict[str, Any]] = _read(path).get("ran", {}) if path.exists() else {}
+    return index
+
+
 def dump(entries: Entries, index: Index) -> str:
     """Sorted JSON with one line per unit, per option and per activation."""
     units = {
@@ -173,11 +180,13 @@ def check() -> int:
 
 def write_readme(*, only_check: bool) -> int:
     """Write the matrix, or say whether it is as it would be written."""
-    entries = load()
+    entries, index = load(), load_index()
     text = README.read_text("utf-8")
     lines = [matrix.matrix(facts_of(folder, entries) for folder in bundle_folders())]
     for each in choices_of(entries):
         lines += ["", *each.tables(), "", f"- `{each.arch}`, further cells: {each.run()}"]
+        if each.arch in index:
+            lines.append(f"- `{each.arch}`, {each.replayed(index[each.arch][choices.REPLAYED])}")
     wanted = matrix.replace_matrix(text, "\n".join(lines))
     if wanted == text:
         return 0
@@ -207,6 +216,7 @@ def record() -> int:
     """
     entries: dict[str, Mapping[str, Entry]] = dict(load())
     passed: dict[str, dict[str, int]] = {}
+    replayed: dict[str, dict[str, int]] = {}
     folders = [*bundles.compiled_bundles(), *bundles.evidence_bundles()]
     for folder in folders:
         tested, sanitized = steps.found_in("test", folder), steps.found_in("sanitize", folder)
@@ -223,6 +233,7 @@ def record() -> int:
             for unit, value in hash_units(folder).items()
         }
         passed.setdefault(folder.name, {}).update(tested["said"]["cells"])
+        replayed.setdefault(folder.name, {}).update(tested["said"][choices.REPLAYED])
     index = {
         arch: choices.ran(
             {
@@ -231,6 +242,7 @@ def record() -> int:
                 for cell, units in facts_of(folder, entries).owners.items()
             },
             passed[arch],
+            replayed[arch],
         )
         for arch, group in groupby(sorted(folders, key=lambda f: f.name), lambda f: f.name)
     }

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -183,14 +184,13 @@ def test(folders: Sequence[Path]) -> None:
     for folder in folders:
         own = [p for suite, p in zip(suites, ended, strict=True) if suite.bundle == folder]
         if all(own):
-            cells = sum((passed for passed in own if passed), Counter[str]())
-            keep("test", folder, {"tests": cells.total(), "cells": _of_cells(cells, folder)})
+            keep("test", folder, _said(own, folder))
     if wrong:
         raise LedgerError(f"tests failed in {', '.join(wrong)}; logs are in {FOUND}")
 
 
-def run_pytest(suite: Suite, workers: int) -> Counter[str] | None:
-    """Passed tests by file, or None where one failed or none ran; the log goes to a file."""
+def run_pytest(suite: Suite, workers: int) -> list[tuple[str, str]]:
+    """Module and name of every test that passed, or none where one failed; the log is a file."""
     result, log = FOUND / f"{suite.name}.xml", FOUND / f"{suite.name}.log"
     result.unlink(missing_ok=True)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=15"]
@@ -213,25 +213,33 @@ def run_pytest(suite: Suite, workers: int) -> Counter[str] | None:
     lines = log.read_text("utf-8", "replace").splitlines()
     print(f"{suite.name}: {lines[-1] if lines else 'no output'} ({seconds:.0f} s)", flush=True)
     if done.returncode == 0:
-        return passed_by_file(result.read_text("utf-8"))
+        return passed(result.read_text("utf-8"))
     print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR", "E  ")))[-4000:])
-    return None
+    return []
 
 
-def passed_by_file(junit: str) -> Counter[str]:
-    """Passed tests of a JUnit report, by the module that holds them."""
+def passed(junit: str) -> list[tuple[str, str]]:
+    """Module and name of the passed tests of a JUnit report."""
     cases = xml.etree.ElementTree.fromstring(junit).iter("testcase")
-    return Counter(
-        case.get("classname", "").rpartition(".")[2]
+    return [
+        (case.get("classname", "").rpartition(".")[2], case.get("name", ""))
         for case in cases
         if all(child.tag not in ("failure", "error", "skipped") for child in case)
-    )
+    ]
 
 
-def _of_cells(passed: Mapping[str, int], folder: Path) -> dict[str, int]:
-    """Those of the generated tests, by cell."""
+_REPLAYED = re.compile(r"\[(?:\w+-)*?(?P<cell>\w+)-reduce-overhead\]$")
+
+
+def _said(suites: Sequence[list[tuple[str, str]]], folder: Path) -> dict[str, Any]:
+    """All passed tests; by cell, those printed for it, and those compiled into CUDA graphs."""
+    tests = [test for suite in suites for test in suite]
     files = {path.stem for path in (folder / "tests").glob("test_*.py")}
-    return {name.removeprefix("test_"): count for name, count in passed.items() if name in files}
+    cells = Counter(module.removeprefix("test_") for module, _ in tests if module in files)
+    matches = (_REPLAYED.search(name) for _, name in tests)
+    names = (match["cell"] for match in matches if match)
+    replayed = Counter(name if "__" in name else f"{name}__bf16" for name in names)
+    return {"tests": len(tests), "cells": cells, "reduce-overhead": replayed}
 
 
 # ---- sanitizer

@@ -261,7 +261,7 @@ def test_a_library_from_other_sources_is_refused(bundle: Path) -> None:
         steps.verify_build(bundle)
 
 
-def test_passed_tests_are_counted_by_file() -> None:
+def test_passed_tests_are_told_from_others() -> None:
     junit = """<testsuites><testsuite>
     <testcase classname="sm.tests.test_x" name="a"/>
     <testcase classname="sm.tests.test_x" name="b"><failure/></testcase>
@@ -269,7 +269,7 @@ def test_passed_tests_are_counted_by_file() -> None:
     <testcase classname="sm.tests.test_y" name="d"><skipped/></testcase>
     <testcase classname="sm.tests.test_y" name="e"/>
     <testcase classname="sm.tests.test_y" name="f"><error/></testcase></testsuite></testsuites>"""
-    assert steps.passed_by_file(junit) == {"test_x": 1, "test_y": 2}
+    assert steps.passed(junit) == [("test_x", "a"), ("test_y", "c"), ("test_y", "e")]
 
 
 # ---- steps
@@ -289,7 +289,9 @@ def found(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     monkeypatch.setattr(steps, "machine", lambda: MACHINE)
     for folder in folders:
         cells = {"gelu__bf16": 5, "grouped_linear__bf16__add_to_main_grad": 9}
-        said = {"tests": 20, "cells": cells if folder.parent == bundles.EVIDENCE else {}}
+        own = folder.parent == bundles.EVIDENCE
+        said = {"tests": 20, "cells": cells if own else {}}
+        said["reduce-overhead"] = {} if own else {"linear__bf16": 1, "linear__mx": 1}
         steps.keep("test", folder, said)
         steps.keep("sanitize", folder, {"sanitizer": "memcheck clean"})
 
@@ -312,6 +314,7 @@ def test_what_both_steps_found_is_recorded(tmp_path: Path, monkeypatch: pytest.M
     ran = json.loads(ledger.LEDGER.read_text())["ran"]["sm_90a"]
     assert ran["options"]["add_to_main_grad"] == {"grouped_linear__bf16__add_to_main_grad": 9}
     assert ran["activations"]["gelu"]["alone"] == {"gelu__bf16": 5}
+    assert ran["reduce-overhead"] == {"linear": {"bf16": 1, "mx": 1}}
     assert ledger.main(["check"]) == 0
 
 
@@ -342,12 +345,18 @@ def test_one_failing_suite_keeps_its_bundle_from_being_recorded(
     committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
     write(other, {"tests/test_gelu__bf16.py": ""})
     monkeypatch.setattr(steps, "machine", lambda: MACHINE)
-    passed = steps.Counter({"test_gelu__bf16": 4})
+    names = ("test_a", "test_c[sm_90a-linear-reduce-overhead]")
+    names += ("test_c[sm_90a-linear__mx-reduce-overhead]", "test_c[sm_90a-linear__mx-default]")
+    passed = [("test_gelu__bf16", names[0]), *(("test_graphs", name) for name in names)]
     fails = "sm_90a.gpu"
-    monkeypatch.setattr(steps, "run_pytest", lambda s, _: None if s.name == fails else passed)
+    monkeypatch.setattr(steps, "run_pytest", lambda s, _: [] if s.name == fails else passed)
     with pytest.raises(ledger.LedgerError, match=r"tests failed in sm_90a\.gpu; logs are in"):
         steps.test([committed, other])
-    assert steps.found_in("test", other)["said"] == {"tests": 4, "cells": {"gelu__bf16": 4}}
+    assert steps.found_in("test", other)["said"] == {
+        "tests": 5,
+        "cells": {"gelu__bf16": 1},
+        "reduce-overhead": {"linear__bf16": 1, "linear__mx": 1},
+    }
     with pytest.raises(ledger.LedgerError, match=r"sm_90a\.test\.json: missing"):
         steps.found_in("test", committed)
 
@@ -376,7 +385,8 @@ def test_readme_says_what_ran_and_the_report_what_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
-    write(committed, {"README.md": BUNDLE_README, "fusegen.lock": json.dumps({"files": {}})})
+    lock = {"files": {"csrc/kernels/b.cu": {"owners": ["linear__bf16"]}}}
+    write(committed, {"README.md": BUNDLE_README, "fusegen.lock": json.dumps(lock)})
     monkeypatch.setattr(ledger, "README", tmp_path / "README.md")
     ledger.README.write_text(f"{matrix.BEGIN}\n{matrix.END}\n")
     found(monkeypatch, committed, other)
@@ -385,6 +395,8 @@ def test_readme_says_what_ran_and_the_report_what_did_not(
     assert "| `add_to_main_grad` | `grouped_linear`: bf16 | `delayed_wgrad` | ran |" in text
     assert "| `gelu` | bf16: ran | bf16: ran | mx: ran |" in text
     assert "- `sm_90a`, further cells: ran on NVIDIA H200" in text
+    replayed = '- `sm_90a`, `torch.compile(mode="reduce-overhead")`: `linear` (bf16, mx stale)'
+    assert replayed in text.splitlines()
     capsys.readouterr()
     write(other, {"csrc/kernels/pointwise_gelu_forward.cu": "int changed;\n"})
     assert ledger.main(["check"]) == 1
