@@ -2,8 +2,8 @@
 
     python tests/gpu/ledger.py run [--no-build]   the four steps that follow, on this GPU
     python tests/gpu/ledger.py build [--jobs N]   generate the further cells and build everything
-    python tests/gpu/ledger.py test               run the tests of all bundles, several at a time
-    python tests/gpu/ledger.py sanitize           run all kernels under compute-sanitizer
+    python tests/gpu/ledger.py test [BUNDLE...]   run the tests of all bundles, several at a time
+    python tests/gpu/ledger.py sanitize [BUNDLE...]  run all kernels under compute-sanitizer
     python tests/gpu/ledger.py record             write what both found into the ledger
     python tests/gpu/ledger.py report             current, stale or never ran, per bundle
     python tests/gpu/ledger.py check              exit code 1 if anything that ran is stale
@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from itertools import groupby
@@ -251,15 +251,15 @@ def record() -> int:
     return 0
 
 
-def test() -> int:
-    """Run the tests of every bundle that this machine's GPU runs."""
-    steps.test(steps.bundles_here())
+def test(wanted: Sequence[str] = ()) -> int:
+    """Run the tests of every bundle that this machine's GPU runs, or of those named."""
+    steps.test(steps.bundles_here(wanted))
     return 0
 
 
-def sanitize() -> int:
-    """Run compute-sanitizer over every bundle that this machine's GPU runs."""
-    steps.sanitize(steps.bundles_here())
+def sanitize(wanted: Sequence[str] = ()) -> int:
+    """Run compute-sanitizer over every bundle that this machine's GPU runs, or over those named."""
+    steps.sanitize(steps.bundles_here(wanted))
     return 0
 
 
@@ -276,7 +276,10 @@ def main(words: list[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run").add_argument("--no-build", action="store_true")
     verbs.add_parser("build").add_argument("--jobs", type=int, help="units compiled at a time")
-    plain = {"test": test, "sanitize": sanitize, "record": record, "report": report, "check": check}
+    on_gpu = {"test": test, "sanitize": sanitize}
+    for verb in on_gpu:
+        verbs.add_parser(verb).add_argument("bundle", nargs="*", help='such as "sm_90a evidence"')
+    plain = {"record": record, "report": report, "check": check}
     for verb in plain:
         verbs.add_parser(verb)
     verbs.add_parser("readme").add_argument("--check", action="store_true")
@@ -288,6 +291,8 @@ def main(words: list[str] | None = None) -> int:
             return build(arguments.jobs)
         if arguments.verb == "readme":
             return write_readme(only_check=arguments.check)
+        if arguments.verb in on_gpu:
+            return on_gpu[arguments.verb](arguments.bundle)
         return plain[arguments.verb]()
     except LedgerError as error:
         print(f"ledger: {error}", file=sys.stderr)

@@ -69,11 +69,15 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def bundles_here() -> list[Path]:
+def bundles_here(wanted: Sequence[str] = ()) -> list[Path]:
     """Every bundle that this machine's GPU runs: the committed ones and those of further cells.
 
+    Args:
+        wanted: names in the ledger that narrow them.
+
     Raises:
-        LedgerError: no GPU, no bundle for it, none of further cells, or a library of other sources.
+        LedgerError: no GPU, no bundle for it, none of further cells, an unknown name, or a library
+            of other sources.
     """
     import torch
 
@@ -91,6 +95,11 @@ def bundles_here() -> list[Path]:
     for folder in committed:
         if bundles.EVIDENCE / folder.name not in found:
             raise LedgerError(f"{folder.name}: no bundle of further cells; run: {LEDGER} build")
+    names = [bundles.key_of(folder) for folder in found]
+    for name in wanted:
+        if name not in names:
+            raise LedgerError(f"{name!r}: no bundle here; there are {', '.join(names)}")
+    found = [folder for folder in found if not wanted or bundles.key_of(folder) in wanted]
     for folder in found:
         verify_build(folder)
     return found
@@ -177,9 +186,9 @@ def test(folders: Sequence[Path]) -> None:
     """
     FOUND.mkdir(parents=True, exist_ok=True)
     suites = [suite for folder in folders for suite in suites_of(folder)]
-    workers = max(1, (os.cpu_count() or 1) // len(suites))
+    workers = workers_of([len(list(suite.path.glob("test_*.py"))) for suite in suites])
     with ThreadPoolExecutor(len(suites)) as pool:
-        ended = list(pool.map(lambda suite: run_pytest(suite, workers), suites))
+        ended = list(pool.map(run_pytest, suites, workers))
     wrong = [suite.name for suite, passed in zip(suites, ended, strict=True) if not passed]
     for folder in folders:
         own = [p for suite, p in zip(suites, ended, strict=True) if suite.bundle == folder]
@@ -187,6 +196,12 @@ def test(folders: Sequence[Path]) -> None:
             keep("test", folder, _said(own, folder))
     if wrong:
         raise LedgerError(f"tests failed in {', '.join(wrong)}; logs are in {FOUND}")
+
+
+def workers_of(files: Sequence[int]) -> list[int]:
+    """Processes for suites of so many files: in proportion, but four where there are cores."""
+    cores = os.cpu_count() or 1
+    return [max(min(cores, 4), cores * count // sum(files)) for count in files]
 
 
 def run_pytest(suite: Suite, workers: int) -> list[tuple[str, str]]:

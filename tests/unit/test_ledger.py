@@ -361,6 +361,13 @@ def test_one_failing_suite_keeps_its_bundle_from_being_recorded(
         steps.found_in("test", committed)
 
 
+def test_suites_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps.os, "cpu_count", lambda: 16)
+    assert steps.workers_of([36, 17, 198]) == [4, 4, 12]
+    monkeypatch.setattr(steps.os, "cpu_count", lambda: 2)
+    assert steps.workers_of([36, 17, 198]) == [2, 2, 2]
+
+
 # ---- options and activations
 
 
