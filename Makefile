@@ -9,7 +9,7 @@ HAVE_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 HAVE_GPU := $(shell command -v nvidia-smi)
 INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: demo test gpu-test release-check check regenerate clean
+.PHONY: demo test gpu-build gpu-test release-check check regenerate clean
 
 # Trains a small mixture-of-experts model with plain PyTorch experts and with generated ones.
 demo: $(VENV)/demo.stamp
@@ -31,6 +31,10 @@ test: $(VENV)/test.stamp
 gpu-test: $(VENV)/test.stamp
 	$(BIN)/python tests/gpu/ledger.py run
 	$(BIN)/python tests/gpu/ledger.py readme
+
+# What the tests of a GPU need built, on a machine without one.
+gpu-build: $(VENV)/test.stamp
+	$(BIN)/python tests/gpu/ledger.py build
 
 # Fails on kernels that changed since they last ran on a GPU.
 release-check: $(VENV)/test.stamp
@@ -64,4 +68,4 @@ endif
 	touch $@
 
 clean:
-	rm -rf $(VENV) generated/*/lib dist
+	rm -rf $(VENV) generated/*/lib build dist

@@ -15,6 +15,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
+EVIDENCE = ROOT / "build" / "evidence"  # what evidence.py generates, a bundle per architecture
 
 # "cpu" runs the tests that need no GPU on the reference instead: a check of the tests themselves.
 DEVICE = os.environ.get("FUSEGEN_TEST_DEVICE", "cuda")
@@ -43,6 +44,22 @@ def runs_on(arch: str, capability: tuple[int, int]) -> bool:
 def compiled_bundles() -> list[Path]:
     """Every bundle that has kernels, by name; the folder's name is its architecture."""
     return sorted(path.parents[1] for path in GENERATED.glob("*/csrc/sources.cmake"))
+
+
+def evidence_bundles() -> list[Path]:
+    """Every bundle of further cells that was generated here, by name."""
+    return sorted(path.parents[1] for path in EVIDENCE.glob("*/csrc/sources.cmake"))
+
+
+def key_of(folder: Path) -> str:
+    """What the ledger calls a bundle: its architecture, and whether it holds the further cells."""
+    return f"{folder.name} evidence" if folder.parent == EVIDENCE else folder.name
+
+
+def folder_of(key: str) -> Path:
+    """Inverse of `key_of`."""
+    arch, _, further = key.partition(" ")
+    return (EVIDENCE if further else GENERATED) / arch
 
 
 def library_of(folder: Path) -> Path | None:

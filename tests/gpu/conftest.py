@@ -39,7 +39,7 @@ _DEVICE_ONLY = [
 ]
 _QUANTIZED = ["test_quantized.py", "test_quantized_device.py"]
 # What loads specs too, for which a machine that only runs bundles lacks the packages.
-_OF_FUSEGEN = ["test_two_devices.py"]
+_OF_FUSEGEN = ["test_memory.py", "test_two_devices.py"]
 
 
 def _folders() -> list[Path]:

@@ -1,112 +1,49 @@
 """The ledger: which kernels ran, tested, on which device, and whether they changed since.
 
-    python tests/gpu/ledger.py run [--no-build]   build, test and sanitize on this GPU, then record
-    python tests/gpu/ledger.py build              build, and state what from, to run elsewhere
+    python tests/gpu/ledger.py run [--no-build]   the four steps that follow, on this GPU
+    python tests/gpu/ledger.py build [--jobs N]   generate the further cells and build everything
+    python tests/gpu/ledger.py test [BUNDLE...]   run the tests of all bundles, several at a time
+    python tests/gpu/ledger.py sanitize [BUNDLE...]  run all kernels under compute-sanitizer
+    python tests/gpu/ledger.py record             write what both found into the ledger
     python tests/gpu/ledger.py report             current, stale or never ran, per bundle
     python tests/gpu/ledger.py check              exit code 1 if anything that ran is stale
     python tests/gpu/ledger.py readme [--check]   the support matrix in README.md
 
-A unit is a file of kernels (csrc/kernels/*.cu) or a launcher (csrc/*.cpp). It is known by the hash
-of its text with its own headers put in place and comments taken out, so that a comment makes
-nothing stale and a changed header makes stale exactly what uses it.
+The steps may run on different machines: `build` needs the generator and nvcc, the next two need a
+GPU and what `build` left in `generated/*/lib` and `build/evidence`; what they find lies in
+`build/gpu`, where `record` reads it.
+
+There are the committed bundles and, for every option, usual combinations of options and every
+activation, bundles of further cells (evidence.py), which no user has but whoever asks for the cell.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import hashlib
-import importlib.util
 import json
-import os
-import re
-import subprocess
 import sys
-import tempfile
-import xml.etree.ElementTree
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import bundles
+import choices
 import matrix
+import steps
 from entries import Entries, Entry, LedgerError, State, combine, gaps, state_of
+from units import hash_units
 
 HERE = Path(__file__).resolve().parent
 LEDGER = HERE / "ledger.json"
 README = bundles.ROOT / "README.md"
 UPDATE = "python tests/gpu/ledger.py readme"
 VERSION = 1
-SIDE_BY_SIDE = 4
-STATEMENT = "units.json"  # beside the library: what it was built from
 
-
-# ---- hashes of units
-
-
-# Comments are matched beside what may hold their signs without being one: strings, raw strings
-# and character constants. A quote between digits is C++'s digit separator, no constant.
-_TOKEN = re.compile(
-    r"""(?P<raw>R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)")"""
-    r"""|(?P<string>"(?:\\.|[^"\\\n])*")"""
-    r"""|(?P<character>(?<![0-9A-Za-z_])'(?:\\.|[^'\\\n])*')"""
-    r"""|(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)""",
-    re.DOTALL,
-)
-_INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
-
-
-def strip_comments(text: str) -> str:
-    """C++ without comments; each becomes one space, as the language says."""
-    return _TOKEN.sub(lambda match: " " if match["comment"] else match[0], text)
-
-
-def expand(path: Path, root: Path, seen: set[Path] | None = None) -> list[str]:
-    """Lines of a unit with quoted includes put in place, once each, and white space normalised.
-
-    Args:
-        path: the file.
-        root: where includes are looked for besides the folder of the file that names them.
-        seen: headers already in place; every header here has `#pragma once`.
-
-    Raises:
-        LedgerError: an include that leads nowhere.
-    """
-    seen = set() if seen is None else seen
-    lines: list[str] = []
-    for line in strip_comments(path.read_text("utf-8")).splitlines():
-        match = _INCLUDE.match(line)
-        if match is None:
-            words = " ".join(line.split())
-            lines += [words] if words else []
-            continue
-        header = _find(match[1], path.parent, root)
-        if header is None:
-            raise LedgerError(
-                f'{path}: #include "{match[1]}" is in neither {path.parent} nor {root}'
-            )
-        if header not in seen:
-            seen.add(header)
-            lines += expand(header, root, seen)
-    return lines
-
-
-def _find(name: str, *folders: Path) -> Path | None:
-    paths = ((folder / name).resolve() for folder in folders)
-    return next((path for path in paths if path.is_file()), None)
-
-
-def hash_units(folder: Path) -> dict[str, str]:
-    """Hash of every kernel and launcher of a bundle, by its path below csrc/."""
-    csrc = folder / "csrc"
-    launchers = (path for path in csrc.glob("*.cpp") if path.name != "digests.cpp")
-    paths = sorted([*csrc.glob("kernels/*.cu"), *launchers])
-    return {
-        str(path.relative_to(csrc)): hashlib.sha256(
-            "\n".join(expand(path, csrc)).encode()
-        ).hexdigest()
-        for path in paths
-    }
+Index = Mapping[str, Mapping[str, object]]
+"""By architecture: what ran for every option and every activation, as `choices.ran` says it."""
 
 
 # ---- entries
@@ -122,41 +59,67 @@ def load(path: Path | None = None) -> dict[str, dict[str, Entry]]:
     if not path.exists():
         return {}
     try:
-        data = json.loads(path.read_text("utf-8"))
-        if data["version"] != VERSION:
-            raise LedgerError(f"{path}: version {data['version']}, expected {VERSION}")
         return {
-            arch: {unit: Entry(**entry) for unit, entry in units.items()}
-            for arch, units in data["bundles"].items()
+            key: {unit: Entry(**entry) for unit, entry in units.items()}
+            for key, units in _read(path)["bundles"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LedgerError(f"{path}: no ledger: {error!r}; take it from git") from error
 
 
-def dump(entries: Entries) -> str:
-    """Sorted JSON with one line per unit."""
-    blocks = []
-    for arch in sorted(entries):
-        units = entries[arch]
-        lines = [
-            f"      {json.dumps(unit)}: {json.dumps(asdict(units[unit]), sort_keys=True)}"
-            for unit in sorted(units)
-        ]
-        body = ",\n".join(lines)
-        blocks.append(
-            f"    {json.dumps(arch)}: {{\n{body}\n    }}" if lines else f'    "{arch}": {{}}'
-        )
-    joined = ",\n".join(blocks)
-    content = f"{{\n{joined}\n  }}" if blocks else "{}"
-    return f'{{\n  "version": {VERSION},\n  "bundles": {content}\n}}\n'
+def _read(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    if data["version"] != VERSION:
+        raise LedgerError(f"{path}: version {data['version']}, expected {VERSION}")
+    return data
+
+
+def load_index(path: Path | None = None) -> dict[str, dict[str, Any]]:
+    """What ran for every option and activation, by architecture, as `choices.ran` says it."""
+    path = LEDGER if path is None else path
+    index: dict[str, dict[str, Any]] = _read(path).get("ran", {}) if path.exists() else {}
+    return index
+
+
+def dump(entries: Entries, index: Index) -> str:
+    """Sorted JSON with one line per unit, per option and per activation."""
+    units = {
+        key: {unit: asdict(entry) for unit, entry in known.items()}
+        for key, known in entries.items()
+    }
+    return (
+        f'{{\n  "version": {VERSION},\n  "bundles": {_lines(units, 2)},\n'
+        f'  "ran": {_lines(index, 3)}\n}}\n'
+    )
+
+
+def _lines(value: Any, depth: int, indent: str = "  ") -> str:
+    """JSON whose objects are broken into lines down to a depth."""
+    if depth == 0 or not value:
+        return json.dumps(value, sort_keys=True)
+    inner = f"{indent}  "
+    body = ",\n".join(
+        f"{inner}{json.dumps(key)}: {_lines(value[key], depth - 1, inner)}" for key in sorted(value)
+    )
+    return f"{{\n{body}\n{indent}}}"
 
 
 # ---- the repository
 
 
 def bundle_folders() -> list[Path]:
-    """Every generated bundle."""
+    """Every committed bundle."""
     return sorted(path.parent for path in bundles.GENERATED.glob("*/fusegen.lock"))
+
+
+@cache
+def further_bundles() -> list[Path]:
+    """The bundles of further cells, brought up to the specs."""
+    sys.path.insert(0, str(bundles.ROOT / "generator"))
+    import evidence
+
+    evidence.generate([folder.name for folder in bundles.compiled_bundles()])
+    return bundles.evidence_bundles()
 
 
 def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
@@ -166,33 +129,48 @@ def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
         cells=tuple(matrix.read_cells((folder / "README.md").read_text("utf-8"))),
         owners=matrix.read_owners((folder / "fusegen.lock").read_text("utf-8")),
         hashes=hash_units(folder),
-        entries=entries.get(folder.name, {}),
+        entries=entries.get(bundles.key_of(folder), {}),
     )
 
 
+def choices_of(entries: Entries) -> list[choices.Choices]:
+    """Options and activations of every architecture that has bundles of further cells."""
+    further = {folder.name: folder for folder in further_bundles()}
+    return [
+        choices.Choices([facts_of(folder, entries), facts_of(further[folder.name], entries)])
+        for folder in bundles.compiled_bundles()
+        if folder.name in further
+    ]
+
+
 def report() -> int:
-    """Print the state of every compiled bundle."""
+    """Print the state of every compiled bundle, and of every option and activation."""
     entries = load()
-    for folder in bundles.compiled_bundles():
-        hashes, known = hash_units(folder), entries.get(folder.name, {})
+    for folder in (*bundles.compiled_bundles(), *further_bundles()):
+        key = bundles.key_of(folder)
+        hashes, known = hash_units(folder), entries.get(key, {})
         state = combine(state_of(hashes, known).values())
         if state is State.NEVER:
-            print(f"{folder.name}: never ran (compiled only), {len(hashes)} units")
+            print(f"{key}: never ran (compiled only), {len(hashes)} units")
             continue
         latest = max(known.values(), key=lambda entry: entry.date)
-        print(f"{folder.name}: {state.value}, ran on {latest.device} on {latest.date}")
+        print(f"{key}: {state.value}, ran on {latest.device} on {latest.date}")
         for line in gaps(hashes, known):
             print(f"  {line}")
+    for each in choices_of(entries):
+        for line in each.behind():
+            print(f"{each.arch}: {line}")
     return 0
 
 
 def check() -> int:
     """1 where a bundle that claims to have run is stale or incomplete."""
     entries = load()
+    if any(bundles.folder_of(key).parent == bundles.EVIDENCE for key in entries):
+        further_bundles()
     lines = []
-    for arch, known in sorted(entries.items()):
-        folder = bundles.GENERATED / arch
-        lines += [f"{arch}: {line}" for line in gaps(hash_units(folder), known)]
+    for key, known in sorted(entries.items()):
+        lines += [f"{key}: {line}" for line in gaps(hash_units(bundles.folder_of(key)), known)]
     for line in lines:
         print(line, file=sys.stderr)
     if lines:
@@ -202,11 +180,14 @@ def check() -> int:
 
 def write_readme(*, only_check: bool) -> int:
     """Write the matrix, or say whether it is as it would be written."""
-    entries = load()
+    entries, index = load(), load_index()
     text = README.read_text("utf-8")
-    wanted = matrix.replace_matrix(
-        text, matrix.matrix(facts_of(f, entries) for f in bundle_folders())
-    )
+    lines = [matrix.matrix(facts_of(folder, entries) for folder in bundle_folders())]
+    for each in choices_of(entries):
+        lines += ["", *each.tables(), "", f"- `{each.arch}`, further cells: {each.run()}"]
+        if each.arch in index:
+            lines.append(f"- `{each.arch}`, {each.replayed(index[each.arch][choices.REPLAYED])}")
+    wanted = matrix.replace_matrix(text, "\n".join(lines))
     if wanted == text:
         return 0
     if only_check:
@@ -216,146 +197,75 @@ def write_readme(*, only_check: bool) -> int:
     return 0
 
 
-# ---- builds and runs
+# ---- runs
 
 
-def build_bundle(folder: Path) -> None:
-    """Build the library, and state beside it what it was built from."""
-    sys.path.insert(0, str(bundles.ROOT / "generator"))
-    from fusegen.build import build
-
-    hashes = hash_units(folder)
-    library = build(folder).library
-    statement = {"library": _sha256(library), "units": hashes}
-    (library.parent / STATEMENT).write_text(json.dumps(statement, indent=1, sort_keys=True) + "\n")
+def build(jobs: int | None = None) -> int:
+    """Generate the further cells and build every compiled bundle, to run here or elsewhere."""
+    for folder in (*bundles.compiled_bundles(), *further_bundles()):
+        steps.build_bundle(folder, jobs)
+        print(f"{bundles.key_of(folder)}: built", flush=True)
+    return 0
 
 
-def verify_build(folder: Path) -> None:
-    """Hold a library that was built elsewhere against the sources beside it.
+def record() -> int:
+    """Write what tests and sanitizer found into the ledger, for every bundle that has both.
 
     Raises:
-        LedgerError: it was built from other sources, or does not say from which.
+        LedgerError: a step did not end, saw other sources or ran on another GPU.
     """
-    remedy = "build it here without --no-build, or where nvcc is: python tests/gpu/ledger.py build"
-    library = bundles.library_of(folder)
-    path = folder / "lib" / STATEMENT
-    if library is None or not path.exists():
-        raise LedgerError(f"{folder}: no library that says what it was built from; {remedy}")
-    statement = json.loads(path.read_text("utf-8"))
-    if statement["library"] != _sha256(library):
-        raise LedgerError(f"{library}: not the library that {path} speaks of; {remedy}")
-    if statement["units"] != hash_units(folder):
-        raise LedgerError(f"{library}: built from other sources than lie here; {remedy}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def run_pytest(path: Path, environment: Mapping[str, str]) -> int:
-    """How many tests passed.
-
-    Raises:
-        LedgerError: one failed, or none ran.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.xml"
-        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
-        if importlib.util.find_spec("xdist"):  # a GPU has room for several processes
-            words += ["-n", str(SIDE_BY_SIDE)]
-        done = subprocess.run(
-            [*words, f"--junitxml={result}"], env={**os.environ, **environment}, check=False
+    entries: dict[str, Mapping[str, Entry]] = dict(load())
+    passed: dict[str, dict[str, int]] = {}
+    replayed: dict[str, dict[str, int]] = {}
+    folders = [*bundles.compiled_bundles(), *bundles.evidence_bundles()]
+    for folder in folders:
+        tested, sanitized = steps.found_in("test", folder), steps.found_in("sanitize", folder)
+        on, beside = tested["machine"], sanitized["machine"]
+        if {**on, "date": ""} != {**beside, "date": ""}:
+            raise LedgerError(f"{folder}: tested on {on}, sanitized on {beside}; repeat one there")
+        entries[bundles.key_of(folder)] = {
+            unit: Entry(
+                hash=value,
+                tests=tested["said"]["tests"],
+                sanitizer=sanitized["said"]["sanitizer"],
+                **on,
+            )
+            for unit, value in hash_units(folder).items()
+        }
+        passed.setdefault(folder.name, {}).update(tested["said"]["cells"])
+        replayed.setdefault(folder.name, {}).update(tested["said"][choices.REPLAYED])
+    index = {
+        arch: choices.ran(
+            {
+                cell: units
+                for folder in group
+                for cell, units in facts_of(folder, entries).owners.items()
+            },
+            passed[arch],
+            replayed[arch],
         )
-        if done.returncode != 0:
-            raise LedgerError(f"{path}: pytest ended with {done.returncode}; nothing was recorded")
-        return count_passed(result.read_text("utf-8"))
-
-
-def count_passed(junit: str) -> int:
-    """Passed tests of a JUnit report."""
-    cases = xml.etree.ElementTree.fromstring(junit).iter("testcase")
-    return sum(all(child.tag not in ("failure", "error", "skipped") for child in c) for c in cases)
-
-
-def run_sanitizer(folder: Path) -> str:
-    """What compute-sanitizer says, in words for the ledger.
-
-    Raises:
-        LedgerError: it found something.
-    """
-    import sanitize
-
-    try:
-        reports = sanitize.sanitize(folder)
-    except sanitize.SanitizeError as error:
-        raise LedgerError(f"{folder}: {error}") from error
-    if reports is None:
-        return "not installed"
-    sanitize.print_report(folder, reports)
-    if not all(tool.clean for tool in reports):
-        raise LedgerError(f"{folder}: compute-sanitizer found problems; nothing was recorded")
-    return " and ".join(tool.tool for tool in reports) + " clean"
-
-
-def driver_version() -> str:
-    """The GPU driver's version."""
-    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.stdout.splitlines()[0].strip() if done.returncode == 0 else "unknown"
-
-
-def run_tests(folder: Path) -> dict[str, Entry]:
-    """Run all tests of one bundle on this machine's GPU; an entry for each of its units.
-
-    Raises:
-        LedgerError: something failed.
-    """
-    import torch
-
-    hashes = hash_units(folder)
-    tests = run_pytest(HERE, {bundles.BUNDLE_VARIABLE: str(folder)})
-    tests += run_pytest(folder / "tests", {})
-    entry = Entry(
-        hash="",
-        device=torch.cuda.get_device_name(),
-        driver=driver_version(),
-        torch=torch.__version__.partition("+")[0],
-        cuda=str(torch.version.cuda),
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        tests=tests,
-        sanitizer=run_sanitizer(folder),
-    )
-    return {unit: Entry(**{**asdict(entry), "hash": value}) for unit, value in hashes.items()}
-
-
-def run(*, build: bool) -> int:
-    """Test every bundle that this machine's GPU runs, and record what passed.
-
-    Raises:
-        LedgerError: no GPU, no bundle for it, or a failure; bundles before it are recorded.
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        raise LedgerError("torch sees no GPU on this machine")
-    capability = torch.cuda.get_device_capability()
-    fitting = [f for f in bundles.compiled_bundles() if bundles.runs_on(f.name, capability)]
-    if not fitting:
-        raise LedgerError(f"no bundle in generated/ runs on capability {capability}")
-    for folder in fitting:
-        build_bundle(folder) if build else verify_build(folder)
-        entries = {**load(), folder.name: run_tests(folder)}
-        LEDGER.write_text(dump(entries), "utf-8")
-        print(f"{folder.name}: recorded in {LEDGER.relative_to(bundles.ROOT)}")
+        for arch, group in groupby(sorted(folders, key=lambda f: f.name), lambda f: f.name)
+    }
+    LEDGER.write_text(dump(entries, index), "utf-8")
+    print(f"recorded in {LEDGER.name}: {', '.join(bundles.key_of(folder) for folder in folders)}")
     return 0
 
 
-def build_all() -> int:
-    """Build every compiled bundle here, to run it where nvcc is not."""
-    for folder in bundles.compiled_bundles():
-        build_bundle(folder)
+def test(wanted: Sequence[str] = ()) -> int:
+    """Run the tests of every bundle that this machine's GPU runs, or of those named."""
+    steps.test(steps.bundles_here(wanted))
     return 0
+
+
+def sanitize(wanted: Sequence[str] = ()) -> int:
+    """Run compute-sanitizer over every bundle that this machine's GPU runs, or over those named."""
+    steps.sanitize(steps.bundles_here(wanted))
+    return 0
+
+
+def run(*, builds: bool) -> int:
+    """All steps, here."""
+    return (build() if builds else 0) or test() or sanitize() or record()
 
 
 def main(words: list[str] | None = None) -> int:
@@ -365,16 +275,25 @@ def main(words: list[str] | None = None) -> int:
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run").add_argument("--no-build", action="store_true")
-    for verb in ("build", "report", "check"):
+    verbs.add_parser("build").add_argument("--jobs", type=int, help="units compiled at a time")
+    on_gpu = {"test": test, "sanitize": sanitize}
+    for verb in on_gpu:
+        verbs.add_parser(verb).add_argument("bundle", nargs="*", help='such as "sm_90a evidence"')
+    plain = {"record": record, "report": report, "check": check}
+    for verb in plain:
         verbs.add_parser(verb)
     verbs.add_parser("readme").add_argument("--check", action="store_true")
     arguments = parser.parse_args(words)
     try:
         if arguments.verb == "run":
-            return run(build=not arguments.no_build)
+            return run(builds=not arguments.no_build)
+        if arguments.verb == "build":
+            return build(arguments.jobs)
         if arguments.verb == "readme":
             return write_readme(only_check=arguments.check)
-        return {"build": build_all, "report": report, "check": check}[arguments.verb]()
+        if arguments.verb in on_gpu:
+            return on_gpu[arguments.verb](arguments.bundle)
+        return plain[arguments.verb]()
     except LedgerError as error:
         print(f"ledger: {error}", file=sys.stderr)
         return 1

@@ -60,14 +60,19 @@ class BundleFacts:
         """Why somebody should believe that this cell works."""
         if not self.hashes:
             return "reference"
-        units = self.owners.get(cell.name, set()) & self.hashes.keys()
         # A cell without kernels of its own passes tensors through.
-        if not units:
+        if not self._units(cell.name):
             return f"{cell.status}, no kernels"
-        states = state_of({unit: self.hashes[unit] for unit in units}, self.entries)
-        state = combine(states.values())
         words = {State.CURRENT: "ran", State.STALE: "stale", State.NEVER: "compiled only"}
-        return f"{cell.status}, {words[state]}"
+        return f"{cell.status}, {words[self.state(cell.name)]}"
+
+    def state(self, cell: str) -> State:
+        """Of all units of a cell together."""
+        units = {unit: self.hashes[unit] for unit in self._units(cell)}
+        return combine(state_of(units, self.entries).values())
+
+    def _units(self, cell: str) -> set[str]:
+        return self.owners.get(cell, set()) & self.hashes.keys()
 
     def run(self) -> str:
         """Where and when the bundle ran last."""
@@ -89,7 +94,7 @@ def matrix(facts: Iterable[BundleFacts]) -> str:
     columns = sorted(facts, key=lambda bundle: (bundle.arch != "cpu", bundle.arch))
     rows = sorted({(cell.module, cell.recipe) for bundle in columns for cell in bundle.cells})
     heads = ["module", "recipe", *(f"`{bundle.arch}`" for bundle in columns)]
-    lines = [_row(heads), "|" + "---|" * len(heads)]
+    lines = [table_row(heads), "|" + "---|" * len(heads)]
     for module, recipe in rows:
         shown = [
             next(
@@ -102,11 +107,12 @@ def matrix(facts: Iterable[BundleFacts]) -> str:
             )
             for bundle in columns
         ]
-        lines.append(_row([f"`{module}`", f"`{recipe}`", *shown]))
+        lines.append(table_row([f"`{module}`", f"`{recipe}`", *shown]))
     return "\n".join([*lines, "", *(f"- `{bundle.arch}`: {bundle.run()}" for bundle in columns)])
 
 
-def _row(cells: Iterable[str]) -> str:
+def table_row(cells: Iterable[str]) -> str:
+    """One row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 

@@ -3,7 +3,9 @@
     python tests/gpu/sanitize.py [--bundle generated/sm_90a] [--json report.json]
 
 Every matrix kernel that the plan's rules can reach runs on ragged groups that leave rows over;
-every module runs forward and backward on the inputs of its own tests.
+every module runs forward and backward on the inputs of its own tests.  A bundle of further cells
+leaves out the matrix kernels that the committed bundle has, too.  Cases are dealt to several
+processes, each of which is sanitized by itself.
 Needs compute-sanitizer (in the CUDA toolkit) on PATH or in $CUDA_HOME/bin.
 """
 
@@ -16,7 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import Any
 
 import bundles
 import selection
+from units import hash_units
 
 HERE = Path(__file__).resolve().parent
 TOOLS = ("memcheck", "racecheck")
@@ -90,14 +93,14 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or shutil.which(f"{home}/bin/compute-sanitizer")
 
 
-def run_tool(sanitizer: str, tool: str, bundle: Path) -> ToolReport:
-    """One tool over all cases.
+def run_tool(sanitizer: str, tool: str, bundle: Path, hand: str = "0/1") -> ToolReport:
+    """One tool over all cases, or over those dealt to one of several hands.
 
     Raises:
         SanitizeError: the tool or the program under it broke off.
     """
     words = [sanitizer, "--tool", tool, "--print-limit", "200", "--report-api-errors", "no"]
-    words += [sys.executable, str(HERE / "sanitize.py"), "--cases", "--bundle", str(bundle)]
+    words += [sys.executable, str(HERE / "sanitize.py"), "--cases", hand, "--bundle", str(bundle)]
     # The caching allocator would hide a read past one tensor in the block of the next.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
     try:
@@ -115,8 +118,21 @@ def run_tool(sanitizer: str, tool: str, bundle: Path) -> ToolReport:
     return parse_log(tool, done.stdout)
 
 
-def sanitize(bundle: Path) -> list[ToolReport] | None:
-    """Every tool over a bundle, side by side, or None where compute-sanitizer is not installed.
+def merge(reports: list[ToolReport]) -> ToolReport:
+    """What one tool said in all its processes."""
+    kernels: dict[str, list[str]] = {}
+    for report in reports:
+        for name, problems in report.kernels.items():
+            kernels.setdefault(name, []).extend(problems)
+    return ToolReport(reports[0].tool, sum(report.total for report in reports), kernels)
+
+
+def sanitize(folders: Sequence[Path], hands: int) -> dict[Path, list[ToolReport]] | None:
+    """Every tool over bundles, all side by side, or None where compute-sanitizer is not installed.
+
+    Args:
+        folders: the bundles.
+        hands: how many processes the cases of one bundle under one tool are dealt to.
 
     Raises:
         SanitizeError: a tool broke off.
@@ -124,8 +140,12 @@ def sanitize(bundle: Path) -> list[ToolReport] | None:
     sanitizer = find_sanitizer()
     if sanitizer is None:
         return None
-    with ThreadPoolExecutor(len(TOOLS)) as pool:
-        return list(pool.map(lambda tool: run_tool(sanitizer, tool, bundle), TOOLS))
+    asked = [(folder, tool) for folder in folders for tool in TOOLS]
+    jobs = [(folder, tool, f"{i}/{hands}") for folder, tool in asked for i in range(hands)]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        said = list(pool.map(lambda job: run_tool(sanitizer, job[1], job[0], job[2]), jobs))
+    merged = iter(merge(said[i : i + hands]) for i in range(0, len(said), hands))
+    return {folder: [next(merged) for _ in TOOLS] for folder in folders}
 
 
 # ---- the cases, run below the tool
@@ -141,24 +161,27 @@ def cells_of(folder: Path) -> list[str]:
 
 
 def _gemm_case(programs: Any, kind: str, sizes: selection.Reach, element: str) -> Callable[[], Any]:
-    import gpu_support as support
-    import torch
+    def product() -> None:
+        import gpu_support as support
+        import torch
 
-    dtype = getattr(torch, element)
-    splits = support.dirichlet(sizes.groups, sizes.tokens - sizes.tokens // 10, 1.0)
-    # Random numbers come from the host: the tool then has no foreign kernels to watch.
-    named = {"T": sizes.tokens, "E": sizes.groups, "K": sizes.k, "N": sizes.n}
-    tensors = programs.inputs(dtype, splits, named)
-    if kind == "fprop":
-        return programs.call("forward", tensors, ())  # type: ignore[no-any-return]
-    dy = torch.randn(sizes.tokens, sizes.n).to(dtype).to(bundles.DEVICE)
-    wanted = {"dgrad": "x", "wgrad": "weight"}[kind]
-    kept = programs.backward_tensors(tensors, dy)
-    return programs.call("backward", kept, {wanted})  # type: ignore[no-any-return]
+        dtype = getattr(torch, element)
+        splits = support.dirichlet(sizes.groups, sizes.tokens - sizes.tokens // 10, 1.0)
+        # Random numbers come from the host: the tool then has no foreign kernels to watch.
+        named = {"T": sizes.tokens, "E": sizes.groups, "K": sizes.k, "N": sizes.n}
+        tensors = programs.inputs(dtype, splits, named)
+        if kind == "fprop":
+            programs.call("forward", tensors, ())()
+            return
+        dy = torch.randn(sizes.tokens, sizes.n).to(dtype).to(bundles.DEVICE)
+        wanted = {"dgrad": "x", "wgrad": "weight"}[kind]
+        programs.call("backward", programs.backward_tensors(tensors, dy), {wanted})()
+
+    return product
 
 
-def gemm_cases(bundle: Any, folder: Path) -> Iterator[Case]:
-    """One case per matrix kernel, by its name."""
+def gemm_cases(bundle: Any, folder: Path, known: Collection[str]) -> Iterator[Case]:
+    """One case per matrix kernel, by its name, but for units that are known."""
     from programs import Programs
 
     done = set()
@@ -166,31 +189,40 @@ def gemm_cases(bundle: Any, folder: Path) -> Iterator[Case]:
         if not cell.startswith("grouped_linear__"):
             continue
         programs = Programs(bundle, cell)
+        # Where gradients of weights wait, the backward has no such product; other cells have.
+        waits = {"wgrad"} if hasattr(programs.module, "backward_dw") else set()
         plan = programs.module.GroupedLinear.describe()
         for name, rules in selection.read_rules(plan).items():
             kind = selection.kind_of(name)
-            if kind is None or name in done:
+            if kind is None or kind in waits or name in done:
                 continue
             done.add(name)
             for point, sizes in selection.reach_every_point(kind, rules).items():
+                if f"kernels/{name}_{point}.cu" in known:
+                    continue
                 for element in ELEMENTS:
                     yield f"{name}_{element}_{point}", _gemm_case(programs, kind, sizes, element)
 
 
-def _cell_case(tests: Any, element: str) -> Callable[[], Any]:
-    import torch
+def known_units(folder: Path) -> set[str]:
+    """Units of a bundle of further cells that are, as they are, in the committed bundle, too."""
+    if folder.parent != bundles.EVIDENCE:
+        return set()
+    committed = hash_units(bundles.GENERATED / folder.name)
+    return {unit for unit, value in hash_units(folder).items() if committed.get(unit) == value}
 
-    dtype = getattr(torch, element)
-    if hasattr(tests, "ORIENTATIONS"):  # a module that quantises: every role and form
 
-        def quantize() -> None:
+def _cell_case(bundle: Any, cell: str, element: str) -> Callable[[], Any]:
+    def train() -> None:
+        import torch
+
+        dtype = getattr(torch, element)
+        tests: Any = bundles.load_cell(bundle, f"tests.test_{cell}")
+        if hasattr(tests, "ORIENTATIONS"):  # a module that quantises: every role and form
             for role, form in tests.module._OPS:
                 tests.module.quantize(**tests.make(role, form, dtype, bundles.DEVICE), role=role)
-
-        return quantize
-    tensors = tests.make_inputs(dtype, bundles.DEVICE)
-
-    def train() -> None:
+            return
+        tensors = tests.make_inputs(dtype, bundles.DEVICE)
         dy = tests.make_dy(tensors)
         # A call that is asked for less has less memory to write to.
         for wanted in (tests.WANTED, *((name,) for name in tests.WANTED)):
@@ -200,23 +232,27 @@ def _cell_case(tests: Any, element: str) -> Callable[[], Any]:
 
 
 def cell_cases(bundle: Any, folder: Path) -> Iterator[Case]:
-    """Forward and backward of every module, for all gradients together and for each alone."""
+    """Forward and backward of every module, for all gradients together and for each alone.
+
+    What refreshes copies of weights runs before them, gradients that wait are called for after.
+    """
     for cell in cells_of(folder):
-        tests = bundles.load_cell(bundle, f"tests.test_{cell}")
         for element in ELEMENTS:
-            yield f"{cell} {element}", _cell_case(tests, element)
+            yield f"{cell} {element}", _cell_case(bundle, cell, element)
 
 
-def run_cases(folder: Path) -> None:
-    """Announce and run every case; each ends before the next is announced."""
+def run_cases(folder: Path, hand: str) -> None:
+    """Announce and run every case dealt to a hand, "2/8"; each ends before the next begins."""
     import torch
 
+    index, _, hands = hand.partition("/")
     bundle = bundles.load_bundle(folder)
-    for cases in (gemm_cases(bundle, folder), cell_cases(bundle, folder)):
-        for name, run in cases:
-            print(MARK, name, flush=True)
-            run()
-            torch.cuda.synchronize()
+    known = known_units(folder)
+    cases = [*gemm_cases(bundle, folder, known), *cell_cases(bundle, folder)]
+    for name, run in cases[int(index) :: int(hands)]:
+        print(MARK, name, flush=True)
+        run()
+        torch.cuda.synchronize()
     print(MARK, "end", flush=True)
 
 
@@ -233,11 +269,12 @@ def _folders(wanted: str | None) -> list[Path]:
 
 def print_report(folder: Path, reports: list[ToolReport]) -> None:
     """One line per kernel, then the problems."""
+    key = bundles.key_of(folder)
     for name in reports[0].kernels:
         counts = ", ".join(f"{r.tool} {len(r.kernels.get(name, []))}" for r in reports)
-        print(f"{folder.name}  {name}: {counts}")
+        print(f"{key}  {name}: {counts}")
     for report in reports:
-        print(f"{folder.name}  {report.tool}: {report.total} problems")
+        print(f"{key}  {report.tool}: {report.total} problems")
         for name, problems in report.kernels.items():
             for problem in problems[:5]:
                 print(f"  {name}: {problem}")
@@ -248,21 +285,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--bundle", help="the bundle; by default every one that this GPU runs")
     parser.add_argument("--json", type=Path, help="write the reports there")
-    parser.add_argument("--cases", action="store_true", help="run the cases without a tool")
+    parser.add_argument("--hands", type=int, default=1, help="processes per bundle and tool")
+    parser.add_argument("--cases", metavar="I/N", help="run every Nth case without a tool")
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {}
     clean = True
-    for folder in _folders(arguments.bundle):
-        if arguments.cases:
-            run_cases(folder)
-            continue
-        reports = sanitize(folder)
-        if reports is None:
-            print("compute-sanitizer: not on PATH nor in $CUDA_HOME/bin", file=sys.stderr)
-            return 2
-        print_report(folder, reports)
-        found[folder.name] = [asdict(report) for report in reports]
-        clean = clean and all(report.clean for report in reports)
+    folders = _folders(arguments.bundle)
+    if arguments.cases:
+        for folder in folders:
+            run_cases(folder, arguments.cases)
+        return 0
+    reports = sanitize(folders, arguments.hands)
+    if reports is None:
+        print("compute-sanitizer: not on PATH nor in $CUDA_HOME/bin", file=sys.stderr)
+        return 2
+    for folder, said in reports.items():
+        print_report(folder, said)
+        found[bundles.key_of(folder)] = [asdict(report) for report in said]
+        clean = clean and all(report.clean for report in said)
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if clean else 1

@@ -22,6 +22,7 @@ from torch._inductor import config as inductor
 
 FOLDERS = bundles.quantized_bundles()
 CELLS = [cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, "grouped_linear")]
+DENSE_CELLS = [cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, "linear")]
 CASE = Case("graphs", 777, 136, 200, tuple(support.dirichlet(16, 700)))
 REPLAYS = 100
 
@@ -56,14 +57,22 @@ def test_replays_follow_new_split_sizes(bundle: ModuleType, cell: str) -> None:
             same_bits(f"{cell}: {name}", tensors[name], state)
 
 
+def dense_step(programs: Programs) -> tuple[dict[str, Tensor], Tensor]:
+    """Inputs of a dense product, and dy."""
+    sizes = {"T": CASE.tokens, "K": CASE.k, "N": CASE.n}
+    tensors = programs.inputs(torch.bfloat16, None, sizes)
+    return tensors, support.randn((*tensors["x"].shape[:-1], CASE.n), torch.bfloat16, 9)
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", [*CELLS, *DENSE_CELLS])
 def test_compiled_whole_equals_eager(bundle: ModuleType, cell: str, mode: str) -> None:
     torch._dynamo.reset()
     counters.clear()
     programs = Programs(bundle, cell)
-    function = programs.module.grouped_linear
-    tensors, dy = programs.step(CASE, torch.bfloat16)
+    function = getattr(programs.module, cell.partition("__")[0])
+    dense = cell in DENSE_CELLS
+    tensors, dy = dense_step(programs) if dense else programs.step(CASE, torch.bfloat16)
     other = {**tensors, **programs.states(tensors)}
     for name in programs.tests.STATES:  # as buffers of modules are
         torch._dynamo.mark_static_address(tensors[name])

@@ -25,9 +25,10 @@ def load(name: str) -> ModuleType:
 
 
 ledger = load("ledger")
-matrix = ledger.matrix
+matrix, choices, steps = ledger.matrix, ledger.choices, ledger.steps
+units = load("units")
 sanitize = load("sanitize")
-bundles = load("bundles")
+bundles = ledger.bundles
 
 
 # ---- comments
@@ -51,7 +52,7 @@ bundles = load("bundles")
     ],
 )
 def test_strip_comments(text: str, expected: str) -> None:
-    assert ledger.strip_comments(text) == expected
+    assert units.strip_comments(text) == expected
 
 
 # ---- a bundle on disk
@@ -92,11 +93,11 @@ def test_includes_are_put_in_place_once(bundle: Path) -> None:
     csrc = bundle / "csrc"
     twice = '#include "fusegen/sum.cuh"\n#include "fusegen/gemm.cuh"\n  int   c ;\n\n'
     write(bundle, {"csrc/kernels/c.cu": twice})
-    assert ledger.expand(csrc / "kernels/c.cu", csrc) == [
+    assert units.expand(csrc / "kernels/c.cu", csrc) == [
         *("#pragma once", "#pragma once", "int status;", "int sum;"),
         *("#pragma once", "int gemm;", "int c ;"),
     ]
-    assert "#include <cuda.h>" in ledger.expand(csrc / "kernels/b.cu", csrc)
+    assert "#include <cuda.h>" in units.expand(csrc / "kernels/b.cu", csrc)
 
 
 def test_comments_and_spaces_make_nothing_stale(bundle: Path) -> None:
@@ -145,13 +146,16 @@ def test_dump_reads_back_and_has_one_line_per_unit(tmp_path: Path) -> None:
         "sm_80": {"cell.cpp": entry("3")},
     }
     path = tmp_path / "ledger.json"
-    text = ledger.dump(entries)
+    index = {"sm_90a": {"options": {"debug": {"cell": 3}}, "activations": {}}}
+    text = ledger.dump(entries, index)
     path.write_text(text)
     assert ledger.load(path) == entries
-    assert ledger.dump(ledger.load(path)) == text
+    assert json.loads(text)["ran"] == index
+    assert ledger.dump(ledger.load(path), index) == text
     lines = [line for line in text.splitlines() if '"hash"' in line]
     assert [line.split('"')[1] for line in lines] == ["cell.cpp", "cell.cpp", "kernels/b.cu"]
-    path.write_text(ledger.dump({}))
+    assert '        "debug": {"cell": 3}' in text.splitlines()
+    path.write_text(ledger.dump({}, {}))
     assert ledger.load(path) == {}
     assert ledger.load(tmp_path / "none.json") == {}
 
@@ -186,11 +190,38 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with one compiled bundle that ran as it is."""
     folder = write(tmp_path / "generated" / "sm_90a", FILES)
     write(folder, {"csrc/sources.cmake": ""})
-    monkeypatch.setattr(ledger.bundles, "GENERATED", tmp_path / "generated")
+    monkeypatch.setattr(bundles, "GENERATED", tmp_path / "generated")
+    monkeypatch.setattr(bundles, "EVIDENCE", tmp_path / "evidence")
+    monkeypatch.setattr(steps, "FOUND", tmp_path / "found")
     monkeypatch.setattr(ledger, "LEDGER", tmp_path / "ledger.json")
+    monkeypatch.setattr(ledger, "further_bundles", bundles.evidence_bundles)
     known = {unit: entry(value) for unit, value in ledger.hash_units(folder).items()}
-    (tmp_path / "ledger.json").write_text(ledger.dump({"sm_90a": known}))
+    (tmp_path / "ledger.json").write_text(ledger.dump({"sm_90a": known}, {}))
     return folder
+
+
+OWNERS = {
+    "grouped_linear__bf16__add_to_main_grad": ["kernels/gemm_a.cu"],
+    "grouped_linear__bf16__add_to_main_grad__delayed_wgrad": ["kernels/gemm_a.cu"],
+    "gelu__bf16": ["kernels/pointwise_gelu_forward.cu"],
+    "expert_gelu__bf16": ["kernels/gemm_a.cu", "kernels/pointwise_gelu_forward.cu"],
+    "expert_gelu__mx": ["kernels/gemm_a.cu", "kernels/pointwise_gelu_backward_quantize_mx.cu"],
+    "scaled_gelu__mx__interleaved_32": [
+        "kernels/pointwise_scaled_gelu_interleaved_32_forward_quantize_mx.cu"
+    ],
+}
+
+
+def further(tmp_path: Path) -> Path:
+    """A bundle of further cells beside that of `repository`, which never ran."""
+    owned = {unit for of_cell in OWNERS.values() for unit in of_cell}
+    owners = {
+        f"csrc/{unit}": [c for c, of_cell in OWNERS.items() if unit in of_cell] for unit in owned
+    }
+    lock = {"files": {path: {"owners": cells} for path, cells in owners.items()}}
+    files = {f"csrc/{unit}": f"int {unit[8:-3]};\n" for unit in owned}
+    files |= {"csrc/sources.cmake": "", "README.md": "", "fusegen.lock": json.dumps(lock)}
+    return write(tmp_path / "evidence" / "sm_90a", files)
 
 
 def test_check_and_report(
@@ -218,25 +249,171 @@ def test_check_and_report(
 def test_a_library_from_other_sources_is_refused(bundle: Path) -> None:
     write(bundle, {"lib/x.so": "code"})
     with pytest.raises(ledger.LedgerError, match="no library that says what it was built from"):
-        ledger.verify_build(bundle)
-    units = ledger.hash_units(bundle)
-    library = ledger._sha256(bundle / "lib/x.so")
-    write(bundle, {"lib/units.json": json.dumps({"library": library, "units": units})})
-    ledger.verify_build(bundle)
+        steps.verify_build(bundle)
+    built = {"library": steps._sha256(bundle / "lib/x.so"), "units": ledger.hash_units(bundle)}
+    write(bundle, {"lib/units.json": json.dumps(built)})
+    steps.verify_build(bundle)
     write(bundle, {"csrc/kernels/a.cu": "int other;\n"})
     with pytest.raises(ledger.LedgerError, match="built from other sources"):
-        ledger.verify_build(bundle)
+        steps.verify_build(bundle)
     write(bundle, {**FILES, "lib/x.so": "other code"})
     with pytest.raises(ledger.LedgerError, match="not the library that"):
-        ledger.verify_build(bundle)
+        steps.verify_build(bundle)
 
 
-def test_passed_tests_are_counted() -> None:
+def test_passed_tests_are_told_from_others() -> None:
     junit = """<testsuites><testsuite>
-    <testcase name="a"/><testcase name="b"><failure/></testcase>
-    <testcase name="c"><system-out/></testcase><testcase name="d"><skipped/></testcase>
-    <testcase name="e"><error/></testcase></testsuite></testsuites>"""
-    assert ledger.count_passed(junit) == 2
+    <testcase classname="sm.tests.test_x" name="a"/>
+    <testcase classname="sm.tests.test_x" name="b"><failure/></testcase>
+    <testcase classname="sm.tests.test_y" name="c"><system-out/></testcase>
+    <testcase classname="sm.tests.test_y" name="d"><skipped/></testcase>
+    <testcase classname="sm.tests.test_y" name="e"/>
+    <testcase classname="sm.tests.test_y" name="f"><error/></testcase></testsuite></testsuites>"""
+    assert steps.passed(junit) == [("test_x", "a"), ("test_y", "c"), ("test_y", "e")]
+
+
+# ---- steps
+
+
+MACHINE = {
+    "device": "NVIDIA H200",
+    "driver": "580.1",
+    "torch": "2.11.0",
+    "cuda": "13.0",
+    "date": "2026-11-23",
+}
+
+
+def found(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """Both steps ended on these bundles."""
+    monkeypatch.setattr(steps, "machine", lambda: MACHINE)
+    for folder in folders:
+        cells = {"gelu__bf16": 5, "grouped_linear__bf16__add_to_main_grad": 9}
+        own = folder.parent == bundles.EVIDENCE
+        said = {"tests": 20, "cells": cells if own else {}}
+        said["reduce-overhead"] = {} if own else {"linear__bf16": 1, "linear__mx": 1}
+        steps.keep("test", folder, said)
+        steps.keep("sanitize", folder, {"sanitizer": "memcheck clean"})
+
+
+def test_what_both_steps_found_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
+    write(committed, {"README.md": "", "fusegen.lock": json.dumps({"files": {}})})
+    found(monkeypatch, committed, other)
+    assert ledger.main(["record"]) == 0
+    entries = ledger.load()
+    assert entries.keys() == {"sm_90a", "sm_90a evidence"}
+    assert {unit: e.hash for unit, e in entries["sm_90a evidence"].items()} == (
+        ledger.hash_units(other)
+    )
+    recorded = entries["sm_90a evidence"]["kernels/gemm_a.cu"]
+    assert (recorded.tests, recorded.sanitizer, recorded.date) == (
+        *(20, "memcheck clean"),
+        "2026-11-23",
+    )
+    ran = json.loads(ledger.LEDGER.read_text())["ran"]["sm_90a"]
+    assert ran["options"]["add_to_main_grad"] == {"grouped_linear__bf16__add_to_main_grad": 9}
+    assert ran["activations"]["gelu"]["alone"] == {"gelu__bf16": 5}
+    assert ran["reduce-overhead"] == {"linear": {"bf16": 1, "mx": 1}}
+    assert ledger.main(["check"]) == 0
+
+
+def test_what_a_step_found_on_other_sources_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = repository(tmp_path, monkeypatch)
+    before = ledger.LEDGER.read_text()
+    assert ledger.main(["record"]) == 1
+    assert "sm_90a.test.json: missing; run: python tests/gpu/ledger.py test" in (
+        capsys.readouterr().err
+    )
+    found(monkeypatch, folder)
+    write(folder, {"csrc/kernels/a.cu": "int other;\n"})
+    assert ledger.main(["record"]) == 1
+    assert "found on other sources than lie here" in capsys.readouterr().err
+    found(monkeypatch, folder)
+    monkeypatch.setattr(steps, "machine", lambda: {**MACHINE, "device": "another"})
+    steps.keep("sanitize", folder, {"sanitizer": "memcheck clean"})
+    assert ledger.main(["record"]) == 1
+    assert "repeat one there" in capsys.readouterr().err
+    assert ledger.LEDGER.read_text() == before
+
+
+def test_one_failing_suite_keeps_its_bundle_from_being_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
+    write(other, {"tests/test_gelu__bf16.py": ""})
+    monkeypatch.setattr(steps, "machine", lambda: MACHINE)
+    names = ("test_a", "test_c[sm_90a-linear-reduce-overhead]")
+    names += ("test_c[sm_90a-linear__mx-reduce-overhead]", "test_c[sm_90a-linear__mx-default]")
+    passed = [("test_gelu__bf16", names[0]), *(("test_graphs", name) for name in names)]
+    fails = "sm_90a.gpu"
+    monkeypatch.setattr(steps, "run_pytest", lambda s, _: [] if s.name == fails else passed)
+    with pytest.raises(ledger.LedgerError, match=r"tests failed in sm_90a\.gpu; logs are in"):
+        steps.test([committed, other])
+    assert steps.found_in("test", other)["said"] == {
+        "tests": 5,
+        "cells": {"gelu__bf16": 1},
+        "reduce-overhead": {"linear__bf16": 1, "linear__mx": 1},
+    }
+    with pytest.raises(ledger.LedgerError, match=r"sm_90a\.test\.json: missing"):
+        steps.found_in("test", committed)
+
+
+def test_suites_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps.os, "cpu_count", lambda: 16)
+    assert steps.workers_of([36, 17, 198]) == [4, 4, 12]
+    monkeypatch.setattr(steps.os, "cpu_count", lambda: 2)
+    assert steps.workers_of([36, 17, 198]) == [2, 2, 2]
+
+
+# ---- options and activations
+
+
+def test_options_and_activations_of_cells() -> None:
+    owners = {cell: set(of_cell) for cell, of_cell in OWNERS.items()}
+    alone, together = list(OWNERS)[:2]
+    assert choices.by_option(owners) == {
+        "add_to_main_grad": [alone, together],
+        "delayed_wgrad": [together],
+        "interleaved_32": ["scaled_gelu__mx__interleaved_32"],
+    }
+    assert choices.by_activation(owners) == {
+        "gelu": {
+            "alone": ["gelu__bf16"],
+            "in an expert MLP": ["expert_gelu__bf16"],
+            "merged with quantisation": ["expert_gelu__mx"],
+        }
+    }
+
+
+def test_readme_says_what_ran_and_the_report_what_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
+    lock = {"files": {"csrc/kernels/b.cu": {"owners": ["linear__bf16"]}}}
+    write(committed, {"README.md": BUNDLE_README, "fusegen.lock": json.dumps(lock)})
+    monkeypatch.setattr(ledger, "README", tmp_path / "README.md")
+    ledger.README.write_text(f"{matrix.BEGIN}\n{matrix.END}\n")
+    found(monkeypatch, committed, other)
+    assert (ledger.main(["record"]), ledger.main(["readme"])) == (0, 0)
+    text = ledger.README.read_text()
+    assert "| `add_to_main_grad` | `grouped_linear`: bf16 | `delayed_wgrad` | ran |" in text
+    assert "| `gelu` | bf16: ran | bf16: ran | mx: ran |" in text
+    assert "- `sm_90a`, further cells: ran on NVIDIA H200" in text
+    replayed = '- `sm_90a`, `torch.compile(mode="reduce-overhead")`: `linear` (bf16, mx stale)'
+    assert replayed in text.splitlines()
+    capsys.readouterr()
+    write(other, {"csrc/kernels/pointwise_gelu_forward.cu": "int changed;\n"})
+    assert ledger.main(["check"]) == 1
+    assert ledger.main(["report"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "sm_90a: gelu alone: 0 of 1 ran as they are" in said
+    assert "sm_90a: gelu merged with quantisation: 0 of 1 ran as they are" not in said
+    assert not [line for line in said if "option" in line]
+    ledger.main(["readme"])
+    assert "| `gelu` | bf16: 0 of 1 ran as they are | bf16: 0 of 1" in ledger.README.read_text()
 
 
 # ---- support matrix
@@ -383,3 +560,22 @@ def test_a_run_that_broke_off_is_told(cut: str) -> None:
     log = "\n".join(line for line in LOG.splitlines() if cut not in line)
     with pytest.raises(sanitize.SanitizeError, match="memcheck broke off"):
         sanitize.parse_log("memcheck", log)
+
+
+def test_what_a_tool_says_in_several_processes_is_one_report() -> None:
+    first = sanitize.ToolReport("memcheck", 1, {"a": ["x"], "b": []})
+    second = sanitize.ToolReport("memcheck", 0, {"c": []})
+    merged = sanitize.merge([first, second])
+    assert (merged.total, merged.kernels) == (1, {"a": ["x"], "b": [], "c": []})
+    assert not merged.clean
+
+
+def test_further_cells_leave_out_what_the_committed_bundle_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
+    same = {"csrc/kernels/gemm_b.cu": "int same;\n"}
+    write(committed, same | {"csrc/kernels/gemm_a.cu": "int old;\n"})
+    write(other, same)
+    assert sanitize.known_units(other) == {"kernels/gemm_b.cu"}
+    assert sanitize.known_units(committed) == set()

@@ -1,0 +1,240 @@
+"""Cells for the GPU run alone: every option, the combinations users make, every activation.
+
+The committed bundles hold what most users copy. What else a user may ask for by name is planned
+here from the specs, so that nothing that is added can be forgotten, and generated into
+`build/evidence/<arch>`, a bundle like any other, which is tested and sanitized beside them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import bundles
+import yaml
+from entries import LedgerError
+
+from fusegen import api
+from fusegen.load import SpecSet
+from fusegen.model.plan import ModulePlan
+from fusegen.model.primitives import Primitive
+from fusegen.naming import Cell
+from fusegen.passes.draft import NotPossible
+from fusegen.passes.expand import chain_of
+from fusegen.resolve import resolve_module
+from fusegen.selection import with_options
+
+SPECS = bundles.EVIDENCE / "specs"
+PLAIN = "bf16"
+
+# An option runs alone on the first of these that offers it, or else on the first that does.
+PREFERRED = ("grouped_linear", "swiglu", "grouped_mlp")
+
+TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("linear", ("bf16", "fp8_delayed", "fp8_block"), ("add_to_main_grad", "delayed_wgrad")),
+    ("grouped_linear", ("bf16", "fp8_delayed", "mxfp8"), ("add_to_main_grad", "delayed_wgrad")),
+    ("grouped_mlp", ("bf16", "fp8_block"), ("add_to_main_grad", "delayed_wgrad")),
+    ("grouped_mlp", ("bf16", "fp8_delayed"), ("add_to_main_grad", "recompute_activations")),
+    ("grouped_mlp", ("bf16", "fp8_block"), ("write_main_grad", "delayed_wgrad")),
+    (
+        "grouped_mlp",
+        ("fp8_delayed", "fp8_block", "mxfp8"),
+        ("cached_weights", "recompute_activations"),
+    ),
+    ("grouped_mlp", ("fp8_block",), ("cached_weights", "add_to_main_grad")),
+    ("grouped_mlp", ("fp8_block", "nvfp4"), ("quantized_weights", "add_to_main_grad")),
+    ("grouped_mlp", ("fp8_delayed",), ("reduced_amax", "add_to_main_grad")),
+    ("grouped_mlp", ("fp8_delayed",), ("reduced_amax", "recompute_activations")),
+    ("grouped_mlp", ("bf16", "fp8_block", "mxfp8"), ("interleaved_32", "scaled_bias")),
+    ("grouped_mlp", ("bf16", "fp8_delayed"), ("interleaved_32", "recompute_activations")),
+    ("grouped_mlp", ("nvfp4",), ("high_precision_backward", "add_to_main_grad")),
+    ("grouped_mlp", ("fp8_block",), ("dequantized_backward", "add_to_main_grad")),
+    ("grouped_mlp", ("fp8_delayed", "nvfp4"), ("debug", "nvtx_ranges")),
+    (
+        "grouped_mlp",
+        ("fp8_block",),
+        ("add_to_main_grad", "delayed_wgrad", "cached_weights", "recompute_activations"),
+    ),
+)
+"""Module, recipes and options of what users combine."""
+
+
+def option_words(specs: SpecSet) -> tuple[str, ...]:
+    """Every choice that some module offers besides the first of its option, sorted."""
+    offered = (words[1:] for module in specs.modules.values() for words in module.options.values())
+    return tuple(sorted({word for words in offered for word in words}))
+
+
+def activations(specs: SpecSet) -> tuple[str, ...]:
+    """Every op that is an expression, sorted."""
+    return tuple(sorted(name for name, op in specs.ops.items() if op.pointwise))
+
+
+def plan_of(specs: SpecSet, arch: str, cell: Cell) -> ModulePlan | None:
+    """The plan of a cell, or None where it cannot be made."""
+    try:
+        return resolve_module(specs, cell, arch)
+    except NotPossible:
+        return None
+
+
+def merges(plan: ModulePlan) -> bool:
+    """Whether an expression and the quantisation of its result are one step, both ways."""
+    kinds = {step.primitive for step in (*plan.forward.steps, *plan.backward.steps)}
+    return kinds >= {Primitive.POINTWISE_QUANTIZE, Primitive.POINTWISE_GRAD_QUANTIZE}
+
+
+# ---- cells
+
+
+def cells(specs: SpecSet, arch: str) -> tuple[Cell, ...]:
+    """All cells that this plan asks for on an architecture, whoever else has them.
+
+    Args:
+        specs: the built-in ones and those of `further_specs`.
+
+    Raises:
+        LedgerError: an option that no recipe can be generated with, an activation that no module
+            has, or a combination that cannot be made.
+    """
+    found = {*_alone(specs, arch), *_together(specs, arch), *_activated(specs, arch)}
+    return tuple(sorted(found))
+
+
+def _alone(specs: SpecSet, arch: str) -> Iterator[Cell]:
+    """Every option by itself, under every recipe that knows it."""
+    order = [name for name in PREFERRED if name in specs.modules]
+    order += [name for name in specs.modules if name not in order]
+    for word in option_words(specs):
+        module = next(
+            name for name in order if any(word in w for w in specs.modules[name].options.values())
+        )
+        made = [
+            cell
+            for recipe in specs.recipes
+            if plan_of(specs, arch, cell := Cell(module, recipe, (word,)))
+        ]
+        if not made:
+            raise LedgerError(f"option {word}: no recipe can be generated with it on {arch}")
+        yield from made
+
+
+def _together(specs: SpecSet, arch: str) -> Iterator[Cell]:
+    for module, recipes, words in TOGETHER:
+        for cell in with_options(specs, [Cell(module, recipe) for recipe in recipes], words):
+            if plan_of(specs, arch, cell) is None:
+                raise LedgerError(f"{cell}: cannot be made on {arch}")
+            yield cell
+
+
+def _activated(specs: SpecSet, arch: str) -> Iterator[Cell]:
+    """Every activation alone, and every expert MLP plain and where it merges with quantisation."""
+    alone = {module.op: name for name, module in specs.modules.items() if module.op}
+    for name in activations(specs):
+        if name not in alone:
+            raise LedgerError(f"op {name}: no module has it alone; add specs/modules/{name}.yaml")
+        yield Cell(alone[name], PLAIN)
+    for module in expert_mlps(specs).values():
+        for recipe in specs.recipes:
+            plan = plan_of(specs, arch, cell := Cell(module, recipe))
+            if plan is not None and (recipe == PLAIN or merges(plan)):
+                yield cell
+
+
+def expert_mlps(specs: SpecSet) -> dict[str, str]:
+    """Modules of linear, activation, linear, by their activation; the first of each."""
+    known = set(activations(specs))
+    found: dict[str, str] = {}
+    for name, module in specs.modules.items():
+        ops = [item.op for item in chain_of(module)]
+        if len(ops) == 3 and ops[1] in known:
+            found.setdefault(ops[1], name)
+    return found
+
+
+# ---- specs and bundle
+
+
+def further_specs(specs: SpecSet) -> dict[str, Any]:
+    """An expert MLP for every activation that no built-in module puts between two products.
+
+    Not for one of elements of any shape, such as silu's: a product asks for rows and columns.
+    """
+    missing = [name for name in activations(specs) if name not in expert_mlps(specs)]
+    return {f"expert_{name}": _expert(specs, name) for name in missing if _has_rows(specs, name)}
+
+
+def _has_rows(specs: SpecSet, activation: str) -> bool:
+    inputs = list(specs.ops[activation].inputs.values())
+    return len(inputs) == 1 and len(inputs[0].shape.flat) == 2
+
+
+def _expert(specs: SpecSet, activation: str) -> dict[str, Any]:
+    first = next(iter(specs.ops[activation].inputs.values()))
+    width = "2 * F" if first.halves else "F"
+    return {
+        "edition": 1,
+        "module": f"expert_{activation}",
+        "class": f"Expert{activation.title().replace('_', '')}",
+        "summary": f"Two products with {activation} between them",
+        "dims": {"T": "tokens", "E": "num_groups", "H": "hidden", "F": "intermediate"},
+        "inputs": {
+            "x": {"shape": ["T", "H"], "role": "input"},
+            "split_sizes": {"shape": ["E"], "dtype": "int64", "differentiable": False},
+        },
+        "chain": [
+            {"op": "grouped_linear", "as": "fc1", "out": "h", "dims": {"K": "H", "N": width}},
+            {"op": activation, "as": "act", "out": "a", "dims": {"D": "F"}},
+            {"op": "grouped_linear", "as": "fc2", "dims": {"K": "F", "N": "H"}},
+        ],
+    }
+
+
+def write_further_specs(folder: Path) -> None:
+    """Those modules as YAML."""
+    for name, module in further_specs(api.load_specs()).items():
+        _write_yaml(folder / "modules" / f"{name}.yaml", module)
+
+
+@cache
+def _targets(archs: tuple[str, ...]) -> tuple[str, ...]:
+    """Write the further specs, and a target per module and options; their names."""
+    shutil.rmtree(SPECS, ignore_errors=True)
+    write_further_specs(SPECS)
+    specs = api.load_specs(api.Sources(specs=(SPECS,)))
+    names: list[str] = []
+    for arch in archs:
+        committed = committed_cells(bundles.GENERATED / arch)
+        wanted: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for cell in cells(specs, arch):
+            if str(cell) not in committed:
+                wanted.setdefault((cell.module, cell.options), []).append(cell.recipe)
+        for (module, options), recipes in wanted.items():
+            name = f"evidence_{len(names)}"
+            target = {"edition": 1, "target": name, "summary": "Cells for the GPU run alone"}
+            chosen = {"archs": [arch], "modules": [module], "recipes": recipes}
+            path = SPECS / "targets" / f"{name}.yaml"
+            _write_yaml(path, {**target, **chosen, "options": list(options)})
+            names.append(name)
+    return tuple(names)
+
+
+def _write_yaml(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
+
+
+def committed_cells(folder: Path) -> set[str]:
+    """Names of the cells that a bundle holds."""
+    return {path.stem for path in folder.glob("*__*.py") if path.stem != "__init__"}
+
+
+def generate(archs: Iterable[str]) -> None:
+    """Bring the bundles of these architectures in `build/evidence` up to the specs."""
+    targets = _targets(tuple(sorted(archs)))
+    api.generate(
+        api.Request(out=bundles.EVIDENCE, targets=targets, sources=api.Sources(specs=(SPECS,)))
+    )

@@ -1,0 +1,285 @@
+"""The steps of a run on a GPU; what each finds lies in a file until all have ended.
+
+Each may run on a machine of its own: what a step finds says from which sources, and is refused
+beside others.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bundles
+from entries import LedgerError
+from units import hash_units
+
+HERE = Path(__file__).resolve().parent
+FOUND = bundles.ROOT / "build" / "gpu"
+STATEMENT = "units.json"  # beside the library: what it was built from
+LEDGER = "python tests/gpu/ledger.py"
+
+
+# ---- build
+
+
+def build_bundle(folder: Path, jobs: int | None = None) -> None:
+    """Build the library, and state beside it what it was built from."""
+    from fusegen.build import build
+
+    hashes = hash_units(folder)
+    library = build(folder, jobs=jobs).library
+    statement = {"library": _sha256(library), "units": hashes}
+    (library.parent / STATEMENT).write_text(json.dumps(statement, indent=1, sort_keys=True) + "\n")
+
+
+def verify_build(folder: Path) -> None:
+    """Hold a library that was built elsewhere against the sources beside it.
+
+    Raises:
+        LedgerError: it was built from other sources, or does not say from which.
+    """
+    remedy = f"build it here, or where nvcc is: {LEDGER} build"
+    library = bundles.library_of(folder)
+    path = folder / "lib" / STATEMENT
+    if library is None or not path.exists():
+        raise LedgerError(f"{folder}: no library that says what it was built from; {remedy}")
+    statement = json.loads(path.read_text("utf-8"))
+    if statement["library"] != _sha256(library):
+        raise LedgerError(f"{library}: not the library that {path} speaks of; {remedy}")
+    if statement["units"] != hash_units(folder):
+        raise LedgerError(f"{library}: built from other sources than lie here; {remedy}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def bundles_here(wanted: Sequence[str] = ()) -> list[Path]:
+    """Every bundle that this machine's GPU runs: the committed ones and those of further cells.
+
+    Args:
+        wanted: names in the ledger that narrow them.
+
+    Raises:
+        LedgerError: no GPU, no bundle for it, none of further cells, an unknown name, or a library
+            of other sources.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise LedgerError("torch sees no GPU on this machine")
+    capability = torch.cuda.get_device_capability()
+    found = [
+        folder
+        for folder in (*bundles.compiled_bundles(), *bundles.evidence_bundles())
+        if bundles.runs_on(folder.name, capability)
+    ]
+    committed = [folder for folder in found if folder.parent == bundles.GENERATED]
+    if not committed:
+        raise LedgerError(f"no bundle in generated/ runs on capability {capability}")
+    for folder in committed:
+        if bundles.EVIDENCE / folder.name not in found:
+            raise LedgerError(f"{folder.name}: no bundle of further cells; run: {LEDGER} build")
+    names = [bundles.key_of(folder) for folder in found]
+    for name in wanted:
+        if name not in names:
+            raise LedgerError(f"{name!r}: no bundle here; there are {', '.join(names)}")
+    found = [folder for folder in found if not wanted or bundles.key_of(folder) in wanted]
+    for folder in found:
+        verify_build(folder)
+    return found
+
+
+# ---- what a step found
+
+
+def keep(step: str, folder: Path, said: Mapping[str, Any]) -> None:
+    """Write down what a step found of a bundle, on which machine, from which sources."""
+    FOUND.mkdir(parents=True, exist_ok=True)
+    found = {"units": hash_units(folder), "machine": machine(), "said": said}
+    _kept(step, folder).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def found_in(step: str, folder: Path) -> dict[str, Any]:
+    """What a step found: its words under "said", and its "machine".
+
+    Raises:
+        LedgerError: it did not end, or saw other sources than lie here.
+    """
+    path = _kept(step, folder)
+    if not path.exists():
+        raise LedgerError(f"{path}: missing; run: {LEDGER} {step}")
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    if found["units"] != hash_units(folder):
+        raise LedgerError(f"{path}: found on other sources than lie here; run: {LEDGER} {step}")
+    return found
+
+
+def _kept(step: str, folder: Path) -> Path:
+    return FOUND / f"{bundles.key_of(folder).replace(' ', '_')}.{step}.json"
+
+
+def machine() -> dict[str, str]:
+    """The GPU and what runs on it, in the ledger's words; the date is today's, UTC."""
+    import torch
+
+    return {
+        "device": torch.cuda.get_device_name(),
+        "driver": _driver_version(),
+        "torch": torch.__version__.partition("+")[0],
+        "cuda": str(torch.version.cuda),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def _driver_version() -> str:
+    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 else "unknown"
+
+
+# ---- tests
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A folder of tests, and the bundle that it tests."""
+
+    name: str
+    path: Path
+    bundle: Path
+    words: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def suites_of(folder: Path) -> list[Suite]:
+    """The generated tests of a bundle and, for a committed one, those of this folder."""
+    key = bundles.key_of(folder).replace(" ", "_")
+    # What runs on the CPU runs there in every test; here it would only keep the GPU waiting.
+    suites = [Suite(f"{key}.generated", folder / "tests", folder, ("-k", "not cpu"))]
+    if folder.parent == bundles.GENERATED:
+        chosen = ((bundles.BUNDLE_VARIABLE, str(folder)),)
+        suites.append(Suite(f"{key}.gpu", HERE, folder, environment=chosen))
+    return suites
+
+
+def test(folders: Sequence[Path]) -> None:
+    """Run all tests of these bundles, the suites side by side, and keep how many passed.
+
+    Raises:
+        LedgerError: one failed, or none ran.
+    """
+    FOUND.mkdir(parents=True, exist_ok=True)
+    suites = [suite for folder in folders for suite in suites_of(folder)]
+    workers = workers_of([len(list(suite.path.glob("test_*.py"))) for suite in suites])
+    with ThreadPoolExecutor(len(suites)) as pool:
+        ended = list(pool.map(run_pytest, suites, workers))
+    wrong = [suite.name for suite, passed in zip(suites, ended, strict=True) if not passed]
+    for folder in folders:
+        own = [p for suite, p in zip(suites, ended, strict=True) if suite.bundle == folder]
+        if all(own):
+            keep("test", folder, _said(own, folder))
+    if wrong:
+        raise LedgerError(f"tests failed in {', '.join(wrong)}; logs are in {FOUND}")
+
+
+def workers_of(files: Sequence[int]) -> list[int]:
+    """Processes for suites of so many files: in proportion, but four where there are cores."""
+    cores = os.cpu_count() or 1
+    return [max(min(cores, 4), cores * count // sum(files)) for count in files]
+
+
+def run_pytest(suite: Suite, workers: int) -> list[tuple[str, str]]:
+    """Module and name of every test that passed, or none where one failed; the log is a file."""
+    result, log = FOUND / f"{suite.name}.xml", FOUND / f"{suite.name}.log"
+    result.unlink(missing_ok=True)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=15"]
+    words += [str(suite.path), *suite.words, f"--junitxml={result}"]
+    if importlib.util.find_spec("xdist"):  # a GPU has room for several processes
+        words += ["-n", str(workers)]
+    environment = {
+        # Processes are many already: none needs threads or compilers of its own.
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        **os.environ,
+        **dict(suite.environment),
+    }
+    started = time.monotonic()
+    with log.open("w", encoding="utf-8") as stream:
+        done = subprocess.run(
+            words, env=environment, stdout=stream, stderr=subprocess.STDOUT, check=False
+        )
+    seconds = time.monotonic() - started
+    lines = log.read_text("utf-8", "replace").splitlines()
+    print(f"{suite.name}: {lines[-1] if lines else 'no output'} ({seconds:.0f} s)", flush=True)
+    if done.returncode == 0:
+        return passed(result.read_text("utf-8"))
+    print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR", "E  ")))[-4000:])
+    return []
+
+
+def passed(junit: str) -> list[tuple[str, str]]:
+    """Module and name of the passed tests of a JUnit report."""
+    cases = xml.etree.ElementTree.fromstring(junit).iter("testcase")
+    return [
+        (case.get("classname", "").rpartition(".")[2], case.get("name", ""))
+        for case in cases
+        if all(child.tag not in ("failure", "error", "skipped") for child in case)
+    ]
+
+
+_REPLAYED = re.compile(r"\[(?:\w+-)*?(?P<cell>\w+)-reduce-overhead\]$")
+
+
+def _said(suites: Sequence[list[tuple[str, str]]], folder: Path) -> dict[str, Any]:
+    """All passed tests; by cell, those printed for it, and those compiled into CUDA graphs."""
+    tests = [test for suite in suites for test in suite]
+    files = {path.stem for path in (folder / "tests").glob("test_*.py")}
+    cells = Counter(module.removeprefix("test_") for module, _ in tests if module in files)
+    matches = (_REPLAYED.search(name) for _, name in tests)
+    names = (match["cell"] for match in matches if match)
+    replayed = Counter(name if "__" in name else f"{name}__bf16" for name in names)
+    return {"tests": len(tests), "cells": cells, "reduce-overhead": replayed}
+
+
+# ---- sanitizer
+
+
+def sanitize(folders: Sequence[Path]) -> None:
+    """Run all kernels of these bundles under compute-sanitizer, and keep what it says.
+
+    Raises:
+        LedgerError: it found something, or broke off.
+    """
+    import sanitize as tools
+
+    hands = max(1, (os.cpu_count() or 1) // (len(tools.TOOLS) * len(folders)))
+    try:
+        reports = tools.sanitize(folders, hands)
+    except tools.SanitizeError as error:
+        raise LedgerError(f"compute-sanitizer: {error}") from error
+    for folder in folders:
+        if reports is None:
+            keep("sanitize", folder, {"sanitizer": "not installed"})
+            continue
+        tools.print_report(folder, reports[folder])
+        if all(report.clean for report in reports[folder]):
+            words = " and ".join(report.tool for report in reports[folder]) + " clean"
+            keep("sanitize", folder, {"sanitizer": words})
+    if reports and not all(report.clean for said in reports.values() for report in said):
+        raise LedgerError("compute-sanitizer found problems; those bundles are not recorded")

@@ -1,0 +1,115 @@
+"""The plan of the GPU run leaves out no option, no activation and nothing that is new."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fusegen import api
+from fusegen.load import SpecSet
+from fusegen.model.specs import ModuleSpec
+from fusegen.naming import Cell
+from fusegen.resolve import resolve_module
+
+GPU = Path(__file__).parents[1] / "gpu"
+ARCH = "sm_90a"
+
+
+def load(name: str) -> ModuleType:
+    """A file of tests/gpu, where its files find each other."""
+    sys.path.insert(0, str(GPU))
+    spec = importlib.util.spec_from_file_location(f"gpu_{name}", GPU / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+evidence = load("evidence")
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> SpecSet:
+    """The built-in specs and those of further expert MLPs."""
+    folder = tmp_path_factory.mktemp("specs")
+    evidence.write_further_specs(folder)
+    return api.load_specs(api.Sources(specs=(folder,)))
+
+
+@pytest.fixture(scope="module")
+def cells(specs: SpecSet) -> tuple[Cell, ...]:
+    found: tuple[Cell, ...] = evidence.cells(specs, ARCH)
+    return found
+
+
+def test_every_option_runs_alone_under_every_recipe_that_knows_it(
+    specs: SpecSet, cells: tuple[Cell, ...]
+) -> None:
+    offered = {
+        word
+        for module in specs.modules.values()
+        for words in module.options.values()
+        for word in words[1:]
+    }
+    alone = {cell.options[0]: cell.module for cell in cells if len(cell.options) == 1}
+    assert alone.keys() == offered
+    for word, module in alone.items():
+        possible = {
+            str(cell)
+            for recipe in specs.recipes
+            if evidence.plan_of(specs, ARCH, cell := Cell(module, recipe, (word,)))
+        }
+        assert possible and possible <= {str(cell) for cell in cells}, word
+
+
+def test_every_activation_runs_alone_among_products_and_merged(
+    specs: SpecSet, cells: tuple[Cell, ...]
+) -> None:
+    for name, op in specs.ops.items():
+        if not op.pointwise:
+            continue
+        own = [cell for cell in cells if specs.modules[cell.module].op == name]
+        assert Cell(own[0].module, "bf16") in own, name
+        chains = [
+            cell for cell in cells if any(i.op == name for i in specs.modules[cell.module].chain)
+        ]
+        if name == "silu":  # of elements of any shape, which no product has
+            assert not chains
+            continue
+        plans = [resolve_module(specs, cell, ARCH) for cell in chains if not cell.options]
+        assert {plan.recipe for plan in plans if evidence.merges(plan)} >= {"fp8_block", "mxfp8"}
+        assert "bf16" in {plan.recipe for plan in plans}, name
+
+
+def test_combinations_are_of_several_options(cells: tuple[Cell, ...]) -> None:
+    for module, recipes, words in evidence.TOGETHER:
+        assert len(words) > 1
+        for recipe in recipes:
+            found = [c for c in cells if (c.module, c.recipe) == (module, recipe)]
+            assert any(set(cell.options) == set(words) for cell in found), (module, recipe, words)
+
+
+def changed(specs: SpecSet, kind: str, name: str, spec: Any) -> SpecSet:
+    return dataclasses.replace(specs, **{kind: {**getattr(specs, kind), name: spec}})
+
+
+def test_a_new_option_is_asked_for_or_refused(specs: SpecSet) -> None:
+    module = {"edition": 1, "module": "mine", "class": "Mine", "op": "linear"}
+    options = {"ranges": ("no_ranges", "brand_new")}
+    more = changed(specs, "modules", "mine", ModuleSpec(**module, options=options))
+    with pytest.raises(evidence.LedgerError, match="option brand_new: no recipe can be generated"):
+        evidence.cells(more, ARCH)
+
+
+def test_an_activation_without_a_module_is_refused(specs: SpecSet) -> None:
+    op = dataclasses.replace(specs.ops["gelu"], op="brand_new")
+    more = changed(specs, "ops", "brand_new", op)
+    with pytest.raises(evidence.LedgerError, match="op brand_new: no module has it alone"):
+        evidence.cells(more, ARCH)
