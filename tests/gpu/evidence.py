@@ -233,8 +233,13 @@ def committed_cells(folder: Path) -> set[str]:
 
 
 def generate(archs: Iterable[str]) -> None:
-    """Bring the bundles of these architectures in `build/evidence` up to the specs."""
+    """Bring the bundles of these architectures in `build/evidence` up to the specs.
+
+    Raises:
+        LedgerError: somebody edited one, or something cannot be planned; see `cells`.
+    """
     targets = _targets(tuple(sorted(archs)))
-    api.generate(
-        api.Request(out=bundles.EVIDENCE, targets=targets, sources=api.Sources(specs=(SPECS,)))
-    )
+    sources = api.Sources(specs=(SPECS,))
+    done = api.generate(api.Request(out=bundles.EVIDENCE, targets=targets, sources=sources))
+    if done.refused:
+        raise LedgerError(f"{done.refused[0].bundle}: edited by hand; remove that folder")

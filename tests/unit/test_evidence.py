@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,9 +101,9 @@ def changed(specs: SpecSet, kind: str, name: str, spec: Any) -> SpecSet:
 
 
 def test_a_new_option_is_asked_for_or_refused(specs: SpecSet) -> None:
-    module = {"edition": 1, "module": "mine", "class": "Mine", "op": "linear"}
-    options = {"ranges": ("no_ranges", "brand_new")}
-    more = changed(specs, "modules", "mine", ModuleSpec(**module, options=options))
+    module: dict[str, Any] = {"edition": 1, "module": "mine", "class": "Mine", "op": "linear"}
+    module["options"] = {"ranges": ("no_ranges", "brand_new")}
+    more = changed(specs, "modules", "mine", ModuleSpec(**module))
     with pytest.raises(evidence.LedgerError, match="option brand_new: no recipe can be generated"):
         evidence.cells(more, ARCH)
 
@@ -113,3 +113,11 @@ def test_an_activation_without_a_module_is_refused(specs: SpecSet) -> None:
     more = changed(specs, "ops", "brand_new", op)
     with pytest.raises(evidence.LedgerError, match="op brand_new: no module has it alone"):
         evidence.cells(more, ARCH)
+
+
+def test_an_edited_bundle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    edited = SimpleNamespace(refused=[SimpleNamespace(bundle="build/evidence/sm_90a")])
+    monkeypatch.setattr(evidence, "_targets", lambda archs: ())
+    monkeypatch.setattr(evidence.api, "generate", lambda request: edited)
+    with pytest.raises(evidence.LedgerError, match="build/evidence/sm_90a: edited by hand"):
+        evidence.generate([ARCH])
