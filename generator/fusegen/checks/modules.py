@@ -126,7 +126,7 @@ def _check_names(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
     public: dict[str, Path] = {}
     ops = [specs.ops[item.op] for item in module.chain if item.op in specs.ops]
     for index, (item, op) in enumerate(zip(module.chain, ops, strict=False)):
-        place = ("chain", index)
+        place: Path = ("chain", index)
         prefix = f"{item.as_}_" if item.as_ else ""
         scalars = [f"{prefix}{name}" for name in op.attributes]
         own = [f"{prefix}{name}" for name in (*op.parameters, *op.internal)]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-_MARKDOWN = re.compile(r"[\\`*\[\]<>|#~&$!]|\b_|_\b|^[-+=]|(?<=^\d)[.)]", re.ASCII)
-_CMAKE = re.compile(r"[^A-Za-z0-9_=,.+/-]")
+_MARKDOWN = re.compile(r"[\\`*\[\]<>|#~&$!]|\b_|_\b", re.ASCII)
+_CMAKE = re.compile(r"[A-Za-z0-9_=,.+/-]+")
 
 
 def docstring(text: str) -> str:
@@ -22,10 +22,13 @@ def comment(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Plain words of Markdown: no markup, HTML, mathematics or table cell of its own."""
+    """Plain words within a line of Markdown: no markup, HTML, mathematics or table cell."""
     return _MARKDOWN.sub(r"\\\g<0>", text)
 
 
 def cmake(text: str) -> str:
-    """An unquoted argument of CMake: no variable, command, list or further argument."""
-    return _CMAKE.sub(r"\\\g<0>", text)
+    """One argument of CMake, in quotes where it needs them: no variable, command or list."""
+    if _CMAKE.fullmatch(text):
+        return text
+    escaped = re.sub(r'[\\"$@]', r"\\\g<0>", text)
+    return f'"{escaped}"'
