@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, count
 
 from ..model import dtypes
 from ..model.dtypes import DType
@@ -109,7 +111,7 @@ def sizes_of(plan: ModulePlan) -> dict[str, int]:
 
     What a step needs more of is rounded up.
     """
-    widths = iter(_WIDTHS)
+    widths = chain(_WIDTHS, count(104, 16))
     known = {"T": _ROWS, "E": _GROUPS}
     multiples = (check for check in plan.forward.checks if check.kind is CheckKind.MULTIPLE)
     units = {str(check.expr): check.number for check in multiples}
@@ -380,6 +382,8 @@ def _size_refusal(
     text = f"{name}: expected {label} = {size} in dimension {place}, got {size + extra}"
     here = f'tensors["{name}"]'
     more = f"{here}.narrow({axis}, 0, 1).repeat_interleave({extra}, {axis})"
-    words = str(shape.dims[axis]).replace(" * ", "").lower()
+    words = re.sub(r"\W+", "_", str(shape.dims[axis]).replace(" * ", "").lower()).strip("_")
+    same = [at for at, dim in enumerate(shape.dims) if dim == shape.dims[axis]]
+    words += f"_{place}" if len(same) > 1 else ""
     value = f"torch.cat(({here}, {more}), {axis})"
     return Refusal(f"{name}_of_another_{words}", name, value, text)
