@@ -60,8 +60,9 @@ NOTES = {
     ),
     "generate": "Wall time of the command, Python's start included.",
     "kernels_gemm_fp8_bench": (
-        "Group sizes as above, operands e4m3. *Of the ceiling*: rate over that of a dense 8192 x "
-        "8192 x 8192 FP8 product of torch in the same run, with the same accumulation."
+        "Group sizes as above; what ships, chosen as in a module, in its recipes' formats. *Of the "
+        "ceiling*: rate over that of a dense 8192 x 8192 x 8192 FP8 product of torch in the same "
+        "run, with the same formats and accumulation."
     ),
     "kernels_quantize_bench": (
         "16384 x 8192 bf16, dense and in 128 ragged groups. *Of the ceiling*: bandwidth over that "
