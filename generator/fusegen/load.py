@@ -28,6 +28,7 @@ from .model.specs import (
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SIZE_LIMIT = 1 << 20
 _DEPTH_LIMIT = 32
+_INTEGERS = 2**63
 _SHOWN = 60
 
 KeyPath = tuple[str | int, ...]
@@ -130,10 +131,15 @@ class _Reader:
             start = self.loc(node)
             self.texts[path] = Loc(start.file, start.line, start.column + quotes)
         try:
-            return self._constructor.construct_object(node)
+            value = self._constructor.construct_object(node)
         except ValueError as error:
             reason = f"{_short(node.value)} is no value; put it in quotes"
             raise yaml.MarkedYAMLError(problem=reason, problem_mark=node.start_mark) from error
+        if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
+            reason = f"{_short(node.value)} has more than 64 bits; write a smaller number"
+            self.problems.append(Problem(self.loc(node), reason))
+            return 0
+        return value
 
     def _pairs(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()
@@ -263,7 +269,7 @@ def _explain(error: Any, spec: type[Any]) -> tuple[str, KeyPath]:
         case _ if "path" in context:
             return str(context["text"]), (*path, *context["path"])
     word = _EXPECTED.get(kind.partition("_")[0])
-    if word and kind.endswith(("_type", "_parsing", "_from_float")):
+    if word and kind.endswith(("_type", "_parsing", "_parsing_size", "_from_float")):
         return f"expected {word}, got {got}", path
     reason: str = error["msg"]
     return f"{reason.replace('Input should be', 'expected a value')}, got {got}", path

@@ -124,6 +124,7 @@ def resolve_module(
         draft = delay_wgrad(draft)
     draft = pass_as_bytes(draft)
     dims = module_dims(module, specs)
+    quantizes = quantizes and bool(draft.forward)  # no tensor of a role that the recipe names
     offered, further = conversions(recipe, arch) if quantizes else ((), ())
     forward = forward_program(draft, kept, dims)
     backward = backward_program(draft, kept, dims)

@@ -35,6 +35,7 @@ def check_module(
         got = "both" if module.op else "none"
         yield source.problem(f"a module has either 'op' or 'chain', got {got}", "module")
         return
+    yield from _check_options(module, source)
     if module.op:
         for key in ("summary", "dims", "inputs"):
             if getattr(module, key):
@@ -52,6 +53,22 @@ def check_module(
             yield from unknown(source, "dimension", symbol, module.dims, "inputs", name, "shape")
     if complete:
         yield from _check_chain(module, specs, source)
+
+
+def _check_options(module: ModuleSpec, source: Source) -> Iterator[Problem]:
+    """An option has a default, and a word on the command line is one choice of one option."""
+    seen: set[str] = set()
+    for option, words in module.options.items():
+        if not words:
+            yield source.problem(
+                f"expected choices of {option.value}, the default first", "options", option.value
+            )
+        for index, word in enumerate(words):
+            if word in seen:
+                yield source.problem(
+                    f"{word!r} is offered twice; remove one", "options", option.value, index
+                )
+            seen.add(word)
 
 
 def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
@@ -99,6 +116,7 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
             available[name] = replace(spec, shape=shape)
         previous = results[0]
     yield from _check_rows(module, specs, source)
+    yield from _check_unread(module, specs, source)
 
 
 def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
@@ -148,6 +166,23 @@ def _check_names(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
         origin = next((other for other in seen if gradient(other) == name), None)
         if origin:
             yield source.problem(f"{name!r} is the gradient of {origin!r}; choose another", *place)
+
+
+def _check_unread(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
+    """Inputs and dimensions that no op has: nobody would tell their gradients or sizes."""
+    sizes = {symbol for tensor in module.inputs.values() for symbol in tensor.shape.symbols()}
+    for item in module.chain:
+        for symbol in specs.ops[item.op].dims:
+            sizes |= symbols(item.dims[symbol]) if symbol in item.dims else {symbol}
+    for symbol in module.dims:
+        if symbol not in sizes:
+            yield source.problem(f"dimension {symbol!r} is in no shape; remove it", "dims", symbol)
+    read = {next(iter(module.inputs), "")}
+    for item in module.chain:
+        read |= {item.with_.get(name, name) for name in specs.ops[item.op].inputs}
+    for name in module.inputs:
+        if name not in read:
+            yield source.problem(f"no op reads {name!r}; remove it", "inputs", name)
 
 
 def _check_reading(

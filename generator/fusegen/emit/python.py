@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain, count
+from string import ascii_lowercase
 
 from ..model import dtypes
 from ..model.dtypes import DType
@@ -230,7 +232,7 @@ def twin_schema(plan: ModulePlan, program: Program) -> str:
 
 
 def _schema(plan: ModulePlan, program: Program, flags: tuple[str, ...], returns: list[str]) -> str:
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    letters = chain(ascii_lowercase, (f"a{number}" for number in count(1)))
     tensors = [
         f"Tensor{f'({next(letters)}!)' if a.mutated else ''}{'?' if a.optional else ''} {a.buffer}"
         for a in program.arguments

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, count
 
 from ..model import dtypes
 from ..model.dtypes import DType
@@ -128,7 +130,7 @@ def sizes_of(plan: ModulePlan) -> dict[str, int]:
 
     What a step needs more of is rounded up.
     """
-    widths = iter(_WIDTHS)
+    widths = chain(_WIDTHS, count(104, 16))
     known = {str(plan.token_axis): _ROWS, str(plan.group_axis): _GROUPS}
     multiples = (check for check in plan.forward.checks if check.kind is CheckKind.MULTIPLE)
     units = {str(check.expr): check.number for check in multiples}
@@ -446,6 +448,8 @@ def _size_refusal(
     text = f"{name}: expected {label} = {size} in dimension {place}, got {size + extra}"
     here = f'tensors["{name}"]'
     more = f"{here}.narrow({axis}, 0, 1).repeat_interleave({extra}, {axis})"
-    words = str(shape.dims[axis]).replace(" * ", "").lower()
+    words = re.sub(r"\W+", "_", str(shape.dims[axis]).replace(" * ", "").lower()).strip("_")
+    same = [at for at, dim in enumerate(shape.dims) if dim == shape.dims[axis]]
+    words += f"_{place}" if len(same) > 1 else ""
     value = f"torch.cat(({here}, {more}), {axis})"
     return Refusal(f"{name}_of_another_{words}", name, value, text)

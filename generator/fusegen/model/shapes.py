@@ -30,6 +30,7 @@ class Operator(Enum):
 _INFIX = {Operator.ADD: 1, Operator.SUB: 1, Operator.MUL: 2, Operator.FLOORDIV: 2}
 _DIVIDING = (Operator.FLOORDIV, Operator.CEILDIV, Operator.ALIGN)
 _LENGTH_LIMIT = 200
+_MOST = 2**31 - 1
 _APPLY: dict[Operator, Callable[[int, int], int]] = {
     Operator.ADD: lambda a, b: a + b,
     Operator.SUB: lambda a, b: a - b,
@@ -203,7 +204,7 @@ def parse_expr(text: str | int) -> Expr:
     if isinstance(text, int):
         if isinstance(text, bool) or text < 0:
             raise ValueError(f"{text!r} is not a size; write a name or an integer from 0 on")
-        return Const(text)
+        return _bounded(Const(text))
     if len(text) > _LENGTH_LIMIT:
         raise ValueError(f"a size takes at most {_LENGTH_LIMIT} characters, got {len(text)}")
     try:
@@ -213,14 +214,22 @@ def parse_expr(text: str | int) -> Expr:
     return _from_ast(tree, text)
 
 
+def _bounded(expr: Expr) -> Expr:
+    """A size that a person writes; what comes of several is computed in 64 bits."""
+    if isinstance(expr, Const) and expr.value > _MOST:
+        raise ValueError(f"a size is {_MOST} at most, got {expr}")
+    return expr
+
+
 def _from_ast(node: ast.expr, text: str) -> Expr:
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
-            return Const(value)
+            return parse_expr(value)
         case ast.Name(id=name):
             return Sym(name)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _AST_INFIX:
-            return _combine(_AST_INFIX[type(op)], _from_ast(left, text), _from_ast(right, text))
+            operator = _AST_INFIX[type(op)]
+            return _bounded(_combine(operator, _from_ast(left, text), _from_ast(right, text)))
         case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]) if name in _AST_CALL:
             return _combine(_AST_CALL[name], _from_ast(left, text), _from_ast(right, text))
     raise ValueError(

@@ -71,6 +71,8 @@ def _shape(value: object) -> object:
         return value
     if not isinstance(value, list) or not all(isinstance(item, str | int) for item in value):
         raise _error("shape", f"expected a list of dimensions such as [T, 2 * D], got {value!r}")
+    if not value:
+        raise _error("shape", "expected one dimension at least, such as [T...], got []")
     try:
         return Shape.parse(value)
     except ValueError as error:
