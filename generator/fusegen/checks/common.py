@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from math import isfinite
 
 from ..load import Source
 from ..model.dtypes import DType
@@ -46,12 +45,8 @@ def check_symbols(dims: Mapping[str, str], source: Source) -> Iterator[Problem]:
 
 
 def fits(attribute: AttributeSpec, value: object) -> bool:
-    """Whether a value is of an attribute's type; a YAML ``true`` is no number.
-
-    Infinities and NaN have no literal.
-    """
+    """Whether a value is of an attribute's type; a YAML ``true`` is no number."""
     number = not isinstance(value, bool) or attribute.type is AttributeType.BOOL
-    number &= not isinstance(value, float) or isfinite(value)
     return number and isinstance(value, _PYTHON_TYPES[attribute.type])
 
 
