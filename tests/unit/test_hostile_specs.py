@@ -46,7 +46,7 @@ def with_spec(
     of = {each.folder: dict(BUILTIN.of(each)) for each in SpecKind}
     of[kind.folder][spec.name] = spec
     specs = SpecSet(**of, sources={**BUILTIN.sources, (kind, spec.name): source})  # type: ignore[arg-type]
-    return specs, list(check(specs, complete=True))
+    return specs, [problem for _, problem in check(specs, complete=True)]
 
 
 def places(node: Any) -> list[tuple[Any, ...]]:

@@ -57,18 +57,17 @@ def check_module(
 
 def _check_options(module: ModuleSpec, source: Source) -> Iterator[Problem]:
     """An option has a default, and a word on the command line is one choice of one option."""
-    seen: set[str] = set()
+    further = [word for words in module.options.values() for word in words[1:]]
     for option, words in module.options.items():
         if not words:
             yield source.problem(
                 f"expected choices of {option.value}, the default first", "options", option.value
             )
         for index, word in enumerate(words):
-            if word in seen:
+            if further.count(word) > (index > 0):
                 yield source.problem(
                     f"{word!r} is offered twice; remove one", "options", option.value, index
                 )
-            seen.add(word)
 
 
 def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:

@@ -449,7 +449,5 @@ def _size_refusal(
     here = f'tensors["{name}"]'
     more = f"{here}.narrow({axis}, 0, 1).repeat_interleave({extra}, {axis})"
     words = re.sub(r"\W+", "_", str(shape.dims[axis]).replace(" * ", "").lower()).strip("_")
-    same = [at for at, dim in enumerate(shape.dims) if dim == shape.dims[axis]]
-    words += f"_{place}" if len(same) > 1 else ""
     value = f"torch.cat(({here}, {more}), {axis})"
     return Refusal(f"{name}_of_another_{words}", name, value, text)

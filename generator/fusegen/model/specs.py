@@ -138,8 +138,6 @@ def _scalar(value: object) -> object:
         return _text(value)
     if isinstance(value, float) and not isfinite(value):
         raise _error("scalar", f"expected a finite number, got {value}")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise _error("scalar", "expected an integer of 64 bits")
     return value
 
 
