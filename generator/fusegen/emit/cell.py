@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..model.dtypes import DType
@@ -87,6 +88,11 @@ class CellContext:
         programs: every op.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
+        base: class that the module's class derives from.
+        holders: submodules.
+        parts: names of those whose tensors a call reads, as the call knows them.
+        called_parts: sources of these.
+        uses_parts: whether the module's file names ``_parts``.
         lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
@@ -125,7 +131,11 @@ class CellContext:
     output: TensorText
     take_output: str
     parameters: tuple[ParameterText, ...]
+    base: str
     holders: tuple[str, ...]
+    parts: tuple[str, ...]
+    called_parts: tuple[str, ...]
+    uses_parts: bool
     keywords: tuple[KeywordText, ...]
     lookups: tuple[str, ...]
     call_arguments: tuple[str, ...]
@@ -182,8 +192,10 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     main_grads = () if plan.wgrad else main_grad_texts(plan)
     programs = tuple(program_text(plan, program) for program in plan.programs)
     parameters, states = _parameter_texts(plan), state_texts(plan)
-    called, (lookups, call_arguments) = called_states(plan), _call(plan, main_grads)
+    called, parts = called_states(plan), _called_parts(plan)
+    lookups, call_arguments = _call(plan, main_grads, parts)
     autograd = autograd_text(plan, tuple(by_name.values()))
+    base = _base(plan, states)
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
@@ -225,7 +237,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         backward=programs[1],
         output=tensor_text(plan, Argument(plan.outputs[0], False), plan.gradients),
         parameters=parameters,
+        base=base,
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
+        parts=tuple(parts.values()),
+        called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
+        uses_parts=bool(any(holders) or base.startswith("_parts.")),
         keywords=keywords,
         lookups=lookups,
         call_arguments=call_arguments,
@@ -239,28 +255,32 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     )
 
 
-def _called_holders(plan: ModulePlan) -> tuple[str, ...]:
-    """Submodules that a call looks up once, and not as attributes, which takes a microsecond."""
+def _base(plan: ModulePlan, states: tuple[StateText, ...]) -> str:
+    if plan.quantized:
+        return "_quantized_weights.QuantizedWeights"
+    own = any(not state.holder for state in states)
+    return "_parts.KeepsBuffers" if own else "nn.Module"
+
+
+def _called_parts(plan: ModulePlan) -> dict[str, str]:
+    """Submodules whose tensors a call reads, and a name of each that no input has."""
     called = called_states(plan)
     paths = [parameter.path for parameter in plan.parameters]
     paths += [state.path for state in plan.states if state.buffer in called]
     holders = dict.fromkeys(path.rpartition(".")[0] for path in paths)
-    return tuple(holder for holder in holders if holder and holder not in plan.inputs)
+    return {h: f"{h}_part" if h in plan.inputs else h for h in holders if h}
 
 
 def _call(
-    plan: ModulePlan, main_grads: tuple[MainGradText, ...]
+    plan: ModulePlan, main_grads: tuple[MainGradText, ...], parts: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a module looks up before it calls the function, and the call's arguments."""
-    holders = _called_holders(plan)
 
     def reached(path: str, kind: str = "parameter") -> str:
         holder, _, name = path.rpartition(".")
-        owner = holder if holder in holders else f"self.{holder}" if holder else "self"
-        return f'_library.{kind}({owner}, "{name}")'
+        return f'_library.{kind}({parts.get(holder, "self")}, "{name}")'
 
-    lookups = [f'{holder} = self._modules["{holder}"]' for holder in holders]
-    lookups += [f"{m.argument} = {reached(m.path)}" for m in main_grads]
+    lookups = [f"{m.argument} = {reached(m.path)}" for m in main_grads]
     called = called_states(plan)
     states = (f"{s.buffer}={reached(s.path, 'buffer')}" for s in plan.states if s.buffer in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]

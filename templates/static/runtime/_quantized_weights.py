@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import _library
+from . import _parts
 from .reference import _quantize as quantized
 
 _HIGH = (torch.bfloat16, torch.float16, torch.float32)
@@ -148,7 +148,7 @@ def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight if weight.dtype == dtype else _Cast.apply(weight, dtype)
 
 
-class QuantizedWeights(nn.Module):
+class QuantizedWeights(_parts.KeepsBuffers):
     """A module whose weights are copies in the recipe's format alone.
 
     Attributes:
@@ -200,14 +200,12 @@ class QuantizedWeights(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeights:
-        """As in `nn.Module`, but placeholders stay so, and a cast leaves buffers as they are."""
-        buffers = tuple(name for name, _ in self.named_buffers())
+        """As in `KeepsBuffers`, and placeholders stay so."""
         places = {id(self.get_parameter(weight.path)) for weight in self.held.weights}
-        spare = _library.sparing_copies(self, buffers, fn)
 
         def move(tensor: Tensor) -> Tensor:
             if id(tensor) not in places:
-                return spare(tensor)
+                return fn(tensor)
             element = fn(tensor.detach()[(0,) * tensor.dim()])
             return element.fill_(math.nan).expand(tensor.shape)  # `to_empty` leaves any number
 
