@@ -35,7 +35,10 @@ class AutogradText:
 
     Attributes:
         name: of the class.
+        twin: name of the class that function transforms use; empty where they are refused, since
+            the backward changes what is not the module's own.
         parameters: of ``forward``.
+        wanted: positions of the flags among them, and of the tensors they are of, for the twin.
         op_arguments: what the forward op is called with.
         apply_arguments: of ``apply``: those, then what only the backward changes.
         results: of the forward op.
@@ -57,7 +60,9 @@ class AutogradText:
     """
 
     name: str
+    twin: str
     parameters: tuple[str, ...]
+    wanted: str
     op_arguments: tuple[str, ...]
     apply_arguments: tuple[str, ...]
     results: tuple[str, ...]
@@ -105,6 +110,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
     return AutogradText(
         name=f"_{plan.class_name}",
+        twin="" if main_grads or plan.wgrad or plan.reductions else f"_{plan.class_name}Twin",
         parameters=(
             *(f"{a.name}: {a.annotation}" for a in arguments),
             *(f"{flag}: bool" for flag in plan.forward.flags),
@@ -115,6 +121,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
             *(f"{name}: Tensor | None" for name in buffers),
             *(f"{name}: bool" for name in asked),
         ),
+        wanted=_wanted(plan, arguments),
         op_arguments=op_arguments,
         apply_arguments=apply_arguments,
         results=tuple(result.buffer for result in plan.forward.results),
@@ -146,6 +153,13 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         ),
         no_gradients=", ".join(["None"] * len(apply_arguments)),
     )
+
+
+def _wanted(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> str:
+    tensors = {argument.flag: index for index, argument in enumerate(arguments) if argument.flag}
+    first = len(arguments)
+    flags = enumerate(plan.forward.flags, first)
+    return str(tuple((index, tensors[flag]) for index, flag in flags if flag in tensors))
 
 
 def _saved_source(plan: ModulePlan, result: Result) -> str:

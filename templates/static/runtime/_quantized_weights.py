@@ -134,9 +134,12 @@ def given(cell: str, name: str, weight: Tensor, stands: Tensor) -> Tensor:
 
 class _Cast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.dtype = weight.dtype
+    def forward(weight: Tensor, dtype: torch.dtype) -> Tensor:
         return placeholder(weight.shape, weight.device, dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.dtype = inputs[0].dtype
 
     @staticmethod
     def backward(ctx, dy):
