@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
-
 _transforms_active = torch._C._are_functorch_transforms_active
 
 
