@@ -24,7 +24,12 @@ from .ranks import Place, run_ranks
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 RECIPES = ("bf16", "fp8_delayed", "fp8_block")
-SIZES = {"linear": (32, 48), "grouped_linear": (3, 32, 48), "grouped_mlp": (3, 32, 48)}
+SIZES = {
+    "quantize": (),
+    "linear": (32, 48),
+    "grouped_linear": (3, 32, 48),
+    "grouped_mlp": (3, 32, 48),
+}
 CLASSES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
 PATHS = {
     "linear": ("weight",),
@@ -41,20 +46,23 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     plain = [Cell(module, recipe) for module in CLASSES for recipe in RECIPES]
     options = ("add_to_main_grad", "cached_weights", "delayed_wgrad", "quantized_weights")
     others = [Cell("grouped_mlp", "fp8_delayed", (option,)) for option in options]
+    others.append(Cell("quantize", "fp8_delayed"))
     return load_cells("wrappers", tmp_path_factory.mktemp("wrappers"), [*plain, *others])
 
 
 def make(bundle: str, module: str = "grouped_mlp", recipe: str = "bf16", option: str = "") -> Any:
     torch.manual_seed(0)
     cell = "__".join(filter(None, (module, recipe, option)))
-    return getattr(importlib.import_module(f"{bundle}.{cell}"), CLASSES[module])(*SIZES[module])
+    loaded = importlib.import_module(f"{bundle}.{cell}")
+    return getattr(loaded, CLASSES.get(module, "Quantize"))(*SIZES[module])
 
 
 def inputs(module: str = "grouped_mlp") -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(24, 32, generator=generator).bfloat16()
     probs = torch.rand(24, generator=generator)
-    return [x, torch.tensor([9, 0, 13]), probs][: 1 + list(CLASSES).index(module)]
+    counts = {"quantize": 1, "linear": 1, "grouped_linear": 2, "grouped_mlp": 3}
+    return [x, torch.tensor([9, 0, 13]), probs][: counts[module]]
 
 
 class Model(nn.Module):
@@ -301,3 +309,41 @@ def test_a_part_is_plain_to_whoever_looks(bundle: str, recipe: str) -> None:
         assert torch.equal(other(*inputs()), expected)
         assert {*other.state_dict()} == {*layer.state_dict()}
     assert "(fc1): Part()" in repr(layer)
+
+
+# Casts
+
+
+def state(layer: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in layer.named_buffers()}
+
+
+CASTS: dict[str, Callable[[nn.Module], object]] = {
+    "half": lambda module: module.half(),
+    "bfloat16": lambda module: module.bfloat16(),
+    "double": lambda module: module.double(),
+    "to": lambda module: module.to(torch.float16),
+    "to device and dtype": lambda module: module.to("cpu", torch.float16),
+    "type": lambda module: module.type(torch.float16),
+    "apply": lambda module: [each.half() for each in module.children()],
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("module", [*CLASSES, "quantize"])
+def test_casts_leave_state_as_it_is(bundle: str, module: str, cast: str) -> None:
+    """Of the module, its parent or its parts: fp32 scales stay fp32, bit for bit."""
+    layer = make(bundle, module, "fp8_delayed")
+    x, *rest = inputs(module)
+    layer(x.requires_grad_(), *rest)  # so that the state is not what it was
+    before = state(layer)
+    assert any(tensor.dtype == torch.float32 for tensor in before.values())
+    for outer in (layer, nn.Sequential(layer), *layer.children()):
+        CASTS[cast](outer)
+        for name, tensor in state(layer).items():
+            assert tensor.dtype == before[name].dtype and torch.equal(tensor, before[name]), name
+    layer.half()
+    layer(x.detach().half().requires_grad_(), *rest).sum().backward()
+    layer.to("meta")
+    assert all(tensor.is_meta for tensor in layer.buffers())
+    assert [t.dtype for t in layer.buffers()] == [t.dtype for t in before.values()]
