@@ -347,3 +347,51 @@ def test_casts_leave_state_as_it_is(bundle: str, module: str, cast: str) -> None
     layer.to("meta")
     assert all(tensor.is_meta for tensor in layer.buffers())
     assert [t.dtype for t in layer.buffers()] == [t.dtype for t in before.values()]
+
+
+# Options that look at parameters
+
+
+@pytest.mark.parametrize(
+    "option", ["add_to_main_grad", "cached_weights", "delayed_wgrad", "quantized_weights"]
+)
+def test_options_that_cannot_see_through_a_wrapper_say_so(bundle: str, option: str) -> None:
+    """PEFT, parametrisations, and functional_call with other parameters than the module's."""
+    names = f"grouped_mlp__fp8_delayed__{option}: fc[12].weight: expected .*parameter"
+    wrapped = lora(make(bundle, "grouped_mlp", "fp8_delayed", option), PATHS["grouped_mlp"])
+    parametrised = make(bundle, "grouped_mlp", "fp8_delayed", option)
+    parametrize.register_parametrization(parametrised.fc2, "weight", Tripled())
+    for weight in parametrised.parameters():
+        weight.main_grad = torch.zeros(weight.shape)
+    for layer in (wrapped, parametrised):
+        with pytest.raises(RuntimeError, match=names):
+            layer(*inputs())
+
+
+@pytest.mark.parametrize("option", ["cached_weights", "quantized_weights"])
+def test_copies_are_of_the_parameters_they_stand_for(bundle: str, option: str) -> None:
+    layer = make(bundle, "grouped_mlp", "fp8_delayed", option)
+    others = {name: torch.randn_like(p) for name, p in layer.named_parameters()}
+    with pytest.raises(RuntimeError, match=f"{option}: fc1.weight: expected .*functional_call"):
+        torch.func.functional_call(layer, others, tuple(inputs()))
+    layer(*inputs())
+    layer.fc2.weight = nn.Parameter(others["fc2.weight"])
+    with pytest.raises(RuntimeError, match=f"{option}: fc2.weight: expected .*parameter"):
+        layer(*inputs())
+    if option == "cached_weights":
+        layer.refresh_weights()
+        for other in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            gradients(other)
+        gradients(nn.Sequential(layer).to("cpu")[0])
+
+
+def test_delayed_gradients_of_other_weights_are_refused(bundle: str) -> None:
+    layer = make(bundle, "grouped_mlp", "fp8_delayed", "delayed_wgrad")
+    others = {name: torch.randn_like(p).requires_grad_() for name, p in layer.named_parameters()}
+    torch.func.functional_call(layer, others, tuple(inputs())).sum().backward()
+    with pytest.raises(RuntimeError, match="weights are not those of the forward"):
+        layer.backward_dw()
+    layer.wgrad_queue.clear()
+    gradients(layer)
+    layer.backward_dw()
+    assert layer.fc1.weight.grad.any()

@@ -95,9 +95,10 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     tensors = (*(reduction.history for reduction in reductions), *read)
     passed = tuple(name for name in tensors if name not in given)
     groups = ("amax_group",) if reductions else ()
-    queue = ("wgrad_queue",) if plan.wgrad else ()
+    queue = ("wgrad_queue", "wgrad_weights") if plan.wgrad else ()
     main_grads = () if plan.wgrad else main_grad_texts(plan)
-    asked = tuple(name for each in main_grads for name in (each.dummy, each.overwrite) if name)
+    asked = {each.dummy: "bool | tuple[Tensor]" for each in main_grads}
+    asked |= {each.overwrite: "bool" for each in main_grads if each.overwrite}
     buffers = tuple(each.name for each in main_grads)
     words = (*groups, *queue, *buffers, *asked)
     op_arguments = (*(a.name for a in arguments), *plan.forward.flags, *scalars)
@@ -117,9 +118,9 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
             *(f"{a.name}: {attribute_text(a).annotation}" for a in plan.attributes),
             *(f"{name}: Tensor" for name in passed),
             *(f"{name}: ProcessGroup | None" for name in groups),
-            *(f"{name}: WgradQueue" for name in queue),
+            *(f"{name}: {kind}" for name, kind in zip(queue, ("WgradQueue", "tuple[Tensor, ...]"))),
             *(f"{name}: Tensor | None" for name in buffers),
-            *(f"{name}: bool" for name in asked),
+            *(f"{name}: {asked[name]}" for name in asked),
         ),
         wanted=_wanted(plan, arguments),
         op_arguments=op_arguments,
@@ -195,8 +196,10 @@ def _gradient_source(plan: ModulePlan, argument: TensorText, needs: Mapping[str,
         return "None"
     if argument.name in dict(plan.main_grads):
         buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
-        wanted = f"ctx.{dummy(argument.name)} and {needs[argument.flag]}"
-        return f"_library.dummy_grad({gradient(plan.outputs[0])}, {buffer}) if {wanted} else None"
+        asked = f"ctx.{dummy(argument.name)}"
+        wanted = f"{asked} and {needs[argument.flag]}"
+        dy = gradient(plan.outputs[0])
+        return f"_library.dummy_grad({dy}, {buffer}, {asked}) if {wanted} else None"
     name = gradient(argument.name)
     conditional = plan.backward.flags and not plan.backward.returns_none
     return f"{name} if {needs[argument.flag]} else None" if conditional else name

@@ -280,7 +280,14 @@ def _call(
         holder, _, name = path.rpartition(".")
         return f'_library.{kind}({parts.get(holder, "self")}, "{name}")'
 
-    lookups = [f"{m.argument} = {reached(m.path)}" for m in main_grads]
+    paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
+    held = {parameter.buffer for parameter in plan.quantized}
+    copied = _copied(plan)
+    found = dict.fromkeys((*(m.argument for m in main_grads), *copied))
+    lookups = [f"{name} = {reached(paths[name])}" for name in found]
+    if copied:
+        pairs = ", ".join(f'("{paths[name]}", {name})' for name in copied)
+        lookups.append(f'_library.check_copied("{plan.cell}", self._copied, {pairs})')
     called = called_states(plan)
     states = (f"{s.buffer}={reached(s.path, 'buffer')}" for s in plan.states if s.buffer in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
@@ -292,10 +299,24 @@ def _call(
         scalars.append(f"{m.dummy}=_library.wants_dummy_grad({m.argument})")
         if m.overwrite:
             scalars.append(f"{m.overwrite}=_library.overwrites_main_grad({m.argument})")
-    paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
-    elsewhere = paths.keys() - {m.argument for m in main_grads}
-    tensors = (reached(paths[name]) if name in elsewhere else name for name in plan.arguments)
-    return tuple(lookups), (*tensors, *states, *scalars)
+    def tensor(name: str) -> str:
+        if name not in paths:
+            return name
+        source = name if name in found else reached(paths[name])
+        if name in held:
+            source = f'_quantized_weights.stand_in("{plan.cell}", "{paths[name]}", {source})'
+        if name in plan.delayed:
+            source = f'_delayed.own("{plan.cell}", "{paths[name]}", {source})'
+        return source
+
+    return tuple(lookups), (*map(tensor, plan.arguments), *states, *scalars)
+
+
+def _copied(plan: ModulePlan) -> tuple[str, ...]:
+    """Weights that stand next to their copies."""
+    if plan.refresh is None or plan.quantized:
+        return ()
+    return tuple(a.buffer for a in plan.refresh.arguments if not a.mutated)
 
 
 def _representation(

@@ -106,6 +106,21 @@ def _is_placeholder(parameter: Tensor) -> bool:
 register_optimizer_step_pre_hook(_refuse_to_step)
 
 
+def stand_in(cell: str, name: str, weight: Tensor) -> Tensor:
+    """What stands in a weight's place; another tensor's values would not be used.
+
+    Raises:
+        RuntimeError: a wrapper or functional_call put another one there.
+    """
+    if weight.numel() > 1 and not _is_placeholder(weight):
+        raise RuntimeError(
+            f"{cell}: {name}: expected the module's own parameter, which has no values, got another "
+            "tensor, whose values would not be used; wrappers that make weights (parametrize, PEFT, "
+            "FSDP) and functional_call need a module generated without quantized_weights"
+        )
+    return weight
+
+
 def given(cell: str, name: str, weight: Tensor, stands: Tensor) -> Tensor:
     """A weight in high precision, in the type of the module.
 
