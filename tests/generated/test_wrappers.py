@@ -6,6 +6,7 @@ import copy
 import importlib
 import pickle
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -395,3 +396,33 @@ def test_delayed_gradients_of_other_weights_are_refused(bundle: str) -> None:
     gradients(layer)
     layer.backward_dw()
     assert layer.fc1.weight.grad.any()
+
+
+# Threads
+
+
+@every_module
+def test_threads_lose_no_state(bundle: str, module: str) -> None:
+    """Each call moves histories on by one row, from what another one left."""
+    x, *rest = inputs(module)
+    shared, alone = make(bundle, module, "fp8_delayed"), make(bundle, module, "fp8_delayed")
+    calls, threads = 8, 4
+
+    def train(layer: nn.Module) -> None:
+        for _ in range(calls):
+            layer(x.clone().requires_grad_(), *rest).float().sum().backward()
+
+    running = [threading.Thread(target=train, args=(shared,)) for _ in range(threads)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    for _ in range(threads):
+        train(alone)
+    for name, tensor in state(alone).items():
+        assert torch.equal(state(shared)[name] != 0, tensor != 0), name

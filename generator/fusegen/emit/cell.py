@@ -73,6 +73,8 @@ class CellContext:
         autograd: the class by which autograd calls the ops.
         inputs: what the module is called with.
         arguments: what the function is called with.
+        given_tensors: tests that inputs are tensors.
+        given_inputs: the inputs by name.
         states: tensors kept between calls.
         called_states: those of them that the function takes.
         transient: paths of those that no state dict has.
@@ -111,6 +113,8 @@ class CellContext:
     autograd: AutogradText
     inputs: tuple[TensorText, ...]
     arguments: tuple[TensorText, ...]
+    given_tensors: tuple[str, ...]
+    given_inputs: tuple[str, ...]
     attributes: tuple[AttributeText, ...]
     states: tuple[StateText, ...]
     called_states: tuple[StateText, ...]
@@ -213,6 +217,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         autograd=autograd,
         inputs=tuple(by_name[name] for name in plan.inputs),
         arguments=tuple(by_name[name] for name in plan.arguments),
+        given_tensors=tuple(f"isinstance({name}, Tensor)" for name in plan.inputs),
+        given_inputs=tuple(f'("{name}", {name})' for name in plan.inputs),
         attributes=tuple(attribute_text(a) for a in plan.attributes),
         states=states,
         called_states=tuple(state for state in states if state.argument in called),

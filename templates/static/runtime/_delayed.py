@@ -299,9 +299,9 @@ def own(cell: str, name: str, weight: Tensor) -> Tensor:
     """
     if weight.requires_grad and not weight.is_leaf:
         raise RuntimeError(
-            f"{cell}: {name}: expected a parameter, got a tensor that a wrapper (parametrize, PEFT, "
-            "FSDP) makes in each forward; its gradient cannot wait: use a module generated without "
-            "delayed_wgrad"
+            f"{cell}: {name}: expected a parameter, got a tensor that a wrapper (parametrize, "
+            "PEFT, FSDP) makes in each forward; its gradient cannot wait: use a module generated "
+            "without delayed_wgrad"
         )
     return weight
 

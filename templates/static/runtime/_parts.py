@@ -17,7 +17,7 @@ class KeepsBuffers(nn.Module):
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        own = {id(buffer) for buffer in self._buffers.values()}
+        own = {id(buffer): buffer for buffer in self._buffers.values()}  # alive, so ids are theirs
 
         def move(tensor: Tensor) -> Tensor:
             return _move(tensor, fn) if id(tensor) in own else fn(tensor)

@@ -114,9 +114,10 @@ def stand_in(cell: str, name: str, weight: Tensor) -> Tensor:
     """
     if weight.numel() > 1 and not _is_placeholder(weight):
         raise RuntimeError(
-            f"{cell}: {name}: expected the module's own parameter, which has no values, got another "
-            "tensor, whose values would not be used; wrappers that make weights (parametrize, PEFT, "
-            "FSDP) and functional_call need a module generated without quantized_weights"
+            f"{cell}: {name}: expected the module's own parameter, which has no values, got "
+            "another tensor, whose values would not be used; wrappers that make weights "
+            "(parametrize, PEFT, FSDP) and functional_call need a module generated without "
+            "quantized_weights"
         )
     return weight
 
@@ -219,7 +220,8 @@ class QuantizedWeights(_parts.KeepsBuffers):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeights:
         """As in `KeepsBuffers`, and placeholders stay so."""
-        places = {id(self.get_parameter(weight.path)) for weight in self.held.weights}
+        parameters = [self.get_parameter(weight.path) for weight in self.held.weights]
+        places = {id(parameter): parameter for parameter in parameters}  # alive, as in there
 
         def move(tensor: Tensor) -> Tensor:
             if id(tensor) not in places:
