@@ -82,6 +82,11 @@ class AutogradText:
     gradients: tuple[str, ...]
     no_gradients: str
 
+    @property
+    def saves_results(self) -> bool:
+        """Whether the forward op also returns what is only kept."""
+        return len(self.results) > 1
+
 
 def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> AutogradText:
     """How autograd calls the ops of a module, whose forward has these arguments."""
@@ -95,7 +100,8 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     tensors = (*(reduction.history for reduction in reductions), *read)
     passed = tuple(name for name in tensors if name not in given)
     groups = ("amax_group",) if reductions else ()
-    queue = ("wgrad_queue", "wgrad_weights") if plan.wgrad else ()
+    queued = {"wgrad_queue": "WgradQueue", "wgrad_weights": "tuple[Tensor, ...]"}
+    queue = queued if plan.wgrad else {}
     main_grads = () if plan.wgrad else main_grad_texts(plan)
     asked = {each.dummy: "bool | tuple[Tensor]" for each in main_grads}
     asked |= {each.overwrite: "bool" for each in main_grads if each.overwrite}
@@ -118,7 +124,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
             *(f"{a.name}: {attribute_text(a).annotation}" for a in plan.attributes),
             *(f"{name}: Tensor" for name in passed),
             *(f"{name}: ProcessGroup | None" for name in groups),
-            *(f"{name}: {kind}" for name, kind in zip(queue, ("WgradQueue", "tuple[Tensor, ...]"))),
+            *(f"{name}: {kind}" for name, kind in queue.items()),
             *(f"{name}: Tensor | None" for name in buffers),
             *(f"{name}: {asked[name]}" for name in asked),
         ),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..model.dtypes import DType
+from ..model.names import mark
 from ..model.plan import Argument, ModulePlan
 from ..model.shapes import Expr, Sym, substitute, to_python
 from ..model.specs import Init
@@ -92,7 +93,7 @@ class CellContext:
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         base: class that the module's class derives from.
         holders: submodules.
-        parts: names of those whose tensors a call reads, as the call knows them.
+        parts: names of those whose tensors a call reads.
         called_parts: sources of these.
         uses_parts: whether the module's file names ``_parts``.
         lookups: what a call looks up first, since it needs it more than once.
@@ -269,12 +270,12 @@ def _base(plan: ModulePlan, states: tuple[StateText, ...]) -> str:
 
 
 def _called_parts(plan: ModulePlan) -> dict[str, str]:
-    """Submodules whose tensors a call reads, and a name of each that no input has."""
+    """Submodules whose tensors a call reads, and what it calls them: never what an input is."""
     called = called_states(plan)
     paths = [parameter.path for parameter in plan.parameters]
     paths += [state.path for state in plan.states if state.buffer in called]
     holders = dict.fromkeys(path.rpartition(".")[0] for path in paths)
-    return {h: f"{h}_part" if h in plan.inputs else h for h in holders if h}
+    return {h: h if mark(h) in plan.inputs else mark(h) for h in holders if h}
 
 
 def _call(
@@ -305,6 +306,7 @@ def _call(
         scalars.append(f"{m.dummy}=_library.wants_dummy_grad({m.argument})")
         if m.overwrite:
             scalars.append(f"{m.overwrite}=_library.overwrites_main_grad({m.argument})")
+
     def tensor(name: str) -> str:
         if name not in paths:
             return name
