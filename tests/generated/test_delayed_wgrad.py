@@ -126,6 +126,11 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         assert torch.equal(tensor, other[name]), name
 
 
+def of_weights(layer: nn.Module) -> dict[str, Tensor]:
+    """Without those of biases, which no backward delays."""
+    return {name: grad for name, grad in gradients(layer).items() if "weight" in name}
+
+
 def pair(bundle: str, module: str, recipe: str, *options: str, **more: Any) -> tuple[Any, Any]:
     plain = make(bundle, module, recipe, *options, delayed=False)
     return plain, make(bundle, module, recipe, *options, **more)
@@ -184,7 +189,7 @@ def test_nothing_is_kept_that_no_gradient_needs(bundle: str) -> None:
     assert layer.wgrad_queue.pending == 0
     layer.fc1.weight.requires_grad_(True)
     backward(layer, inputs("grouped_mlp"))
-    operands, needs = layer.wgrad_queue.oldest("", ())
+    operands, needs = layer.wgrad_queue.oldest("", (layer.fc1.weight, layer.fc2.weight))
     names = ("dy", "x", "split_sizes", "a", "dh")
     kept = dict(zip(names, operands, strict=True))
     assert needs == (True, False) and kept["a"] is None
@@ -332,6 +337,73 @@ def test_grad_added_to_main_grad_once_it_is(bundle: str) -> None:
 
 
 SLOTS = {"max_in_flight": 2, "max_tokens": T}
+
+
+class Fails(torch.autograd.Function):
+    """Its backward raises while it is told to."""
+
+    on = True
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        if Fails.on:
+            raise ValueError("out of luck")
+        return dy
+
+
+@pytest.mark.parametrize("slots", [{}, SLOTS], ids=["references", "slots"])
+def test_a_failed_backward_leaves_nothing(
+    bundle: str, slots: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the entries before it none is lost, and later gradients are of their own backwards."""
+    plain, layer = pair(bundle, "grouped_mlp", "fp8_block", **slots)
+    backward(layer, inputs("grouped_mlp", seed=1))
+    with pytest.raises(ValueError, match="out of luck") as kept:
+        backward(lambda x, *rest: layer(Fails.apply(x), *rest), inputs("grouped_mlp", seed=2))
+    assert layer.wgrad_queue.pending == 1 and kept.value is not None
+    monkeypatch.setattr(Fails, "on", False)
+    backward(lambda x, *rest: layer(Fails.apply(x), *rest), inputs("grouped_mlp", seed=3))
+    assert layer.wgrad_queue.pending == 2
+    drain(layer)
+    for seed in (1, 3):
+        backward(plain, inputs("grouped_mlp", seed=seed))
+    same(of_weights(layer), of_weights(plain))
+
+
+@pytest.mark.parametrize("slots", [{}, SLOTS], ids=["references", "slots"])
+def test_backward_dw_inside_a_backward(bundle: str, slots: dict[str, int]) -> None:
+    """What the backward that still runs has left is there already."""
+    plain, layer = pair(bundle, "grouped_mlp", "fp8_block", **slots)
+    data = inputs("grouped_mlp")
+    data[0].register_hook(lambda _: layer.backward_dw())
+    backward(layer, data)
+    assert layer.wgrad_queue.pending == 0
+    backward(plain, inputs("grouped_mlp"))
+    same(gradients(layer), gradients(plain))
+
+
+@pytest.mark.parametrize(
+    ("slots", "compiled"),
+    [({}, False), (SLOTS, False), (SLOTS, True)],
+    ids=["references", "slots", "compiled"],
+)
+def test_a_queue_can_be_cleared(bundle: str, slots: dict[str, int], compiled: bool) -> None:
+    plain, layer = pair(bundle, "grouped_mlp", "fp8_block", **slots)
+    call = torch.compile(layer, backend="aot_eager") if compiled else layer
+    for _ in range(2):
+        backward(call, inputs("grouped_mlp", seed=2))
+    layer.wgrad_queue.clear()
+    assert layer.wgrad_queue.pending == 0
+    backward(call, inputs("grouped_mlp"))
+    drain(layer)
+    backward(plain, inputs("grouped_mlp"))
+    same(of_weights(layer), of_weights(plain))
+    copy.deepcopy(layer)
+    torch.save(layer, io.BytesIO())
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -41,7 +41,7 @@ CLASS_ATTRIBUTES = _words(
 )
 """What generated classes have besides."""
 
-FUNCTION_KEYWORDS = frozenset(("amax_group", "update_state", "wgrad_queue"))
+FUNCTION_KEYWORDS = frozenset(("amax_group", "update_state", "wgrad_queue", "wgrad_weights"))
 """What generated functions take besides tensors and scalars."""
 
 CONSTRUCTOR_KEYWORDS = frozenset(("bias", "device", "dtype", "max_in_flight", "max_tokens"))
@@ -53,7 +53,8 @@ PYTHON_WORDS = frozenset(("self", "super"))
 FILE_WORDS = _words(
     """
     Callable Literal NamedTuple ProcessGroup Quantized Tensor WgradQueue False None True
-    backward_dw bool callable dequantize dict float getattr int len list map math next nn
+    backward_dw bool callable dequantize dict filter float getattr int isinstance len list map
+    math next nn
     object property quantized reference refresh_weights repr set setattr staticmethod str
     super torch tuple type zip
     """

@@ -35,7 +35,10 @@ class AutogradText:
 
     Attributes:
         name: of the class.
+        twin: name of the class that function transforms use; empty where they are refused, since
+            the backward changes what is not the module's own.
         parameters: of ``forward``.
+        wanted: positions of the flags among them, and of the tensors they are of, for the twin.
         op_arguments: what the forward op is called with.
         apply_arguments: of ``apply``: those, then what only the backward changes.
         results: of the forward op.
@@ -57,7 +60,9 @@ class AutogradText:
     """
 
     name: str
+    twin: str
     parameters: tuple[str, ...]
+    wanted: str
     op_arguments: tuple[str, ...]
     apply_arguments: tuple[str, ...]
     results: tuple[str, ...]
@@ -77,6 +82,11 @@ class AutogradText:
     gradients: tuple[str, ...]
     no_gradients: str
 
+    @property
+    def saves_results(self) -> bool:
+        """Whether the forward op also returns what is only kept."""
+        return len(self.results) > 1
+
 
 def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> AutogradText:
     """How autograd calls the ops of a module, whose forward has these arguments."""
@@ -90,9 +100,11 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     tensors = (*(reduction.history for reduction in reductions), *read)
     passed = tuple(name for name in tensors if name not in given)
     groups = ("amax_group",) if reductions else ()
-    queue = ("wgrad_queue",) if plan.wgrad else ()
+    queued = {"wgrad_queue": "WgradQueue", "wgrad_weights": "tuple[Tensor, ...]"}
+    queue = queued if plan.wgrad else {}
     main_grads = () if plan.wgrad else main_grad_texts(plan)
-    asked = tuple(name for each in main_grads for name in (each.dummy, each.overwrite) if name)
+    asked = {each.dummy: "bool | tuple[Tensor]" for each in main_grads}
+    asked |= {each.overwrite: "bool" for each in main_grads if each.overwrite}
     buffers = tuple(each.name for each in main_grads)
     words = (*groups, *queue, *buffers, *asked)
     op_arguments = (*(a.name for a in arguments), *plan.forward.flags, *scalars)
@@ -105,16 +117,18 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
     return AutogradText(
         name=f"_{plan.class_name}",
+        twin="" if main_grads or plan.wgrad or plan.reductions else f"_{plan.class_name}Twin",
         parameters=(
             *(f"{a.name}: {a.annotation}" for a in arguments),
             *(f"{flag}: bool" for flag in plan.forward.flags),
             *(f"{a.name}: {attribute_text(a).annotation}" for a in plan.attributes),
             *(f"{name}: Tensor" for name in passed),
             *(f"{name}: ProcessGroup | None" for name in groups),
-            *(f"{name}: WgradQueue" for name in queue),
+            *(f"{name}: {kind}" for name, kind in queue.items()),
             *(f"{name}: Tensor | None" for name in buffers),
-            *(f"{name}: bool" for name in asked),
+            *(f"{name}: {asked[name]}" for name in asked),
         ),
+        wanted=_wanted(plan, arguments),
         op_arguments=op_arguments,
         apply_arguments=apply_arguments,
         results=tuple(result.buffer for result in plan.forward.results),
@@ -146,6 +160,13 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         ),
         no_gradients=", ".join(["None"] * len(apply_arguments)),
     )
+
+
+def _wanted(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> str:
+    tensors = {argument.flag: index for index, argument in enumerate(arguments) if argument.flag}
+    first = len(arguments)
+    flags = enumerate(plan.forward.flags, first)
+    return str(tuple((index, tensors[flag]) for index, flag in flags if flag in tensors))
 
 
 def _saved_source(plan: ModulePlan, result: Result) -> str:
@@ -181,8 +202,10 @@ def _gradient_source(plan: ModulePlan, argument: TensorText, needs: Mapping[str,
         return "None"
     if argument.name in dict(plan.main_grads):
         buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
-        wanted = f"ctx.{dummy(argument.name)} and {needs[argument.flag]}"
-        return f"_library.dummy_grad({gradient(plan.outputs[0])}, {buffer}) if {wanted} else None"
+        asked = f"ctx.{dummy(argument.name)}"
+        wanted = f"{asked} and {needs[argument.flag]}"
+        dy = gradient(plan.outputs[0])
+        return f"_library.dummy_grad({dy}, {buffer}, {asked}) if {wanted} else None"
     name = gradient(argument.name)
     conditional = plan.backward.flags and not plan.backward.returns_none
     return f"{name} if {needs[argument.flag]} else None" if conditional else name

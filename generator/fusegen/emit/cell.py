@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..model.dtypes import DType
+from ..model.names import mark
 from ..model.plan import Argument, ModulePlan
 from ..model.shapes import Expr, Sym, substitute, to_python
 from ..model.specs import Init
@@ -72,6 +74,8 @@ class CellContext:
         autograd: the class by which autograd calls the ops.
         inputs: what the module is called with.
         arguments: what the function is called with.
+        given_tensors: tests that inputs are tensors.
+        given_inputs: the inputs by name.
         states: tensors kept between calls.
         called_states: those of them that the function takes.
         transient: paths of those that no state dict has.
@@ -87,6 +91,11 @@ class CellContext:
         programs: every op.
         differentiable: arguments that can have a gradient.
         take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
+        base: class that the module's class derives from.
+        holders: submodules.
+        parts: names of those whose tensors a call reads.
+        called_parts: sources of these.
+        uses_parts: whether the module's file names ``_parts``.
         lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
@@ -105,6 +114,8 @@ class CellContext:
     autograd: AutogradText
     inputs: tuple[TensorText, ...]
     arguments: tuple[TensorText, ...]
+    given_tensors: tuple[str, ...]
+    given_inputs: tuple[str, ...]
     attributes: tuple[AttributeText, ...]
     states: tuple[StateText, ...]
     called_states: tuple[StateText, ...]
@@ -125,7 +136,11 @@ class CellContext:
     output: TensorText
     take_output: str
     parameters: tuple[ParameterText, ...]
+    base: str
     holders: tuple[str, ...]
+    parts: tuple[str, ...]
+    called_parts: tuple[str, ...]
+    uses_parts: bool
     keywords: tuple[KeywordText, ...]
     lookups: tuple[str, ...]
     call_arguments: tuple[str, ...]
@@ -182,8 +197,10 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     main_grads = () if plan.wgrad else main_grad_texts(plan)
     programs = tuple(program_text(plan, program) for program in plan.programs)
     parameters, states = _parameter_texts(plan), state_texts(plan)
-    called, (lookups, call_arguments) = called_states(plan), _call(plan, main_grads)
+    called, parts = called_states(plan), _called_parts(plan)
+    lookups, call_arguments = _call(plan, main_grads, parts)
     autograd = autograd_text(plan, tuple(by_name.values()))
+    base = _base(plan, states)
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
@@ -201,6 +218,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         autograd=autograd,
         inputs=tuple(by_name[name] for name in plan.inputs),
         arguments=tuple(by_name[name] for name in plan.arguments),
+        given_tensors=tuple(f"isinstance({name}, Tensor)" for name in plan.inputs),
+        given_inputs=tuple(f'("{name}", {name})' for name in plan.inputs),
         attributes=tuple(attribute_text(a) for a in plan.attributes),
         states=states,
         called_states=tuple(state for state in states if state.argument in called),
@@ -225,7 +244,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         backward=programs[1],
         output=tensor_text(plan, Argument(plan.outputs[0], False), plan.gradients),
         parameters=parameters,
+        base=base,
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
+        parts=tuple(parts.values()),
+        called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
+        uses_parts=bool(any(holders) or base.startswith("_parts.")),
         keywords=keywords,
         lookups=lookups,
         call_arguments=call_arguments,
@@ -239,28 +262,39 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     )
 
 
-def _called_holders(plan: ModulePlan) -> tuple[str, ...]:
-    """Submodules that a call looks up once, and not as attributes, which takes a microsecond."""
+def _base(plan: ModulePlan, states: tuple[StateText, ...]) -> str:
+    if plan.quantized:
+        return "_quantized_weights.QuantizedWeights"
+    own = any(not state.holder for state in states)
+    return "_parts.KeepsBuffers" if own else "nn.Module"
+
+
+def _called_parts(plan: ModulePlan) -> dict[str, str]:
+    """Submodules whose tensors a call reads, and what it calls them: never what an input is."""
     called = called_states(plan)
     paths = [parameter.path for parameter in plan.parameters]
     paths += [state.path for state in plan.states if state.buffer in called]
     holders = dict.fromkeys(path.rpartition(".")[0] for path in paths)
-    return tuple(holder for holder in holders if holder and holder not in plan.inputs)
+    return {h: h if mark(h) in plan.inputs else mark(h) for h in holders if h}
 
 
 def _call(
-    plan: ModulePlan, main_grads: tuple[MainGradText, ...]
+    plan: ModulePlan, main_grads: tuple[MainGradText, ...], parts: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a module looks up before it calls the function, and the call's arguments."""
-    holders = _called_holders(plan)
 
     def reached(path: str, kind: str = "parameter") -> str:
         holder, _, name = path.rpartition(".")
-        owner = holder if holder in holders else f"self.{holder}" if holder else "self"
-        return f'_library.{kind}({owner}, "{name}")'
+        return f'_library.{kind}({parts.get(holder, "self")}, "{name}")'
 
-    lookups = [f'{holder} = self._modules["{holder}"]' for holder in holders]
-    lookups += [f"{m.argument} = {reached(m.path)}" for m in main_grads]
+    paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
+    held = {parameter.buffer for parameter in plan.quantized}
+    copied = _copied(plan)
+    found = dict.fromkeys((*(m.argument for m in main_grads), *copied))
+    lookups = [f"{name} = {reached(paths[name])}" for name in found]
+    if copied:
+        pairs = ", ".join(f'("{paths[name]}", {name})' for name in copied)
+        lookups.append(f'_library.check_copied("{plan.cell}", self._copied, {pairs})')
     called = called_states(plan)
     states = (f"{s.buffer}={reached(s.path, 'buffer')}" for s in plan.states if s.buffer in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
@@ -272,10 +306,25 @@ def _call(
         scalars.append(f"{m.dummy}=_library.wants_dummy_grad({m.argument})")
         if m.overwrite:
             scalars.append(f"{m.overwrite}=_library.overwrites_main_grad({m.argument})")
-    paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
-    elsewhere = paths.keys() - {m.argument for m in main_grads}
-    tensors = (reached(paths[name]) if name in elsewhere else name for name in plan.arguments)
-    return tuple(lookups), (*tensors, *states, *scalars)
+
+    def tensor(name: str) -> str:
+        if name not in paths:
+            return name
+        source = name if name in found else reached(paths[name])
+        if name in held:
+            source = f'_quantized_weights.stand_in("{plan.cell}", "{paths[name]}", {source})'
+        if name in plan.delayed:
+            source = f'_delayed.own("{plan.cell}", "{paths[name]}", {source})'
+        return source
+
+    return tuple(lookups), (*map(tensor, plan.arguments), *states, *scalars)
+
+
+def _copied(plan: ModulePlan) -> tuple[str, ...]:
+    """Weights that stand next to their copies."""
+    if plan.refresh is None or plan.quantized:
+        return ()
+    return tuple(a.buffer for a in plan.refresh.arguments if not a.mutated)
 
 
 def _representation(

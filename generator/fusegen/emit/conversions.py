@@ -49,6 +49,7 @@ class QuantizeContext:
         forward_arguments: what its op is called with.
         forward_flags: the flag that lets its state move on, where it has state.
         apply_parameters: of its autograd function.
+        wanted: positions in it of the flag and of x, as the twin for transforms states them.
         no_gradients: what that returns after the gradient of x.
         tolerance: of a tensor against what its copies stand for.
         description: what ``describe()`` returns, line by line.
@@ -73,6 +74,7 @@ class QuantizeContext:
     forward_arguments: tuple[str, ...]
     forward_flags: tuple[str, ...]
     apply_parameters: tuple[str, ...]
+    wanted: str
     no_gradients: str
     tolerance: float
     description: tuple[str, ...]
@@ -111,6 +113,7 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
             *(f"{argument.name}: {argument.annotation}" for argument in forward.arguments),
             *(f"{flag}: bool" for flag in flags),
         ),
+        wanted=f"(({len(arguments)}, 0),)" if flags else "()",
         no_gradients="".join(", None" for _ in (*arguments[1:], *flags)),
         tolerance=plan.tolerance.end_to_end,
         description=tuple(map(docstring, description)),

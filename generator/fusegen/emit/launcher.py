@@ -35,6 +35,7 @@ class LaunchProgram:
         type_checks: checks that need no sizes.
         dims: dimensions.
         size_checks: checks of sizes.
+        changes: whether arguments are changed in place, which threads do in turns.
         uses_sms: whether a launch asks how many multiprocessors there are.
         delays: whether states of delayed scaling move on.
         operands: contiguous, aligned arguments.
@@ -52,6 +53,7 @@ class LaunchProgram:
     type_checks: tuple[str, ...]
     dims: tuple[str, ...]
     size_checks: tuple[str, ...]
+    changes: bool
     uses_sms: bool
     delays: bool
     operands: tuple[str, ...]
@@ -73,6 +75,7 @@ class LauncherContext:
     minor: int
     exact: str
     ranges: bool
+    changes: bool
     headers: tuple[str, ...]
     has_workspace: bool
     programs: tuple[LaunchProgram, ...]
@@ -91,6 +94,7 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
         minor=arch.capability[1],
         exact="true" if arch.name.endswith("a") else "false",
         ranges=plan.ranges,
+        changes=any(program.changes for program in programs),
         headers=tuple(sorted(kernels.name for kernels in plan.kernel_sets)),
         has_workspace=any(program.workspace for program in programs),
         programs=programs,
@@ -116,6 +120,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
         dims=tuple(_bind_line(b, given) for b in program.bindings if b.symbol in words),
         size_checks=size_checks,
+        changes=bool(program.mutated),
         uses_sms="sms" in words,
         delays=any(keeps_history(step) for step in program.unmerged.steps),
         operands=tuple(

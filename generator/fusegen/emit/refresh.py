@@ -40,6 +40,7 @@ class RefreshText:
     Attributes:
         program: its op.
         weights: what it quantises.
+        paths: sources of these in the class.
         states: what it changes.
         caches: those of them that are copies of weights.
         op_arguments: what the op is called with.
@@ -49,6 +50,7 @@ class RefreshText:
 
     program: ProgramText
     weights: tuple[TensorText, ...]
+    paths: tuple[str, ...]
     states: tuple[StateText, ...]
     caches: tuple[str, ...]
     op_arguments: tuple[str, ...]
@@ -68,6 +70,7 @@ def refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshText
     return RefreshText(
         program=printed,
         weights=printed.unchanged,
+        paths=tuple(paths[weight.name] for weight in printed.unchanged),
         states=changed,
         caches=tuple(state.argument for state in caches),
         op_arguments=(*(argument.name for argument in printed.arguments), *printed.flags),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,8 +42,35 @@ class Slot:
         return torch.zeros(count, *shape, dtype=torch.uint8, device=device)
 
 
+class _Mark:
+    """Whether the backward finished that left an entry, and whether it still runs.
+
+    Autograd keeps the callback of a backward until that ends, and calls it if it ends well.
+    """
+
+    def __init__(self) -> None:
+        self.finished = False
+        running = _Running()
+        self._running = weakref.ref(running)
+
+        def finish(_: _Running = running) -> None:
+            self.finished = True
+
+        torch.autograd.Variable._execution_engine.queue_callback(finish)
+
+    @property
+    def failed(self) -> bool:
+        return not self.finished and self._running() is None
+
+
+class _Running:
+    pass
+
+
 @dataclass(frozen=True)
 class _Entry:
+    mark: _Mark
+    weights: tuple[Tensor, ...]
     operands: tuple[Tensor | None, ...]
     needs: tuple[bool, ...]
     versions: tuple[int, ...]
@@ -71,6 +99,7 @@ class WgradQueue(nn.Module):
     ) -> None:
         super().__init__()
         self._entries: deque[_Entry] = deque()
+        self._marks: list[_Mark] = []  # of entries in slots
         self.hooks: list[Callable[[], object]] = []
         self.slots = None if slots is None else tuple(slots)
         # No buffers: those are broadcast by DDP and belong into a state dict.
@@ -81,6 +110,7 @@ class WgradQueue(nn.Module):
     @property
     def pending(self) -> int:
         """Number of entries.  With slots it reads the device, so the host waits for it."""
+        self._settle()
         if self.slots is None:
             return len(self._entries)
         if self._counters.is_meta:
@@ -88,11 +118,42 @@ class WgradQueue(nn.Module):
         kept, taken = self._counters.tolist()
         return kept - taken
 
-    def keep(self, cell: str, operands: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> None:
-        """Add an entry.
+    def clear(self) -> None:
+        """Forget every entry, and the gradients that it stands for.
+
+        An eager backward that raises leaves no entry.  A compiled one may leave one in a slot, so
+        call this when a step is given up.
+        """
+        self._entries.clear()
+        self._marks.clear()
+        self._counters.zero_()
+
+    def _settle(self) -> None:
+        """Remove what was left by backwards that failed."""
+        if any(entry.mark.failed for entry in self._entries):
+            self._entries = deque(entry for entry in self._entries if not entry.mark.failed)
+        failed = sum(mark.failed for mark in self._marks)
+        if failed:
+            if self._counters.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "a backward failed before this capture and left entries that wait for "
+                    "backward_dw; call wgrad_queue.clear() first"
+                )
+            self._counters[0].sub_(failed)
+        self._marks = [mark for mark in self._marks if not (mark.finished or mark.failed)]
+
+    def keep(
+        self,
+        cell: str,
+        weights: tuple[Tensor, ...],
+        operands: tuple[Tensor | None, ...],
+        needs: tuple[bool, ...],
+    ) -> None:
+        """Add an entry, which stays if the backward that runs ends well.
 
         Args:
             cell: whose backward it is.
+            weights: that the forward was called with.
             operands: of the op that gives the gradients of weights.
             needs: for which weights.
 
@@ -100,7 +161,11 @@ class WgradQueue(nn.Module):
             RuntimeError: code is being compiled and there are no slots; or all of them are taken,
                 which on a GPU is an assertion on the device.
         """
+        if not torch.compiler.is_compiling():
+            self._settle()
         if self.slots is not None:
+            if not torch.compiler.is_compiling():
+                self._marks.append(_Mark())
             first, slots = operands[0], zip(operands, self.slots, strict=True)
             assert first is not None
             tokens, room = first.numel() // first.shape[-1], self.slots[0].shape[0]
@@ -111,7 +176,8 @@ class WgradQueue(nn.Module):
             raise RuntimeError(f"{cell}: {_NO_SLOTS}")
         # Apart from the graph that they were made in, which would stay alive with them.
         kept = tuple(each.detach() if each is not None else None for each in operands)
-        self._entries.append(_Entry(kept, needs, _versions(kept), *_place(kept)))
+        entry = _Entry(_Mark(), weights, kept, needs, _versions(kept), *_place(kept))
+        self._entries.append(entry)
 
     def oldest(
         self, cell: str, weights: Sequence[Tensor]
@@ -128,6 +194,8 @@ class WgradQueue(nn.Module):
         Raises:
             RuntimeError: there is none, or its tensors have changed since.
         """
+        if not torch.compiler.is_compiling():
+            self._settle()
         if self.slots is not None:
             return self._read(weights[0]), tuple(weight.requires_grad for weight in weights)
         if torch.compiler.is_compiling():
@@ -138,6 +206,11 @@ class WgradQueue(nn.Module):
                 "a weight with requires_grad took part in"
             )
         entry = self._entries[0]
+        if any(one is not other for one, other in zip(entry.weights, weights, strict=True)):
+            raise RuntimeError(
+                f"{cell}: backward_dw: the weights are not those of the forward; functional_call "
+                "and wrappers that exchange parameters (FSDP) cannot be used with delayed_wgrad"
+            )
         stream, captured = _place(entry.operands)
         if captured != entry.captured:
             raise RuntimeError(
@@ -182,7 +255,7 @@ class WgradQueue(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_pending("copy")
-        return self.__dict__
+        return {**self.__dict__, "_marks": []}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> WgradQueue:
         self._refuse_pending("move")
@@ -218,9 +291,30 @@ def main_grad(cell: str, name: str, weight: nn.Parameter, dtype: torch.dtype) ->
         return _library.main_grad(cell, name, weight, dtype)
 
 
+def own(cell: str, name: str, weight: Tensor) -> Tensor:
+    """A weight whose gradient may wait: a parameter, not what a wrapper makes of one.
+
+    Raises:
+        RuntimeError: its gradient has to go on, in the backward.
+    """
+    if weight.requires_grad and not weight.is_leaf:
+        raise RuntimeError(
+            f"{cell}: {name}: expected a parameter, got a tensor that a wrapper (parametrize, "
+            "PEFT, FSDP) makes in each forward; its gradient cannot wait: use a module generated "
+            "without delayed_wgrad"
+        )
+    return weight
+
+
 def accumulate(*gradients: tuple[Tensor, Tensor | None]) -> None:
     """Add gradients to those of the weights as a backward does, hooks included."""
     found = [(weight, gradient) for weight, gradient in gradients if gradient is not None]
+    for weight, gradient in found:
+        if type(weight.detach()) is not type(gradient):
+            raise RuntimeError(
+                "backward_dw: a weight became a DTensor after its forward; wrappers that shard "
+                "parameters (FSDP) cannot be used with delayed_wgrad"
+            )
     if torch.compiler.is_compiling():
         for weight, gradient in found:
             weight.grad = gradient if weight.grad is None else weight.grad + gradient
@@ -231,8 +325,9 @@ def accumulate(*gradients: tuple[Tensor, Tensor | None]) -> None:
 
 def run_hooks(*weights: tuple[Tensor, bool]) -> None:
     """Run the hooks of weights that ask for it, as Megatron's do: main_grad is complete."""
-    with torch.enable_grad():
-        asking = [weight for weight, need in weights if need and _library.wants_dummy_grad(weight)]
+    asking = [w for w, need in weights if need and hasattr(w, "grad_added_to_main_grad")]
+    for weight in asking:
+        weight.grad_added_to_main_grad = True
     if asking:
         torch.autograd.backward(asking, [w.new_zeros(()).expand(w.shape) for w in asking])
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import _library
+from . import _parts
 from .reference import _quantize as quantized
 
 _HIGH = (torch.bfloat16, torch.float16, torch.float32)
@@ -106,6 +106,22 @@ def _is_placeholder(parameter: Tensor) -> bool:
 register_optimizer_step_pre_hook(_refuse_to_step)
 
 
+def stand_in(cell: str, name: str, weight: Tensor) -> Tensor:
+    """What stands in a weight's place; another tensor's values would not be used.
+
+    Raises:
+        RuntimeError: a wrapper or functional_call put another one there.
+    """
+    if weight.numel() > 1 and not _is_placeholder(weight):
+        raise RuntimeError(
+            f"{cell}: {name}: expected the module's own parameter, which has no values, got "
+            "another tensor, whose values would not be used; wrappers that make weights "
+            "(parametrize, PEFT, FSDP) and functional_call need a module generated without "
+            "quantized_weights"
+        )
+    return weight
+
+
 def given(cell: str, name: str, weight: Tensor, stands: Tensor) -> Tensor:
     """A weight in high precision, in the type of the module.
 
@@ -134,9 +150,12 @@ def given(cell: str, name: str, weight: Tensor, stands: Tensor) -> Tensor:
 
 class _Cast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.dtype = weight.dtype
+    def forward(weight: Tensor, dtype: torch.dtype) -> Tensor:
         return placeholder(weight.shape, weight.device, dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.dtype = inputs[0].dtype
 
     @staticmethod
     def backward(ctx, dy):
@@ -148,7 +167,7 @@ def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight if weight.dtype == dtype else _Cast.apply(weight, dtype)
 
 
-class QuantizedWeights(nn.Module):
+class QuantizedWeights(_parts.KeepsBuffers):
     """A module whose weights are copies in the recipe's format alone.
 
     Attributes:
@@ -200,14 +219,13 @@ class QuantizedWeights(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeights:
-        """As in `nn.Module`, but placeholders stay so, and a cast leaves buffers as they are."""
-        buffers = tuple(name for name, _ in self.named_buffers())
-        places = {id(self.get_parameter(weight.path)) for weight in self.held.weights}
-        spare = _library.sparing_copies(self, buffers, fn)
+        """As in `KeepsBuffers`, and placeholders stay so."""
+        parameters = [self.get_parameter(weight.path) for weight in self.held.weights]
+        places = {id(parameter): parameter for parameter in parameters}  # alive, as in there
 
         def move(tensor: Tensor) -> Tensor:
             if id(tensor) not in places:
-                return spare(tensor)
+                return fn(tensor)
             element = fn(tensor.detach()[(0,) * tensor.dim()])
             return element.fill_(math.nan).expand(tensor.shape)  # `to_empty` leaves any number
 
