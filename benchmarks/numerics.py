@@ -42,8 +42,8 @@ ENDS = """\
 
 **Saturated gradients.**  Slopes of `sigmoid` and `tanh` are not computed as a difference from one,
 which is 0 in fp32 from 17 and 9 on: they are `e / (1 + e)^2` with `e = exp(-|x|)`, and
-`4 e / (1 + e)^2` with `e = exp(-2 |x|)`.  Where an activation saturates, beyond 4, every gradient is
-right to 2^-16 of itself before it is rounded to 16 bits; nearer to 0, where slopes change their
+`4 e / (1 + e)^2` with `e = exp(-2 |x|)`.  Where an activation saturates, beyond 4, every gradient
+is right to 2^-16 of itself before it is rounded to 16 bits; nearer to 0, where slopes change their
 sign, to a few units of fp32 in the largest of its terms.
 
 **Limits of one operand are taken.**  Where one factor of an activation vanishes and another grows,
