@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2e1ff29e94052498
+# checksum sha256:78528ee42863c092
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -15,8 +15,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from . import _library
+from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
+
+DIGEST = "1efbc1385b40b376831274ef8ec9b4719093502c4b5fea445652df31d944abe8"
+_library.join("grouped_linear__fp8_delayed", DIGEST)
 
 
 def _forward_fake(
@@ -176,8 +179,8 @@ class _GroupedLinear(torch.autograd.Function):
             x_columnwise if need_dweight else None,
             x_columnwise_scale if need_dweight else None,
         )
-        ctx.grad_output_amax_history = grad_output_amax_history
-        ctx.grad_output_scale = grad_output_scale
+        ctx.grad_output_amax_history_ = grad_output_amax_history
+        ctx.grad_output_scale_ = grad_output_scale
         return y
 
     @staticmethod
@@ -189,8 +192,8 @@ class _GroupedLinear(torch.autograd.Function):
         dx, dweight, dbias = _backward(
             dy,
             *ctx.saved_tensors,
-            ctx.grad_output_amax_history,
-            ctx.grad_output_scale,
+            ctx.grad_output_amax_history_,
+            ctx.grad_output_scale_,
             needs[0],
             needs[1],
             needs[3],
@@ -212,7 +215,75 @@ class _GroupedLinear(torch.autograd.Function):
         )
 
 
-_apply = _library.direct_apply(_GroupedLinear)
+class _GroupedLinearTwin(_transforms.Twin):
+    """`_GroupedLinear` for function transforms."""
+
+    cell = "grouped_linear__fp8_delayed"
+    wanted = ((8, 0), (9, 1), (10, 3))
+    ordinary = _GroupedLinear
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        split_sizes: Tensor,
+        bias: Tensor | None,
+        input_amax_history: Tensor,
+        input_scale: Tensor,
+        weight_amax_history: Tensor,
+        weight_scale: Tensor,
+        need_dx: bool,
+        need_dweight: bool,
+        need_dbias: bool,
+        grad_output_amax_history: Tensor,
+        grad_output_scale: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        return _forward(
+            x,
+            weight,
+            split_sizes,
+            bias,
+            input_amax_history,
+            input_scale,
+            weight_amax_history,
+            weight_scale,
+            need_dx,
+            need_dweight,
+            need_dbias,
+        )
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        (
+            x,
+            weight,
+            split_sizes,
+            bias,
+            input_amax_history,
+            input_scale,
+            weight_amax_history,
+            weight_scale,
+            need_dx,
+            need_dweight,
+            need_dbias,
+            grad_output_amax_history,
+            grad_output_scale,
+        ) = inputs
+        y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(
+            split_sizes,
+            weight_columnwise if need_dx else None,
+            weight_columnwise_scale if need_dx else None,
+            x_columnwise if need_dweight else None,
+            x_columnwise_scale if need_dweight else None,
+        )
+        ctx.grad_output_amax_history_ = grad_output_amax_history
+        ctx.grad_output_scale_ = grad_output_scale
+
+
+_apply = _library.direct_apply(_GroupedLinear, _GroupedLinearTwin.apply)
 
 
 def grouped_linear(
@@ -248,6 +319,10 @@ def grouped_linear(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    if not (isinstance(x, Tensor) and isinstance(split_sizes, Tensor)):
+        _library.refuse_inputs(
+            "grouped_linear__fp8_delayed", ("x", x), ("split_sizes", split_sizes)
+        )
     autocast = _library.autocast_dtype(x)
     if autocast is not None:
         x = x.to(autocast)
@@ -257,7 +332,7 @@ def grouped_linear(
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
     need_dbias = grad and bias is not None and bias.requires_grad
-    if need_dx or need_dweight or need_dbias:
+    if need_dx or need_dweight or need_dbias or _transforms.active():
         y = _apply(
             x,
             weight,
@@ -290,7 +365,7 @@ def grouped_linear(
     return y
 
 
-class GroupedLinear(nn.Module):
+class GroupedLinear(_parts.KeepsBuffers):
     """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
     Args:

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:375d4f3132c5b1e5
+# checksum sha256:cc931fbadea92661
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -15,8 +15,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from . import _library
+from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
+
+DIGEST = "50b476eb9891e6a5e8f87626499f0145dd74a98698acf32cfe8220361200e86b"
+_library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 
 def _forward_fake(
@@ -146,7 +149,47 @@ class _GroupedLinear(torch.autograd.Function):
         return dx, dweight, None, dbias, None, None
 
 
-_apply = _library.direct_apply(_GroupedLinear)
+class _GroupedLinearTwin(_transforms.Twin):
+    """`_GroupedLinear` for function transforms."""
+
+    cell = "grouped_linear__fp8_rowwise"
+    wanted = ((4, 0), (5, 1))
+    ordinary = _GroupedLinear
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        split_sizes: Tensor,
+        bias: Tensor | None,
+        need_dx: bool,
+        need_dweight: bool,
+    ) -> tuple[Tensor | None, ...]:
+        return _forward(x, weight, split_sizes, bias, need_dx, need_dweight)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        (
+            x,
+            weight,
+            split_sizes,
+            bias,
+            need_dx,
+            need_dweight,
+        ) = inputs
+        y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(
+            split_sizes,
+            weight_columnwise,
+            weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        )
+
+
+_apply = _library.direct_apply(_GroupedLinear, _GroupedLinearTwin.apply)
 
 
 def grouped_linear(
@@ -169,6 +212,10 @@ def grouped_linear(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    if not (isinstance(x, Tensor) and isinstance(split_sizes, Tensor)):
+        _library.refuse_inputs(
+            "grouped_linear__fp8_rowwise", ("x", x), ("split_sizes", split_sizes)
+        )
     autocast = _library.autocast_dtype(x)
     if autocast is not None:
         x = x.to(autocast)
@@ -178,7 +225,7 @@ def grouped_linear(
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
     need_dbias = grad and bias is not None and bias.requires_grad
-    if need_dx or need_dweight or need_dbias:
+    if need_dx or need_dweight or need_dbias or _transforms.active():
         y = _apply(x, weight, split_sizes, bias, need_dx, need_dweight)
     else:
         y, *_ = _forward(x, weight, split_sizes, bias, need_dx, need_dweight)

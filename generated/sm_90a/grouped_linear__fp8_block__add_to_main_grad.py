@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:24fe8a49bf653e01
+# checksum sha256:182ec91be982527c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -15,8 +15,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from . import _library
+from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
+
+DIGEST = "5d38d09d3eee24c5cdc2951b8e804558f9b627c7c92c4359fa13b83f2dba9fe0"
+_library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
 def _forward_fake(
@@ -129,7 +132,7 @@ class _GroupedLinear(torch.autograd.Function):
         need_dx: bool,
         need_dweight: bool,
         weight_main_grad: Tensor | None,
-        weight_dummy_grad: bool,
+        weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
         y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
@@ -143,9 +146,9 @@ class _GroupedLinear(torch.autograd.Function):
             x_columnwise,
             x_columnwise_scale,
         )
-        ctx.weight_main_grad = weight_main_grad
-        ctx.weight_dummy_grad = weight_dummy_grad
-        ctx.weight_overwrite_main_grad = weight_overwrite_main_grad
+        ctx.weight_main_grad_ = weight_main_grad
+        ctx.weight_dummy_grad_ = weight_dummy_grad
+        ctx.weight_overwrite_main_grad_ = weight_overwrite_main_grad
         return y
 
     @staticmethod
@@ -154,15 +157,15 @@ class _GroupedLinear(torch.autograd.Function):
         if dy is None:
             return None, None, None, None, None, None, None, None, None
         needs = ctx.needs_input_grad
-        if ctx.weight_overwrite_main_grad and needs[1]:
-            ctx.weight_main_grad.zero_()
+        if ctx.weight_overwrite_main_grad_ and needs[1]:
+            ctx.weight_main_grad_.zero_()
         dx, dbias = _backward(
-            dy, *ctx.saved_tensors, ctx.weight_main_grad, needs[0], needs[1], needs[3]
+            dy, *ctx.saved_tensors, ctx.weight_main_grad_, needs[0], needs[1], needs[3]
         )
         return (
             dx if needs[0] else None,
-            _library.dummy_grad(dy, ctx.weight_main_grad)
-            if ctx.weight_dummy_grad and needs[1]
+            _library.dummy_grad(dy, ctx.weight_main_grad_, ctx.weight_dummy_grad_)
+            if ctx.weight_dummy_grad_ and needs[1]
             else None,
             None,
             dbias if needs[3] else None,
@@ -174,7 +177,9 @@ class _GroupedLinear(torch.autograd.Function):
         )
 
 
-_apply = _library.direct_apply(_GroupedLinear)
+_apply = _library.direct_apply(
+    _GroupedLinear, _transforms.refusing("grouped_linear__fp8_block__add_to_main_grad")
+)
 
 
 def grouped_linear(
@@ -184,7 +189,7 @@ def grouped_linear(
     bias: Tensor | None = None,
     *,
     weight_main_grad: Tensor | None = None,
-    weight_dummy_grad: bool = False,
+    weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:
     """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
@@ -195,7 +200,8 @@ def grouped_linear(
         split_sizes: [E] int64, rows per group on x's device; zeros allowed, the sum at most T.
         bias: [E, N] bfloat16 or float16.
         weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes.
-        weight_dummy_grad: give weight a gradient of zeros, so that its hooks run.
+        weight_dummy_grad: give weight a gradient of zeros, so that its hooks run; a tuple of the
+            parameter sets its `grad_added_to_main_grad` then, too.
         weight_overwrite_main_grad: replace what weight_main_grad holds.
 
     Returns:
@@ -204,6 +210,10 @@ def grouped_linear(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    if not (isinstance(x, Tensor) and isinstance(split_sizes, Tensor)):
+        _library.refuse_inputs(
+            "grouped_linear__fp8_block__add_to_main_grad", ("x", x), ("split_sizes", split_sizes)
+        )
     autocast = _library.autocast_dtype(x)
     if autocast is not None:
         x = x.to(autocast)
@@ -217,7 +227,7 @@ def grouped_linear(
         raise RuntimeError(
             "grouped_linear__fp8_block__add_to_main_grad: weight_main_grad: expected [E, N, K] float32, got None"
         )
-    if need_dx or need_dweight or need_dbias:
+    if need_dx or need_dweight or need_dbias or _transforms.active():
         y = _apply(
             x,
             weight,

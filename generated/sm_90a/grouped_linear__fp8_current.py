@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7dc74b1cc2d723ed
+# checksum sha256:430cb461f9907723
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -15,8 +15,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from . import _library
+from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
+
+DIGEST = "627252b075009a473508b134a374b659641f38339bbba444237aa7623f9743ec"
+_library.join("grouped_linear__fp8_current", DIGEST)
 
 
 def _forward_fake(
@@ -142,7 +145,47 @@ class _GroupedLinear(torch.autograd.Function):
         return dx, dweight, None, dbias, None, None
 
 
-_apply = _library.direct_apply(_GroupedLinear)
+class _GroupedLinearTwin(_transforms.Twin):
+    """`_GroupedLinear` for function transforms."""
+
+    cell = "grouped_linear__fp8_current"
+    wanted = ((4, 0), (5, 1))
+    ordinary = _GroupedLinear
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        split_sizes: Tensor,
+        bias: Tensor | None,
+        need_dx: bool,
+        need_dweight: bool,
+    ) -> tuple[Tensor | None, ...]:
+        return _forward(x, weight, split_sizes, bias, need_dx, need_dweight)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        (
+            x,
+            weight,
+            split_sizes,
+            bias,
+            need_dx,
+            need_dweight,
+        ) = inputs
+        y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(
+            split_sizes,
+            weight_columnwise,
+            weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        )
+
+
+_apply = _library.direct_apply(_GroupedLinear, _GroupedLinearTwin.apply)
 
 
 def grouped_linear(
@@ -165,6 +208,10 @@ def grouped_linear(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    if not (isinstance(x, Tensor) and isinstance(split_sizes, Tensor)):
+        _library.refuse_inputs(
+            "grouped_linear__fp8_current", ("x", x), ("split_sizes", split_sizes)
+        )
     autocast = _library.autocast_dtype(x)
     if autocast is not None:
         x = x.to(autocast)
@@ -174,7 +221,7 @@ def grouped_linear(
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
     need_dbias = grad and bias is not None and bias.requires_grad
-    if need_dx or need_dweight or need_dbias:
+    if need_dx or need_dweight or need_dbias or _transforms.active():
         y = _apply(x, weight, split_sizes, bias, need_dx, need_dweight)
     else:
         y, *_ = _forward(x, weight, split_sizes, bias, need_dx, need_dweight)
@@ -299,7 +346,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
-    rows >= 24576: pingpong_128x192x128_2x1
+    rows < 3072: pingpong_128x128x128_2x1
+    depth >= 6144: cooperative_128x256x128_2x1
+    mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   quantize_sm90_e5m2_tensor
     always: the only one

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5fd9becd9eaf9c53
+# checksum sha256:49b83b24b2f340dd
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -15,8 +15,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from . import _library
+from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
+
+DIGEST = "e47b2aed49e7f8f66c320fa60825a020f5afa71596a10476011b808108961ee3"
+_library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
 def _forward_fake(
@@ -159,7 +162,7 @@ class _GroupedLinear(torch.autograd.Function):
         grad_output_amax_history: Tensor,
         grad_output_scale: Tensor,
         weight_main_grad: Tensor | None,
-        weight_dummy_grad: bool,
+        weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
         y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
@@ -183,11 +186,11 @@ class _GroupedLinear(torch.autograd.Function):
             x_columnwise if need_dweight else None,
             x_columnwise_scale if need_dweight else None,
         )
-        ctx.grad_output_amax_history = grad_output_amax_history
-        ctx.grad_output_scale = grad_output_scale
-        ctx.weight_main_grad = weight_main_grad
-        ctx.weight_dummy_grad = weight_dummy_grad
-        ctx.weight_overwrite_main_grad = weight_overwrite_main_grad
+        ctx.grad_output_amax_history_ = grad_output_amax_history
+        ctx.grad_output_scale_ = grad_output_scale
+        ctx.weight_main_grad_ = weight_main_grad
+        ctx.weight_dummy_grad_ = weight_dummy_grad
+        ctx.weight_overwrite_main_grad_ = weight_overwrite_main_grad
         return y
 
     @staticmethod
@@ -213,22 +216,22 @@ class _GroupedLinear(torch.autograd.Function):
                 None,
             )
         needs = ctx.needs_input_grad
-        if ctx.weight_overwrite_main_grad and needs[1]:
-            ctx.weight_main_grad.zero_()
+        if ctx.weight_overwrite_main_grad_ and needs[1]:
+            ctx.weight_main_grad_.zero_()
         dx, dbias = _backward(
             dy,
             *ctx.saved_tensors,
-            ctx.grad_output_amax_history,
-            ctx.grad_output_scale,
-            ctx.weight_main_grad,
+            ctx.grad_output_amax_history_,
+            ctx.grad_output_scale_,
+            ctx.weight_main_grad_,
             needs[0],
             needs[1],
             needs[3],
         )
         return (
             dx if needs[0] else None,
-            _library.dummy_grad(dy, ctx.weight_main_grad)
-            if ctx.weight_dummy_grad and needs[1]
+            _library.dummy_grad(dy, ctx.weight_main_grad_, ctx.weight_dummy_grad_)
+            if ctx.weight_dummy_grad_ and needs[1]
             else None,
             None,
             dbias if needs[3] else None,
@@ -247,7 +250,9 @@ class _GroupedLinear(torch.autograd.Function):
         )
 
 
-_apply = _library.direct_apply(_GroupedLinear)
+_apply = _library.direct_apply(
+    _GroupedLinear, _transforms.refusing("grouped_linear__fp8_delayed__add_to_main_grad")
+)
 
 
 def grouped_linear(
@@ -263,7 +268,7 @@ def grouped_linear(
     grad_output_amax_history: Tensor,
     grad_output_scale: Tensor,
     weight_main_grad: Tensor | None = None,
-    weight_dummy_grad: bool = False,
+    weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:
     """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
@@ -280,7 +285,8 @@ def grouped_linear(
         grad_output_amax_history: [1024, E] float32, changed in place.
         grad_output_scale: [E] float32, changed in place.
         weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes.
-        weight_dummy_grad: give weight a gradient of zeros, so that its hooks run.
+        weight_dummy_grad: give weight a gradient of zeros, so that its hooks run; a tuple of the
+            parameter sets its `grad_added_to_main_grad` then, too.
         weight_overwrite_main_grad: replace what weight_main_grad holds.
 
     Returns:
@@ -289,6 +295,10 @@ def grouped_linear(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    if not (isinstance(x, Tensor) and isinstance(split_sizes, Tensor)):
+        _library.refuse_inputs(
+            "grouped_linear__fp8_delayed__add_to_main_grad", ("x", x), ("split_sizes", split_sizes)
+        )
     autocast = _library.autocast_dtype(x)
     if autocast is not None:
         x = x.to(autocast)
@@ -302,7 +312,7 @@ def grouped_linear(
         raise RuntimeError(
             "grouped_linear__fp8_delayed__add_to_main_grad: weight_main_grad: expected [E, N, K] float32, got None"
         )
-    if need_dx or need_dweight or need_dbias:
+    if need_dx or need_dweight or need_dbias or _transforms.active():
         y = _apply(
             x,
             weight,
@@ -338,7 +348,7 @@ def grouped_linear(
     return y
 
 
-class GroupedLinear(nn.Module):
+class GroupedLinear(_parts.KeepsBuffers):
     """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
     Args:
@@ -502,7 +512,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
-    rows >= 24576: pingpong_128x192x128_2x1
+    rows < 3072: pingpong_128x128x128_2x1
+    depth >= 6144: cooperative_128x256x128_2x1
+    mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   quantize_sm90_e5m2_tensor
     always: the only one

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:a1a4d0f2e09457c3
+# checksum sha256:b8811c55c98d6a76
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -15,8 +15,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from . import _library
+from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
+
+DIGEST = "d2cad0697cf18c689d73d934c3c74bb211f0b83ea6014c04c180dce1ed5aa329"
+_library.join("grouped_mlp__fp8_current", DIGEST)
 
 
 def _forward_fake(
@@ -270,7 +273,89 @@ class _GroupedMLP(torch.autograd.Function):
         )
 
 
-_apply = _library.direct_apply(_GroupedMLP)
+class _GroupedMLPTwin(_transforms.Twin):
+    """`_GroupedMLP` for function transforms."""
+
+    cell = "grouped_mlp__fp8_current"
+    wanted = ((7, 0), (8, 1), (9, 2), (10, 4), (11, 5))
+    ordinary = _GroupedMLP
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        fc1_weight: Tensor,
+        fc2_weight: Tensor,
+        split_sizes: Tensor,
+        probs: Tensor,
+        fc1_bias: Tensor | None,
+        fc2_bias: Tensor | None,
+        need_dx: bool,
+        need_dfc1_weight: bool,
+        need_dfc2_weight: bool,
+        need_dprobs: bool,
+        need_dfc1_bias: bool,
+    ) -> tuple[Tensor | None, ...]:
+        return _forward(
+            x,
+            fc1_weight,
+            fc2_weight,
+            split_sizes,
+            probs,
+            fc1_bias,
+            fc2_bias,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+        )
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        (
+            x,
+            fc1_weight,
+            fc2_weight,
+            split_sizes,
+            probs,
+            fc1_bias,
+            fc2_bias,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+        ) = inputs
+        (
+            y,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = output
+        ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(
+            split_sizes,
+            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        )
+
+
+_apply = _library.direct_apply(_GroupedMLP, _GroupedMLPTwin.apply)
 
 
 def grouped_mlp(
@@ -299,6 +384,12 @@ def grouped_mlp(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    if not (
+        isinstance(x, Tensor) and isinstance(split_sizes, Tensor) and isinstance(probs, Tensor)
+    ):
+        _library.refuse_inputs(
+            "grouped_mlp__fp8_current", ("x", x), ("split_sizes", split_sizes), ("probs", probs)
+        )
     autocast = _library.autocast_dtype(x)
     if autocast is not None:
         x = x.to(autocast)
@@ -320,6 +411,7 @@ def grouped_mlp(
         or need_dprobs
         or need_dfc1_bias
         or need_dfc2_bias
+        or _transforms.active()
     ):
         y = _apply(
             x,
@@ -384,8 +476,8 @@ class GroupedMLP(nn.Module):
         self.num_groups = num_groups
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = nn.Module()
-        self.fc2 = nn.Module()
+        self.fc1 = _parts.Part()
+        self.fc2 = _parts.Part()
         make = {"device": device, "dtype": dtype}
         self.fc1.weight = nn.Parameter(torch.empty(num_groups, 2 * intermediate, hidden, **make))
         self.fc1.register_parameter(
@@ -412,17 +504,19 @@ class GroupedMLP(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
-        fc1 = self._modules["fc1"]
-        fc2 = self._modules["fc2"]
-        return grouped_mlp(
-            x,
-            _library.parameter(fc1, "weight"),
-            _library.parameter(fc2, "weight"),
-            split_sizes,
-            probs,
-            _library.parameter(fc1, "bias"),
-            _library.parameter(fc2, "bias"),
-        )
+
+        def run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
+            return grouped_mlp(
+                x,
+                _library.parameter(fc1, "weight"),
+                _library.parameter(fc2, "weight"),
+                split_sizes,
+                probs,
+                _library.parameter(fc1, "bias"),
+                _library.parameter(fc2, "bias"),
+            )
+
+        return _parts.call(run, x, self._modules["fc1"], self._modules["fc2"])
 
     def extra_repr(self) -> str:
         return (
@@ -536,7 +630,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
-    rows >= 24576: pingpong_128x192x128_2x1
+    rows < 3072: pingpong_128x128x128_2x1
+    depth >= 6144: cooperative_128x256x128_2x1
+    mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   pointwise_scaled_swiglu_forward
     always: the only one

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:cc9946eb36efe7a1
+# checksum sha256:01ed4616b66f9ee9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -17,8 +17,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from . import _library
+from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
+
+DIGEST = "3a9fa813838eab481d3eaeebc1f8fef738f2a9e6073c1aebc65c55536266b975"
+_library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 
 def _forward_fake(
@@ -304,10 +307,10 @@ class _GroupedMLP(torch.autograd.Function):
             x_columnwise_scale if need_dfc1_weight else None,
             fc2_input_scale_used if need_dfc2_weight else None,
         )
-        ctx.fc2_grad_output_amax_history = fc2_grad_output_amax_history
-        ctx.fc2_grad_output_scale = fc2_grad_output_scale
-        ctx.fc1_grad_output_amax_history = fc1_grad_output_amax_history
-        ctx.fc1_grad_output_scale = fc1_grad_output_scale
+        ctx.fc2_grad_output_amax_history_ = fc2_grad_output_amax_history
+        ctx.fc2_grad_output_scale_ = fc2_grad_output_scale
+        ctx.fc1_grad_output_amax_history_ = fc1_grad_output_amax_history
+        ctx.fc1_grad_output_scale_ = fc1_grad_output_scale
         return y
 
     @staticmethod
@@ -345,10 +348,10 @@ class _GroupedMLP(torch.autograd.Function):
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             *ctx.saved_tensors,
-            ctx.fc2_grad_output_amax_history,
-            ctx.fc2_grad_output_scale,
-            ctx.fc1_grad_output_amax_history,
-            ctx.fc1_grad_output_scale,
+            ctx.fc2_grad_output_amax_history_,
+            ctx.fc2_grad_output_scale_,
+            ctx.fc1_grad_output_amax_history_,
+            ctx.fc1_grad_output_scale_,
             needs[0],
             needs[1],
             needs[2],
@@ -385,7 +388,134 @@ class _GroupedMLP(torch.autograd.Function):
         )
 
 
-_apply = _library.direct_apply(_GroupedMLP)
+class _GroupedMLPTwin(_transforms.Twin):
+    """`_GroupedMLP` for function transforms."""
+
+    cell = "grouped_mlp__fp8_delayed__recompute_activations"
+    wanted = ((15, 0), (16, 1), (17, 2), (18, 4), (19, 5), (20, 6))
+    ordinary = _GroupedMLP
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        fc1_weight: Tensor,
+        fc2_weight: Tensor,
+        split_sizes: Tensor,
+        probs: Tensor,
+        fc1_bias: Tensor | None,
+        fc2_bias: Tensor | None,
+        fc1_input_amax_history: Tensor,
+        fc1_input_scale: Tensor,
+        fc1_weight_amax_history: Tensor,
+        fc1_weight_scale: Tensor,
+        fc2_input_amax_history: Tensor,
+        fc2_input_scale: Tensor,
+        fc2_weight_amax_history: Tensor,
+        fc2_weight_scale: Tensor,
+        need_dx: bool,
+        need_dfc1_weight: bool,
+        need_dfc2_weight: bool,
+        need_dprobs: bool,
+        need_dfc1_bias: bool,
+        need_dfc2_bias: bool,
+        fc2_grad_output_amax_history: Tensor,
+        fc2_grad_output_scale: Tensor,
+        fc1_grad_output_amax_history: Tensor,
+        fc1_grad_output_scale: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        return _forward(
+            x,
+            fc1_weight,
+            fc2_weight,
+            split_sizes,
+            probs,
+            fc1_bias,
+            fc2_bias,
+            fc1_input_amax_history,
+            fc1_input_scale,
+            fc1_weight_amax_history,
+            fc1_weight_scale,
+            fc2_input_amax_history,
+            fc2_input_scale,
+            fc2_weight_amax_history,
+            fc2_weight_scale,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
+        )
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        (
+            x,
+            fc1_weight,
+            fc2_weight,
+            split_sizes,
+            probs,
+            fc1_bias,
+            fc2_bias,
+            fc1_input_amax_history,
+            fc1_input_scale,
+            fc1_weight_amax_history,
+            fc1_weight_scale,
+            fc2_input_amax_history,
+            fc2_input_scale,
+            fc2_weight_amax_history,
+            fc2_weight_scale,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
+            fc2_grad_output_amax_history,
+            fc2_grad_output_scale,
+            fc1_grad_output_amax_history,
+            fc1_grad_output_scale,
+        ) = inputs
+        (
+            y,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+            fc2_input_scale_used,
+        ) = output
+        ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(
+            split_sizes,
+            probs
+            if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+            else None,
+            h
+            if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+            else None,
+            fc2_weight_columnwise
+            if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+            else None,
+            fc2_weight_columnwise_scale
+            if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+            else None,
+            fc1_weight_columnwise if need_dx else None,
+            fc1_weight_columnwise_scale if need_dx else None,
+            x_columnwise if need_dfc1_weight else None,
+            x_columnwise_scale if need_dfc1_weight else None,
+            fc2_input_scale_used if need_dfc2_weight else None,
+        )
+        ctx.fc2_grad_output_amax_history_ = fc2_grad_output_amax_history
+        ctx.fc2_grad_output_scale_ = fc2_grad_output_scale
+        ctx.fc1_grad_output_amax_history_ = fc1_grad_output_amax_history
+        ctx.fc1_grad_output_scale_ = fc1_grad_output_scale
+
+
+_apply = _library.direct_apply(_GroupedMLP, _GroupedMLPTwin.apply)
 
 
 def grouped_mlp(
@@ -439,6 +569,15 @@ def grouped_mlp(
     Raises:
         RuntimeError: a dtype, device or size does not fit; the message says what was expected.
     """
+    if not (
+        isinstance(x, Tensor) and isinstance(split_sizes, Tensor) and isinstance(probs, Tensor)
+    ):
+        _library.refuse_inputs(
+            "grouped_mlp__fp8_delayed__recompute_activations",
+            ("x", x),
+            ("split_sizes", split_sizes),
+            ("probs", probs),
+        )
     autocast = _library.autocast_dtype(x)
     if autocast is not None:
         x = x.to(autocast)
@@ -460,6 +599,7 @@ def grouped_mlp(
         or need_dprobs
         or need_dfc1_bias
         or need_dfc2_bias
+        or _transforms.active()
     ):
         y = _apply(
             x,
@@ -558,8 +698,8 @@ class GroupedMLP(nn.Module):
         self.num_groups = num_groups
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = nn.Module()
-        self.fc2 = nn.Module()
+        self.fc1 = _parts.Part()
+        self.fc2 = _parts.Part()
         make = {"device": device, "dtype": dtype}
         self.fc1.weight = nn.Parameter(torch.empty(num_groups, 2 * intermediate, hidden, **make))
         self.fc1.register_parameter(
@@ -636,29 +776,31 @@ class GroupedMLP(nn.Module):
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
-        fc1 = self._modules["fc1"]
-        fc2 = self._modules["fc2"]
-        return grouped_mlp(
-            x,
-            _library.parameter(fc1, "weight"),
-            _library.parameter(fc2, "weight"),
-            split_sizes,
-            probs,
-            _library.parameter(fc1, "bias"),
-            _library.parameter(fc2, "bias"),
-            fc1_input_amax_history=_library.buffer(fc1, "input_amax_history"),
-            fc1_input_scale=_library.buffer(fc1, "input_scale"),
-            fc1_weight_amax_history=_library.buffer(fc1, "weight_amax_history"),
-            fc1_weight_scale=_library.buffer(fc1, "weight_scale"),
-            fc2_input_amax_history=_library.buffer(fc2, "input_amax_history"),
-            fc2_input_scale=_library.buffer(fc2, "input_scale"),
-            fc2_weight_amax_history=_library.buffer(fc2, "weight_amax_history"),
-            fc2_weight_scale=_library.buffer(fc2, "weight_scale"),
-            fc2_grad_output_amax_history=_library.buffer(fc2, "grad_output_amax_history"),
-            fc2_grad_output_scale=_library.buffer(fc2, "grad_output_scale"),
-            fc1_grad_output_amax_history=_library.buffer(fc1, "grad_output_amax_history"),
-            fc1_grad_output_scale=_library.buffer(fc1, "grad_output_scale"),
-        )
+
+        def run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
+            return grouped_mlp(
+                x,
+                _library.parameter(fc1, "weight"),
+                _library.parameter(fc2, "weight"),
+                split_sizes,
+                probs,
+                _library.parameter(fc1, "bias"),
+                _library.parameter(fc2, "bias"),
+                fc1_input_amax_history=_library.buffer(fc1, "input_amax_history"),
+                fc1_input_scale=_library.buffer(fc1, "input_scale"),
+                fc1_weight_amax_history=_library.buffer(fc1, "weight_amax_history"),
+                fc1_weight_scale=_library.buffer(fc1, "weight_scale"),
+                fc2_input_amax_history=_library.buffer(fc2, "input_amax_history"),
+                fc2_input_scale=_library.buffer(fc2, "input_scale"),
+                fc2_weight_amax_history=_library.buffer(fc2, "weight_amax_history"),
+                fc2_weight_scale=_library.buffer(fc2, "weight_scale"),
+                fc2_grad_output_amax_history=_library.buffer(fc2, "grad_output_amax_history"),
+                fc2_grad_output_scale=_library.buffer(fc2, "grad_output_scale"),
+                fc1_grad_output_amax_history=_library.buffer(fc1, "grad_output_amax_history"),
+                fc1_grad_output_scale=_library.buffer(fc1, "grad_output_scale"),
+            )
+
+        return _parts.call(run, x, self._modules["fc1"], self._modules["fc2"])
 
     def extra_repr(self) -> str:
         return (
@@ -771,7 +913,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
-    rows >= 24576: pingpong_128x192x128_2x1
+    rows < 3072: pingpong_128x128x128_2x1
+    depth >= 6144: cooperative_128x256x128_2x1
+    mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   quantize_sm90_e5m2_tensor
     always: the only one

@@ -6,8 +6,12 @@ buffer's type.  float64 stays float64, so that the same program serves as its ow
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
+
+Rows = TypeVar("Rows", Tensor, tuple[Tensor, ...])
 
 
 def wide(x: Tensor) -> Tensor:
@@ -63,6 +67,14 @@ def bounds(split_sizes: Tensor, tokens: int) -> list[tuple[int, int]]:
         result.append((start, end))
         start = end
     return result
+
+
+def within(results: Rows, groups: Tensor) -> Rows:
+    """The same, but for rows past the last group, which are zero."""
+    if isinstance(results, tuple):
+        return tuple(within(each, groups) for each in results)
+    end = bounds(groups, results.shape[0])[-1][1]
+    return torch.cat((results[:end], torch.zeros_like(results[end:])))
 
 
 def gemm_fprop(a: Tensor, b: Tensor, add: Tensor | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:d289abe97ccd50be
+# checksum sha256:0e4de00f91053c2d
 """grouped_mlp__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -82,7 +82,7 @@ def _act_backward(da: Tensor, h: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]
     dy = steps.wide(da)
     scales = steps.per_row(probs)
     t0 = torch.sigmoid(gate)
-    t1 = t0 * (1.0 - t0)
+    t1 = torch.sigmoid(gate) * torch.sigmoid(-gate)
     t2 = torch.where(t1 == 0.0, 0.0, gate * t1)
     t3 = torch.where(t0 == 0.0, 0.0, gate * t0)
     dgate = (t0 + t2) * up * scales * dy

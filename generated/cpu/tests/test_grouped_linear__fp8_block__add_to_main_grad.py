@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:d44d7e9295a29eb5
+# checksum sha256:e016dbed1a812c5c
 """Tests of grouped_linear__fp8_block__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def test_rows_past_the_groups(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device, splits)
     dy = make_dy(tensors)
     _, clean = run(tensors, dy)
-    tensors["x"][used:] = float("nan")
-    dy[used:] = float("nan")
+    for tensor in (*(tensors[name] for name in ("x",)), dy):
+        tensor[used:] = float("nan")
     y, gradients = run(tensors, dy)
     assert not y[used:].any()
     for name in ("x",):
@@ -272,6 +272,32 @@ def test_double_backward_is_refused() -> None:
     y = module.grouped_linear(**{**tensors, "x": leaf})
     with pytest.raises(RuntimeError, match="double backward is not supported"):
         torch.autograd.grad(y, leaf, torch.ones_like(y), create_graph=True)
+
+
+@pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
+def test_inputs_are_tensors(given: object) -> None:
+    layer = module.GroupedLinear(
+        num_groups=4, in_features=64, out_features=40, bias=True, device="cpu"
+    )
+    support.give_main_grads(layer, ("weight",), torch.float32)
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    got = None if given is None else type(given).__name__
+    for name in (
+        "x",
+        "split_sizes",
+    ):
+        inputs = [
+            given if each == name else tensors[each]
+            for each in (
+                "x",
+                "split_sizes",
+            )
+        ]
+        with pytest.raises(
+            RuntimeError,
+            match=f"^grouped_linear__fp8_block__add_to_main_grad: {name}: expected a tensor, got {got}",
+        ):
+            layer(*inputs)
 
 
 @pytest.mark.parametrize("device", support.devices())
@@ -497,10 +523,11 @@ def test_hooks_run_for_a_parameter_that_asks(device: str) -> None:
     )
     support.give_main_grads(layer, ("weight",), torch.float32)
     weights = [layer.get_parameter(path) for path in ("weight",)]
-    seen = []
+    seen, marks = [], []
     for weight in weights:
         weight.grad_added_to_main_grad = False
         weight.register_hook(lambda gradient: seen.append(gradient.stride()))
+        weight.register_hook(lambda _, weight=weight: marks.append(weight.grad_added_to_main_grad))
     tensors = make_inputs(torch.bfloat16, device)
     y = layer(
         *[
@@ -511,8 +538,10 @@ def test_hooks_run_for_a_parameter_that_asks(device: str) -> None:
             )
         ]
     )
-    assert all(weight.grad_added_to_main_grad for weight in weights)
+    assert not any(weight.grad_added_to_main_grad for weight in weights)  # nothing is there yet
     y.sum().backward()
+    assert all(weight.grad_added_to_main_grad for weight in weights)
+    assert len(marks) == len(weights) and all(marks)  # hooks find it
     assert sorted(seen) == sorted((0,) * weight.dim() for weight in weights)
     assert all(weight.main_grad.any() and not weight.grad.any() for weight in weights)
 

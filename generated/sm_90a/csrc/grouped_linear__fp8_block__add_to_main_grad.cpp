@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:0e4f315d1f73434b
+// checksum sha256:2d4a5ce4704f7e0c
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -10,6 +10,7 @@
 #include "dispatch/gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128_add.h"
 #include "dispatch/quantize_sm90_e4m3_block_128x128.h"
 #include "dispatch/quantize_sm90_e4m3_block_1x128.h"
+#include "fusegen/changes.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
 #include "fusegen/workspace.h"
@@ -185,6 +186,7 @@ std::tuple<Tensor, Tensor> backward(
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:a95298cec33098ef
+// checksum sha256:f86f9afe731f9bd7
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -10,6 +10,7 @@
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128.h"
 #include "dispatch/quantize_sm90_e4m3_tensor.h"
 #include "dispatch/quantize_sm90_e5m2_tensor.h"
+#include "fusegen/changes.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
 #include "fusegen/workspace.h"
@@ -82,6 +83,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
   const int sms = sm_count(kCell, device);
   const ScalarType io = x.scalar_type();
   const auto x_dense = dense(x);
@@ -227,6 +229,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:5ebe7c349f6b53dd
+// checksum sha256:f79a1ceded254fb4
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -15,6 +15,7 @@
 #include "dispatch/quantize_sm90_e2m1_nv_16x16.h"
 #include "dispatch/quantize_sm90_e2m1_nv_1x16_hadamard.h"
 #include "dispatch/quantize_sm90_e2m1_nv_1x16_stochastic_hadamard.h"
+#include "fusegen/changes.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
 #include "fusegen/workspace.h"
@@ -250,6 +251,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:fdc43d2702312519
+// checksum sha256:e699e186622c9115
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -13,6 +13,7 @@
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_tensor.h"
 #include "dispatch/quantize_sm90_e4m3_tensor.h"
 #include "dispatch/quantize_sm90_e5m2_tensor.h"
+#include "fusegen/changes.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
 #include "fusegen/workspace.h"
@@ -132,6 +133,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
   const int sms = sm_count(kCell, device);
   const ScalarType io = x.scalar_type();
   const auto x_dense = dense(x);
@@ -415,6 +417,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:b03c65e06d83039a
+// checksum sha256:92e79c8ce4a2efe3
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -17,6 +17,7 @@
 #include "dispatch/quantize_sm90_e2m1_nv_16x16.h"
 #include "dispatch/quantize_sm90_e2m1_nv_1x16_hadamard.h"
 #include "dispatch/quantize_sm90_e2m1_nv_1x16_stochastic_hadamard.h"
+#include "fusegen/changes.h"
 #include "fusegen/checks.h"
 #include "fusegen/stable.h"
 #include "fusegen/workspace.h"
@@ -460,6 +461,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);

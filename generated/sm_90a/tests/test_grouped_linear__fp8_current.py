@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:a061067d89782d7a
+# checksum sha256:57fd8f132d9d31c8
 """Tests of grouped_linear__fp8_current, printed from its plan."""
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def test_rows_past_the_groups(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device, splits)
     dy = make_dy(tensors)
     _, clean = run(tensors, dy)
-    tensors["x"][used:] = float("nan")
-    dy[used:] = float("nan")
+    for tensor in (*(tensors[name] for name in ("x",)), dy):
+        tensor[used:] = float("nan")
     y, gradients = run(tensors, dy)
     assert not y[used:].any()
     for name in ("x",):
@@ -262,6 +262,31 @@ def test_double_backward_is_refused() -> None:
     y = module.grouped_linear(**{**tensors, "x": leaf})
     with pytest.raises(RuntimeError, match="double backward is not supported"):
         torch.autograd.grad(y, leaf, torch.ones_like(y), create_graph=True)
+
+
+@pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
+def test_inputs_are_tensors(given: object) -> None:
+    layer = module.GroupedLinear(
+        num_groups=4, in_features=64, out_features=40, bias=True, device="cpu"
+    )
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    got = None if given is None else type(given).__name__
+    for name in (
+        "x",
+        "split_sizes",
+    ):
+        inputs = [
+            given if each == name else tensors[each]
+            for each in (
+                "x",
+                "split_sizes",
+            )
+        ]
+        with pytest.raises(
+            RuntimeError,
+            match=f"^grouped_linear__fp8_current: {name}: expected a tensor, got {got}",
+        ):
+            layer(*inputs)
 
 
 @pytest.mark.parametrize("device", support.devices())

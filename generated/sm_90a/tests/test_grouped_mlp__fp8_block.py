@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:b1660e32fbeed9c7
+# checksum sha256:afdff92027047600
 """Tests of grouped_mlp__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -156,8 +156,17 @@ def test_rows_past_the_groups(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device, splits)
     dy = make_dy(tensors)
     _, clean = run(tensors, dy)
-    tensors["x"][used:] = float("nan")
-    dy[used:] = float("nan")
+    for tensor in (
+        *(
+            tensors[name]
+            for name in (
+                "x",
+                "probs",
+            )
+        ),
+        dy,
+    ):
+        tensor[used:] = float("nan")
     y, gradients = run(tensors, dy)
     assert not y[used:].any()
     for name in (
@@ -319,6 +328,30 @@ def test_double_backward_is_refused() -> None:
     y = module.grouped_mlp(**{**tensors, "x": leaf})
     with pytest.raises(RuntimeError, match="double backward is not supported"):
         torch.autograd.grad(y, leaf, torch.ones_like(y), create_graph=True)
+
+
+@pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
+def test_inputs_are_tensors(given: object) -> None:
+    layer = module.GroupedMLP(num_groups=4, hidden=64, intermediate=40, bias=True, device="cpu")
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    got = None if given is None else type(given).__name__
+    for name in (
+        "x",
+        "split_sizes",
+        "probs",
+    ):
+        inputs = [
+            given if each == name else tensors[each]
+            for each in (
+                "x",
+                "split_sizes",
+                "probs",
+            )
+        ]
+        with pytest.raises(
+            RuntimeError, match=f"^grouped_mlp__fp8_block: {name}: expected a tensor, got {got}"
+        ):
+            layer(*inputs)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -50,8 +50,8 @@ __device__ inline PartialRange partials_of(const RowGroups& groups, const Slice&
   return {int32_t(first % kAmaxPartials), int32_t(count < kAmaxPartials ? count : kAmaxPartials)};
 }
 
-// After the transform of every 16 rows of a column. What comes last there, a factor and rounding,
-// keeps the order of magnitudes, and is left to the largest.
+// After the transform of every 16 rows of a column. What comes last there, rounding, keeps the order
+// of magnitudes, and is left to the largest.
 template <class Element>
 __device__ float transformed_amax(const Values<Element>& values) {
   float amax = 0.0f;
@@ -64,7 +64,7 @@ __device__ float transformed_amax(const Values<Element>& values) {
 #pragma unroll
     for (int r = 0; r < kWarpRows; ++r) amax = fmaxf(amax, fabsf(run[r]));
   }
-  return round_to_bfloat16(amax * 0.25f);
+  return round_to_bfloat16(amax);
 }
 
 // Of tiles that take turns: while one is reduced, the next is loaded.

@@ -27,14 +27,26 @@ FUSEGEN_INLINE float reciprocal_from_1_to_2(float y) {
 #endif
 }
 
-// 1 / (1 + e^-x), for negative x as e^x / (1 + e^x): the exponential stays in [0, 1]. Zero where e^-x would
-// overflow, as it is for PyTorch: the true value there is subnormal.
+// e^-|x|. Zero where e^|x| would overflow, as PyTorch's sigmoid of -|x| is: the true value there is subnormal.
+FUSEGEN_INLINE float sigmoid_tail(float x) {
+  constexpr float kOverflow = 88.7228394f;
+  const float below_overflow = ::expf(-::fabsf(x));  // by itself, or compilers would branch around it
+  return ::fabsf(x) > kOverflow ? 0.0f : below_overflow;
+}
+
+// 1 / (1 + e^-x), for negative x as e^x / (1 + e^x): the exponential stays in [0, 1].
 FUSEGEN_INLINE float sigmoid(float x) {
-  constexpr float kOverflow = -88.7228394f;
-  const float above_overflow = ::expf(-::fabsf(x));  // by itself, or compilers would branch around it
-  const float exponential = x < kOverflow ? 0.0f : above_overflow;
-  const float positive = reciprocal_from_1_to_2(1.0f + exponential);
-  return x >= 0.0f ? positive : exponential * positive;
+  const float tail = sigmoid_tail(x);
+  const float positive = reciprocal_from_1_to_2(1.0f + tail);
+  return x >= 0.0f ? positive : tail * positive;
+}
+
+// s (1 - s) for s = sigmoid(x), as e^-|x| / (1 + e^-|x|)^2: 1 - s would be 0 from 17 on, where the slope still
+// is a number of 16 bits. Beside the sigmoid of the same x it takes two products: compilers share the rest.
+FUSEGEN_INLINE float sigmoid_slope(float x) {
+  const float tail = sigmoid_tail(x);
+  const float positive = reciprocal_from_1_to_2(1.0f + tail);
+  return tail * positive * positive;
 }
 
 FUSEGEN_INLINE float tanh(float x) { return ::tanhf(x); }
@@ -54,6 +66,7 @@ FUSEGEN_INLINE float softplus(float x) { return relu(x) + ::log1pf(::expf(-::fab
 FUSEGEN_INLINE float erf(float x) { return ::erff(x); }
 FUSEGEN_INLINE float erfc(float x) { return ::erfcf(x); }
 FUSEGEN_INLINE float exp(float x) { return ::expf(x); }
+FUSEGEN_INLINE float exp2(float x) { return ::exp2f(x); }
 FUSEGEN_INLINE float sqrt(float x) { return ::sqrtf(x); }
 
 // Rounded twice at most; the hardware's rsqrt is off by up to two units and flushes subnormals.

@@ -238,12 +238,33 @@ __device__ __forceinline__ void compute(float (&sums)[kResults<Math>],
   }
 }
 
+// Rows of all groups, found by one warp: sizes count from 0, and are clamped before they are added.
+__device__ inline int64_t rows_of_groups(const PointwiseArguments& in, int lane) {
+  int64_t sum = 0;
+  for (int64_t g = lane; g < in.groups; g += kWarp) {
+    sum += min(max(in.split_sizes[g], int64_t(0)), in.rows);
+  }
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  }
+  return sum;
+}
+
+// N zeros of every result of a row that belongs to no group.
+template <class Math, class Element, int N>
+__device__ __forceinline__ void clear(const PointwiseArguments& in, int64_t row, int64_t column) {
+  const float zeros[kResults<Math>][N] = {};
+  float sums[kResults<Math>] = {};
+  store_results<Math, Element, N>(zeros, sums, in, row, column);
+}
+
 // Columns of a warp that has no row of its own.
 template <int N>
 inline constexpr int64_t kPiece = kWarp * N * kVectorsPerLane;
 
-// N elements per access.
-template <class Math, class Element, int N>
+// N elements per access. With `kGrouped`, rows past the groups are not read, and zero in every result.
+template <class Math, class Element, int N, bool kGrouped>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     kernel(const __grid_constant__ PointwiseArguments in, uint32_t pieces_per_row,
            uint32_t pieces) {
@@ -255,11 +276,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const uint32_t index = blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
   if (index >= pieces) return;
   // In 32 bits: a division of 64 is a call that every load would wait for.
-  const uint32_t row = kWholeRow ? index : has_rows<Math>() ? index / pieces_per_row : 0;
+  constexpr bool kRows = has_rows<Math>() || kGrouped;
+  const uint32_t row = kWholeRow ? index : kRows ? index / pieces_per_row : 0;
   const int64_t begin = kWholeRow ? 0 : (index - row * pieces_per_row) * kPiece<N>;
   const int64_t end = kWholeRow ? in.columns : min(begin + kPiece<N>, in.columns);
   float sums[kResults<Math>] = {};
   int64_t column = begin + lane * N;
+  if (kGrouped && row >= rows_of_groups(in, lane)) {
+#pragma unroll 1
+    for (; column < end; column += kWarp * N) clear<Math, Element, N>(in, row, column);
+  }
 #pragma unroll 1
   for (; column + (kTogether - 1) * kWarp * N < end; column += kTogether * kWarp * N) {
     compute<Math, Element, N, kTogether>(sums, in, row, column);
@@ -282,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-template <class Math, class Element, int N>
+template <class Math, class Element, int N, bool kGrouped>
 Status launch(const PointwiseArguments& in, Stream& stream) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t pieces_per_row = sums_rows<Math>() ? 1 : ceil_div(in.columns, kPiece<N>);
@@ -290,22 +316,22 @@ Status launch(const PointwiseArguments& in, Stream& stream) {
   if (pieces == 0) return {};
   if (pieces > INT32_MAX) return {cudaErrorInvalidValue, "pieces of rows: fewer than 2^31"};
   const Grid grid{dim3(unsigned(ceil_div(pieces, kThreads / kWarp))), kThreads};
-  return launch_kernel("cudaLaunchKernelEx(pointwise)", &kernel<Math, Element, N>, grid, stream, in,
-                       uint32_t(pieces_per_row), uint32_t(pieces));
+  return launch_kernel("cudaLaunchKernelEx(pointwise)", &kernel<Math, Element, N, kGrouped>, grid,
+                       stream, in, uint32_t(pieces_per_row), uint32_t(pieces));
 }
 
 }  // namespace pointwise
 
 // Addresses are multiples of 16 bytes; rows are too where the columns are a multiple of 8.
-template <class Math, class Element>
+template <class Math, class Element, bool kGrouped = false>
 Status launch_pointwise(PointwiseArguments in, Stream& stream) {
   constexpr int kVector = 16 / sizeof(Element);
-  if constexpr (!pointwise::has_rows<Math>()) {
+  if constexpr (!pointwise::has_rows<Math>() && !kGrouped) {
     in.columns *= in.rows;
     in.rows = 1;
   }
-  return in.columns % kVector == 0 ? pointwise::launch<Math, Element, kVector>(in, stream)
-                                   : pointwise::launch<Math, Element, 1>(in, stream);
+  return in.columns % kVector == 0 ? pointwise::launch<Math, Element, kVector, kGrouped>(in, stream)
+                                   : pointwise::launch<Math, Element, 1, kGrouped>(in, stream);
 }
 
 }  // namespace fusegen

@@ -386,17 +386,20 @@ FUSEGEN_UNROLL
 
 inline constexpr int kHadamard = 16;
 
-// values <- (values * signs) H, H of order 16 in Sylvester order; only the sums of a smaller `order` if so wanted.
-// The order of the butterflies is part of the result.
-template <int order = kHadamard>
+// values <- (values * signs / 4) H, H of order 16 in Sylvester order. The order of the butterflies is part of the
+// result. Quarters of 16-bit numbers are exact. Sums of up to four quarters are finite, and where one of eight is
+// not, so is at least one of the two results that it goes into: whatever overflows shows in the amax as infinity.
 FUSEGEN_INLINE void butterflies(float (&values)[kHadamard]) {
   constexpr uint32_t kNegative = 0xD7E8;  // + + + - + - - - - - - + - + - -, bit i set: minus
 FUSEGEN_UNROLL
-  for (int i = 0; i < kHadamard; ++i) {
-    if (kNegative >> i & 1) values[i] = -values[i];
+  for (int i = 0; i < kHadamard; i += 2) {
+    const float a = values[i] * (kNegative >> i & 1 ? -0.25f : 0.25f), b = values[i + 1];
+    const float quarter = kNegative >> (i + 1) & 1 ? -0.25f : 0.25f;
+    values[i] = add_product(b, quarter, a);
+    values[i + 1] = add_product(b, -quarter, a);
   }
 FUSEGEN_UNROLL
-  for (int stride = 1; stride < order; stride *= 2) {
+  for (int stride = 2; stride < kHadamard; stride *= 2) {
 FUSEGEN_UNROLL
     for (int i = 0; i < kHadamard; ++i) {
       if (i & stride) continue;
@@ -407,25 +410,16 @@ FUSEGEN_UNROLL
   }
 }
 
-// values <- round_bf16((values * signs) H / 4)
+// values <- round_bf16((values * signs / 4) H)
 FUSEGEN_INLINE void hadamard(float (&values)[kHadamard]) {
   butterflies(values);
 FUSEGEN_UNROLL
-  for (float& value : values) value = round_to_bfloat16(value * 0.25f);
+  for (float& value : values) value = round_to_bfloat16(value);
 }
 
-// The same; `pairs` are in 16 bits, two to a word. The last sums are of quarters, which are exact, where the others
-// are divided: the same numbers, but from 2^126 on where a sum would be infinite. Then the amax of the group is
-// infinite, and scale and code are the same for both.
+// The same; `pairs` are in 16 bits, two to a word.
 FUSEGEN_INLINE void hadamard(float (&values)[kHadamard], uint32_t (&pairs)[kHadamard / 2]) {
-  constexpr int kHalf = kHadamard / 2;
-  butterflies<kHalf>(values);
-FUSEGEN_UNROLL
-  for (int i = 0; i < kHalf; ++i) {
-    const float quarter = values[i] * 0.25f, b = values[i + kHalf];
-    values[i] = add_product(b, 0.25f, quarter);
-    values[i + kHalf] = add_product(b, -0.25f, quarter);
-  }
+  butterflies(values);
 FUSEGEN_UNROLL
   for (int i = 0; i < kHadamard; i += 2) {
     const uint32_t pair = bfloat16_pair(values[i], values[i + 1]);
