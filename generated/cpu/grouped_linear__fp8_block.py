@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3ff62a94274dea6a
+# checksum sha256:87df970cc4afbd69
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "d6813391a34fca7eb361f1c1df973dbac975021ab4e89b56008e5da2710a70ac"
+DIGEST = "1aaa6373e0390483002188f4c805246a5613960fd9a195ff04cd148b46568804"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 
@@ -172,14 +172,14 @@ class _GroupedLinearTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            weight,
+            _,
+            _,
             split_sizes,
-            bias,
-            need_dx,
-            need_dweight,
+            _,
+            _,
+            _,
         ) = inputs
-        y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:78528ee42863c092
+# checksum sha256:10160885c1e1ad1a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "1efbc1385b40b376831274ef8ec9b4719093502c4b5fea445652df31d944abe8"
+DIGEST = "2c9bd244ba7edb6681eacc6f8827cd6950798aff4e3a38a7262c33ce3ac7b995"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 
@@ -255,21 +255,21 @@ class _GroupedLinearTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            weight,
+            _,
+            _,
             split_sizes,
-            bias,
-            input_amax_history,
-            input_scale,
-            weight_amax_history,
-            weight_scale,
+            _,
+            _,
+            _,
+            _,
+            _,
             need_dx,
             need_dweight,
-            need_dbias,
+            _,
             grad_output_amax_history,
             grad_output_scale,
         ) = inputs
-        y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b63a4b5e47a0458b
+# checksum sha256:1a794156473345dd
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "bfcca837374a7acaab3f68e6fc01b7de7c742aa543b5e4ad8f368683161d7239"
+DIGEST = "5048075b5b87cf0fc544cd2aba257206333fcd05382ac02346a70c0abc6344e4"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -387,20 +387,20 @@ class _GroupedMLPTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
+            _,
             split_sizes,
             probs,
-            fc1_bias,
-            fc2_bias,
-            fc1_weight_rowwise,
-            fc1_weight_rowwise_scale,
-            fc2_weight_rowwise,
-            fc2_weight_rowwise_scale,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
             need_dx,
             need_dfc1_weight,
-            need_dfc2_weight,
+            _,
             need_dprobs,
             need_dfc1_bias,
             fc1_weight_columnwise,
@@ -408,7 +408,7 @@ class _GroupedMLPTwin(_transforms.Twin):
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
         ) = inputs
-        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(

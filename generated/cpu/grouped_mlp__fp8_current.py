@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:043470dde4958edf
+# checksum sha256:acba54a6e4cf97e1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "d4a37d98e22b6d71e33b0e646b36e21007dc51e1ace19b91ed7fbdb53edc3e30"
+DIGEST = "662a8842c34a418f8c367f9d82c5b77b9ae51a093f8b17df9c84ada993330be8"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 
@@ -313,21 +313,21 @@ class _GroupedMLPTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
+            _,
             split_sizes,
             probs,
-            fc1_bias,
-            fc2_bias,
+            _,
+            _,
             need_dx,
             need_dfc1_weight,
-            need_dfc2_weight,
+            _,
             need_dprobs,
             need_dfc1_bias,
         ) = inputs
         (
-            y,
+            _,
             h,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,

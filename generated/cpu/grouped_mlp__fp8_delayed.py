@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:46988f30be54d2aa
+# checksum sha256:a822fa4e590007f5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "f7c776b9c6aef175244447be69a9f0659fae6aaf1ab6e51c9cd56fb2ce60a875"
+DIGEST = "54f4a0a182c82de32b159db2fbfddc4e5ee9cf9889ed3a534976ad9f73735b15"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -456,34 +456,34 @@ class _GroupedMLPTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
+            _,
             split_sizes,
             probs,
-            fc1_bias,
-            fc2_bias,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc1_weight_amax_history,
-            fc1_weight_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
-            fc2_weight_amax_history,
-            fc2_weight_scale,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
-            need_dfc2_bias,
+            _,
             fc2_grad_output_amax_history,
             fc2_grad_output_scale,
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
         ) = inputs
         (
-            y,
+            _,
             h,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:305f47a57244d1c1
+# checksum sha256:9aa6a830a3abdc25
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "5a9fc44c25446e4031a474de06886625c077fd79046f3b4504c7cabe034b6b48"
+DIGEST = "11315782fa5ad155fb86d55dd18dc3fc4ed920618dcb5a3b47ad302e2ca822ad"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -480,27 +480,27 @@ class _GroupedMLPTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
+            _,
             split_sizes,
             probs,
-            fc1_bias,
-            fc2_bias,
-            fc1_weight_rowwise,
-            fc1_weight_rowwise_scale,
-            fc2_weight_rowwise,
-            fc2_weight_rowwise_scale,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
-            need_dfc2_bias,
+            _,
             fc1_weight_columnwise,
             fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
@@ -510,7 +510,7 @@ class _GroupedMLPTwin(_transforms.Twin):
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
         ) = inputs
-        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:430cb461f9907723
+# checksum sha256:2dfdaa6c9f5223a1
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "627252b075009a473508b134a374b659641f38339bbba444237aa7623f9743ec"
+DIGEST = "2680c94fe9cef9cdd2e1c0c1d65a0a039bcf6cccb840c5ab4946e6e072e5baeb"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 
@@ -166,14 +166,14 @@ class _GroupedLinearTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            weight,
+            _,
+            _,
             split_sizes,
-            bias,
-            need_dx,
-            need_dweight,
+            _,
+            _,
+            _,
         ) = inputs
-        y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(

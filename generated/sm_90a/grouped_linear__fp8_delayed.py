@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:450cf3184970c908
+# checksum sha256:be729c7ef2daaed7
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "72f3483d282504dbb62b4e6e46f8c6bc1652efb9a94fc2e64ca360dcd5d59327"
+DIGEST = "d9a266690e10c59b79d5f3cf555c2746747929e8253b245ee0729560f7104085"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 
@@ -255,21 +255,21 @@ class _GroupedLinearTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            weight,
+            _,
+            _,
             split_sizes,
-            bias,
-            input_amax_history,
-            input_scale,
-            weight_amax_history,
-            weight_scale,
+            _,
+            _,
+            _,
+            _,
+            _,
             need_dx,
             need_dweight,
-            need_dbias,
+            _,
             grad_output_amax_history,
             grad_output_scale,
         ) = inputs
-        y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(

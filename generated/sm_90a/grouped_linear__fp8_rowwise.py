@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:258af74103d17bda
+# checksum sha256:97d6769809914f4d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "6b436720e52bb834b5ce4daa21aa66fdc9d3a71d768f40272d771e97591fd97c"
+DIGEST = "5d46f5ba1ca0cb72c121dafb38a65f1dd2a6ca84a7fe43c4f972234632ae268d"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 
@@ -170,14 +170,14 @@ class _GroupedLinearTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            weight,
+            _,
+            _,
             split_sizes,
-            bias,
-            need_dx,
-            need_dweight,
+            _,
+            _,
+            _,
         ) = inputs
-        y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e83efe72d992717c
+# checksum sha256:79e871e4da9c0187
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "25e20b3f39dd2d7b01f0d8415135b82cd249c8253b3fb4769f2a1a069ae5c670"
+DIGEST = "5df63352b26e0616ab6617d7040b4101863bef0582d1db06b0c0329e8dfcec1a"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -388,20 +388,20 @@ class _GroupedMLPTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
+            _,
             split_sizes,
             probs,
-            fc1_bias,
-            fc2_bias,
-            fc1_weight_rowwise,
-            fc1_weight_rowwise_scale,
-            fc2_weight_rowwise,
-            fc2_weight_rowwise_scale,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
             need_dx,
             need_dfc1_weight,
-            need_dfc2_weight,
+            _,
             need_dprobs,
             need_dfc1_bias,
             fc1_weight_columnwise,
@@ -409,7 +409,7 @@ class _GroupedMLPTwin(_transforms.Twin):
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
         ) = inputs
-        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ac8f4d7a8d44f666
+# checksum sha256:c3ebc2403b163488
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "ba33a1438f2146102d269111693ca310c0b002eaebbec5c0d9210ebe1a41e627"
+DIGEST = "e53555a3ff6f4303a653b2d3706eb7b19c94e6eb4f19e006d84dfca6363a4277"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -457,34 +457,34 @@ class _GroupedMLPTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
+            _,
             split_sizes,
             probs,
-            fc1_bias,
-            fc2_bias,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc1_weight_amax_history,
-            fc1_weight_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
-            fc2_weight_amax_history,
-            fc2_weight_scale,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
-            need_dfc2_bias,
+            _,
             fc2_grad_output_amax_history,
             fc2_grad_output_scale,
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
         ) = inputs
         (
-            y,
+            _,
             h,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:05fca448d34dff1a
+# checksum sha256:5bd506b7adb1eff7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "bde8cee1741e780173c232c2aa5b84796989b9c8a2101ed28fbf9e59f016daab"
+DIGEST = "596fe683bf4b7c10bf8988cb62ba9f7444434bb1f02e65ca023701c3a6fb2510"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -481,27 +481,27 @@ class _GroupedMLPTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
+            _,
             split_sizes,
             probs,
-            fc1_bias,
-            fc2_bias,
-            fc1_weight_rowwise,
-            fc1_weight_rowwise_scale,
-            fc2_weight_rowwise,
-            fc2_weight_rowwise_scale,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
-            need_dfc2_bias,
+            _,
             fc1_weight_columnwise,
             fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
@@ -511,7 +511,7 @@ class _GroupedMLPTwin(_transforms.Twin):
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
         ) = inputs
-        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:16987c1389a81672
+# checksum sha256:004b8bc22f11fd2d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32; operands are decoded to bfloat16.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "98d39e09bd0c942a67c972669893017ece0baed1d30968508d3885124746977f"
+DIGEST = "31f5443ba822ccd9d7c2e89b9d59d57c6c2d788736fed53e24c4bb3a92f5ceea"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -328,21 +328,21 @@ class _GroupedMLPTwin(_transforms.Twin):
     @staticmethod
     def setup_context(ctx, inputs, output):
         (
-            x,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
+            _,
             split_sizes,
             probs,
-            fc1_bias,
-            fc2_bias,
+            _,
+            _,
             need_dx,
             need_dfc1_weight,
-            need_dfc2_weight,
+            _,
             need_dprobs,
             need_dfc1_bias,
         ) = inputs
         (
-            y,
+            _,
             h,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:e6f5a3c0220945a1
+# checksum sha256:bae2576df30a55fa
 """Tests of grouped_mlp__fp8_block__cached_weights, printed from its plan."""
 
 from __future__ import annotations
@@ -855,7 +855,7 @@ def test_a_state_dict_has_no_copies_and_loading_makes_them(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_copies_keep_their_formats(device: str) -> None:
-    layer, inputs = make_layer(device)
+    layer, _ = make_layer(device)
     before = {name: buffer.dtype for name, buffer in layer.named_buffers(remove_duplicate=False)}
     layer.half().bfloat16()
     for name in before:

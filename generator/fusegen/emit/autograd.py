@@ -42,6 +42,7 @@ class AutogradText:
         op_arguments: what the forward op is called with.
         apply_arguments: of ``apply``: those, then what only the backward changes.
         results: of the forward op.
+        unpacked: apply_arguments and results, ``_`` for those that the context does not keep.
         taken: those of them that ``forward`` returns.
         incoming: the gradient of the first of them.
         returns: return type of ``forward``.
@@ -66,6 +67,7 @@ class AutogradText:
     op_arguments: tuple[str, ...]
     apply_arguments: tuple[str, ...]
     results: tuple[str, ...]
+    unpacked: tuple[tuple[str, ...], tuple[str, ...]]
     taken: tuple[str, ...]
     incoming: str
     returns: str
@@ -112,6 +114,10 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     asked_of_inputs = {f for r in plan.saved if r.buffer in given for f in r.when}
     untold = asked_of_inputs - {*plan.forward.flags}
     saved = tuple(result.buffer for result in plan.saved)
+    results = tuple(result.buffer for result in plan.forward.results)
+    carried = (*(name for name in tensors if name not in held), *words)
+    kept = {*saved, *held, *carried, *scalars}
+    kept |= {flag for result in plan.saved if _conditional(plan, result) for flag in result.when}
     amaxes = tuple(reduction.amax for reduction in plan.reductions_of(plan.forward))
     backward = {argument.buffer for argument in plan.backward.arguments}
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
@@ -131,7 +137,8 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         wanted=_wanted(plan, arguments),
         op_arguments=op_arguments,
         apply_arguments=apply_arguments,
-        results=tuple(result.buffer for result in plan.forward.results),
+        results=results,
+        unpacked=(_only(kept, apply_arguments), _only(kept, results)),
         taken=(plan.outputs[0], *amaxes),
         incoming=gradient(plan.outputs[0]),
         returns="tuple[Tensor, ...]" if amaxes else "Tensor",
@@ -139,7 +146,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         saving_needs=tuple(each for each in needs.items() if each[0] in untold),
         saved=tuple(_saved_source(plan, result) for result in plan.saved),
         held=held,
-        carried=(*(name for name in tensors if name not in held), *words),
+        carried=carried,
         left=left,
         left_names=(*saved, *held),
         backward_saved=tuple(name for name in (*saved, *held) if name in backward)
@@ -169,11 +176,20 @@ def _wanted(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> str:
     return str(tuple((index, tensors[flag]) for index, flag in flags if flag in tensors))
 
 
-def _saved_source(plan: ModulePlan, result: Result) -> str:
+def _only(kept: set[str], names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name if name in kept else "_" for name in names)
+
+
+def _conditional(plan: ModulePlan, result: Result) -> bool:
+    """Whether what is kept may be there without being asked for."""
     given = {argument.buffer for argument in plan.forward.arguments}
-    test = condition(result.when)
-    conditional = test and (result.buffer in given or not plan.forward.returns_none)
-    return f"{result.buffer} if {test} else None" if conditional else result.buffer
+    return bool(result.when) and (result.buffer in given or not plan.forward.returns_none)
+
+
+def _saved_source(plan: ModulePlan, result: Result) -> str:
+    if not _conditional(plan, result):
+        return result.buffer
+    return f"{result.buffer} if {condition(result.when)} else None"
 
 
 def reduction_text(
