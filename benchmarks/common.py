@@ -6,6 +6,7 @@ import datetime
 import importlib
 import json
 import math
+import os
 import re
 import statistics
 import subprocess
@@ -353,7 +354,13 @@ _QUERY = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.lim
 
 
 def _commit() -> str:
-    """Of what is measured; "-dirty" where files differ, other than results just written."""
+    """Of what is measured; "-dirty" where files differ, other than results just written.
+
+    A copy of a checkout on another machine may lack its history: `FUSEGEN_COMMIT` tells it.
+    """
+    told = os.environ.get("FUSEGEN_COMMIT")
+    if told:
+        return told
     changed = _output("git", "status", "--porcelain", "-uno", "--", ":!benchmarks/results")
     return _output("git", "rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
 

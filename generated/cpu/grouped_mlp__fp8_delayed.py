@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a822fa4e590007f5
+# checksum sha256:fae13e0cd031e92e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "54f4a0a182c82de32b159db2fbfddc4e5ee9cf9889ed3a534976ad9f73735b15"
+DIGEST = "f6f856d27c1c2d256827743934ff27124a45d97093c453c6d49a6d5d0122edd8"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -778,7 +778,7 @@ class GroupedMLP(nn.Module):
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
 
-        def run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
+        def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             return grouped_mlp(
                 x,
                 _library.parameter(fc1, "weight"),
@@ -801,7 +801,7 @@ class GroupedMLP(nn.Module):
                 fc1_grad_output_scale=_library.buffer(fc1, "grad_output_scale"),
             )
 
-        return _parts.call(run, x, self._modules["fc1"], self._modules["fc2"])
+        return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9aa6a830a3abdc25
+# checksum sha256:4edf9c63af962dc3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "11315782fa5ad155fb86d55dd18dc3fc4ed920618dcb5a3b47ad302e2ca822ad"
+DIGEST = "b7a2ab69f40198eb1cc0ce587e4ef0c197d669bbad29edb2e59ac7be6de98997"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -1002,7 +1002,7 @@ class GroupedMLP(nn.Module):
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
 
-        def run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
+        def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             fc1_weight = _library.parameter(fc1, "weight")
             fc2_weight = _library.parameter(fc2, "weight")
             _library.check_copied(
@@ -1037,7 +1037,7 @@ class GroupedMLP(nn.Module):
                 fc1_grad_output_scale=_library.buffer(fc1, "grad_output_scale"),
             )
 
-        return _parts.call(run, x, self._modules["fc1"], self._modules["fc2"])
+        return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
 
     def extra_repr(self) -> str:
         return (

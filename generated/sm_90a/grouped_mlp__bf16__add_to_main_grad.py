@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:32e1872cb52dc49e
+# checksum sha256:fbb5cd144fc0be15
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "814daad87649e78db8e46b4d076a2d1b35aa82e1b6b568abd8852668064f797c"
+DIGEST = "c5de79a64a0cd964d7bd0bc939487c41eb236e1087481171217bde9b14d3f9d8"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 
@@ -446,7 +446,7 @@ class GroupedMLP(nn.Module):
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
 
-        def run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
+        def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             fc1_weight = _library.parameter(fc1, "weight")
             fc2_weight = _library.parameter(fc2, "weight")
             return grouped_mlp(
@@ -469,7 +469,7 @@ class GroupedMLP(nn.Module):
                 fc2_weight_overwrite_main_grad=_library.overwrites_main_grad(fc2_weight),
             )
 
-        return _parts.call(run, x, self._modules["fc1"], self._modules["fc2"])
+        return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
 
     def extra_repr(self) -> str:
         return (

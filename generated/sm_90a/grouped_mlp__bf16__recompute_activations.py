@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a326c515d4ee5d22
+# checksum sha256:903ee7a51c355651
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "5ea11231a1d5c30f3b2be701f239bc6256c5b83ddc2f697aebcd23ad14a448c5"
+DIGEST = "9a6000f5e18d35ac26dfd29135cbd2b95846a06d8f107edc1abae2fc61c44239"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 
@@ -407,7 +407,7 @@ class GroupedMLP(nn.Module):
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
 
-        def run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
+        def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             return grouped_mlp(
                 x,
                 _library.parameter(fc1, "weight"),
@@ -418,7 +418,7 @@ class GroupedMLP(nn.Module):
                 _library.parameter(fc2, "bias"),
             )
 
-        return _parts.call(run, x, self._modules["fc1"], self._modules["fc2"])
+        return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
 
     def extra_repr(self) -> str:
         return (

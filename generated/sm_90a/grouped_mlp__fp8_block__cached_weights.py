@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:79e871e4da9c0187
+# checksum sha256:ef3e537fd9aa9637
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "5df63352b26e0616ab6617d7040b4101863bef0582d1db06b0c0329e8dfcec1a"
+DIGEST = "a1599c6525619ce402e344d361176b5d26ef089f928451059e61409e8fe19ecd"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -809,7 +809,7 @@ class GroupedMLP(nn.Module):
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
 
-        def run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
+        def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             fc1_weight = _library.parameter(fc1, "weight")
             fc2_weight = _library.parameter(fc2, "weight")
             _library.check_copied(
@@ -836,7 +836,7 @@ class GroupedMLP(nn.Module):
                 fc2_weight_columnwise_scale=_library.buffer(fc2, "weight_columnwise_scale"),
             )
 
-        return _parts.call(run, x, self._modules["fc1"], self._modules["fc2"])
+        return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
 
     def extra_repr(self) -> str:
         return (

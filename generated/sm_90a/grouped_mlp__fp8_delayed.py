@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c3ebc2403b163488
+# checksum sha256:dc251a1ab06d7db1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "e53555a3ff6f4303a653b2d3706eb7b19c94e6eb4f19e006d84dfca6363a4277"
+DIGEST = "ddb4a682f058a609a1684f64209755e20a863e6e19ad3a865d896e04ce4075c9"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -779,7 +779,7 @@ class GroupedMLP(nn.Module):
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
 
-        def run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
+        def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             return grouped_mlp(
                 x,
                 _library.parameter(fc1, "weight"),
@@ -802,7 +802,7 @@ class GroupedMLP(nn.Module):
                 fc1_grad_output_scale=_library.buffer(fc1, "grad_output_scale"),
             )
 
-        return _parts.call(run, x, self._modules["fc1"], self._modules["fc2"])
+        return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c67f8faf08fb36c3
+# checksum sha256:73fdbfc5f15fefd2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e2m1_e2m1_nv_1x16_nv_16x16_fp32; operands are decoded to bfloat16.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "0c4c2e9436d2bf3fdb39d7fedced57a328d67400f02b421fbec0291434a948f7"
+DIGEST = "5630dbc3bfd17160652147993f330d8afeb057aaadccd779a51665e790c589de"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -593,7 +593,7 @@ class GroupedMLP(_parts.KeepsBuffers):
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """See `grouped_mlp`."""
 
-        def run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
+        def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             return grouped_mlp(
                 x,
                 _library.parameter(fc1, "weight"),
@@ -605,7 +605,7 @@ class GroupedMLP(_parts.KeepsBuffers):
                 rng_state=_library.buffer(self, "rng_state"),
             )
 
-        return _parts.call(run, x, self._modules["fc1"], self._modules["fc2"])
+        return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
 
     def extra_repr(self) -> str:
         return (
