@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from fusegen.digests import Digests, Tree, read_library, sources_digest, table
+from fusegen.files import named, read, resolve
 from fusegen.objcache import (
     CachedObject,
     Cancelled,
@@ -196,7 +197,7 @@ def build(
     if jobs is not None and jobs < 1:
         raise BuildError(f"jobs is {jobs}, but at least 1 unit must be compiled at a time")
     started = time.monotonic()
-    csrc = bundle.resolve() / "csrc"
+    csrc = resolve(bundle) / "csrc"
     sources = read_sources(csrc / "sources.cmake")
     _check_files(csrc, sources)
     tools = find_toolchain() if toolchain is None else toolchain
@@ -235,11 +236,11 @@ def build(
 def _digests(csrc: Path, sources: Sources) -> dict[str, Digests]:
     """What the library is to say of each cell, with the sources as they lie on the disk."""
 
-    def read(path: str) -> bytes | None:
+    def content(path: str) -> bytes | None:
         file = csrc / path
         return file.read_bytes() if file.is_file() else None
 
-    tree = Tree(read)
+    tree = Tree(content)
     return {
         name: Digests(cell.digest, sources_digest(tree, cell.units, sources.gencode))
         for name, cell in sources.cells.items()
@@ -251,7 +252,8 @@ def _write_table(scratch: Path, digests: Mapping[str, Digests]) -> Path:
     folder = scratch / "digests"
     folder.mkdir()
     path = folder / DIGESTS_TABLE
-    path.write_text(table(digests), "ascii")
+    with named(path):
+        path.write_text(table(digests), "ascii")
     os.utime(path, (0, 0))  # Nobody edits it, so its age need not keep the object from the cache.
     return folder
 
@@ -341,7 +343,11 @@ def read_sources(path: Path) -> Sources:
         BuildError: naming file, line and column, what was expected and what was found.
     """
     try:
-        text = path.read_text("utf-8")
+        text = read(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BuildError(
+            f"{path}: byte {error.start} is not UTF-8", remedy="fusegen generate"
+        ) from None
     except FileNotFoundError:
         raise BuildError(
             f"{path} does not exist: this is not a bundle with kernels (a bundle for cpu has "
@@ -705,7 +711,7 @@ def _link_key(csrc: Path, objects: Sequence[CachedObject], tools: Toolchain) -> 
 
 def _is_current(library: Path, record: Path, key: str) -> bool:
     try:
-        said = json.loads(record.read_text("utf-8"))
+        said = json.loads(read(record))
         return bool(said["inputs"] == key and said["library"] == _sha256(library))
     except (OSError, ValueError, TypeError, KeyError):
         return False
@@ -713,7 +719,8 @@ def _is_current(library: Path, record: Path, key: str) -> bool:
 
 def _write_atomically(path: Path, text: str) -> None:
     staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    staged.write_text(text, "utf-8")
+    with named(staged):
+        staged.write_text(text, "utf-8")
     os.replace(staged, path)
 
 

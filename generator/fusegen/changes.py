@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from fusegen.files import resolve
 from fusegen.fileset import Artifact, FileSet
 from fusegen.lock import FileRecord, Lock, Pending, digest, lock_of, read_lock, read_pending
 from fusegen.polish import same_but_for_format
@@ -205,7 +206,7 @@ class Disk:
         self.bundle = bundle
         self.lock = read_lock(bundle)
         self._pending = read_pending(bundle)
-        self._root = bundle.resolve()
+        self._root = resolve(bundle)
         self._folders: dict[Path, bool] = {}
 
     def compare(self, files: FileSet, *, prune: bool) -> Changes:
@@ -294,11 +295,11 @@ class Disk:
     def leads_out(self, path: str) -> bool:
         """Whether writing to this path would reach outside the bundle."""
         target = self.bundle / path
-        if target.is_symlink() and not target.resolve().is_relative_to(self._root):
+        if target.is_symlink() and not resolve(target).is_relative_to(self._root):
             return True
         folder = target.parent
         if folder not in self._folders:
-            self._folders[folder] = not folder.resolve().is_relative_to(self._root)
+            self._folders[folder] = not resolve(folder).is_relative_to(self._root)
         return self._folders[folder]
 
 
@@ -319,7 +320,7 @@ def _mark_obstructed(changes: dict[str, Change], bundle: Path) -> None:
 def obstructed(path: str, bundle: Path, pruned: set[str]) -> bool:
     """Whether something that pruning will not take away stands where a new file is to go."""
     parents = [str(parent) for parent in PurePosixPath(path).parents]
-    if any(parent not in pruned and (bundle / parent).is_file() for parent in parents):
+    if any(parent not in pruned and _is_no_folder(bundle / parent) for parent in parents):
         return True
     target = bundle / path
     if not target.is_dir() or target.is_symlink():
@@ -327,6 +328,10 @@ def obstructed(path: str, bundle: Path, pruned: set[str]) -> bool:
     # Folders alone hold nothing to lose; a publish that was cut short may have left them.
     inside = {entry.relative_to(bundle).as_posix() for entry in target.rglob("*") if _holds(entry)}
     return not inside <= pruned
+
+
+def _is_no_folder(path: Path) -> bool:
+    return os.path.lexists(path) and not path.is_dir()
 
 
 def _holds(entry: Path) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusegen import __version__, paths, selection
+from fusegen.files import resolve
 from fusegen.fileset import FileSet
 from fusegen.gpu import NATIVE, arch_named
 from fusegen.lock import LOCK_NAME, read_lock
@@ -213,12 +214,20 @@ def _alone(out: Path, policy: Policy) -> AbstractContextManager[None]:
 
 def _generate(request: Request, writing: bool, prune: bool, accept_format: bool) -> Generated:
     from fusegen import schemas
-    from fusegen.publish import recover
+    from fusegen.publish import PublishError, recover
 
     bundles = selection.find_bundles(request.out)
-    rolled_forward = {b for b in bundles if writing and b.is_dir() and recover(b)}
+    inside = [b for b in bundles if b.is_dir() and not _leads_out(b)]
+    rolled_forward = {b for b in inside if writing and recover(b)}
     inputs = Inputs()
     wishes = _wishes(request, inputs)
+    for wish in wishes:
+        if _leads_out(wish.bundle):
+            raise PublishError(
+                f"{wish.bundle}: a symbolic link leads from here out of {request.out}, where "
+                "nothing is to be written; put a folder in its place, or name the folder above the "
+                "one that it leads to with --out"
+            )
     everything = not (request.targets or request.archs)
     stale: tuple[SchemaChange, ...] = ()
     if everything and paths.inside_checkout(Path.cwd()):
@@ -238,6 +247,10 @@ def _generate(request: Request, writing: bool, prune: bool, accept_format: bool)
         ),
         stale,
     )
+
+
+def _leads_out(bundle: Path) -> bool:
+    return bundle.is_symlink() and not resolve(bundle).is_relative_to(resolve(bundle.parent))
 
 
 def _nothing(request: Request) -> str:

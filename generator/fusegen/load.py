@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from .files import read
 from .model.source import Loc, Problem, SpecError, did_you_mean
 from .model.specs import (
     PATTERNS,
@@ -185,8 +186,7 @@ def _parse_yaml(path: Path, file: str) -> tuple[dict[str, Any] | None, Source, l
 
 
 def _read_text(path: Path) -> str:
-    with path.open("rb") as file:
-        data = file.read(_SIZE_LIMIT + 1)
+    data = read(path, _SIZE_LIMIT + 1)
     if len(data) > _SIZE_LIMIT:
         raise ValueError(f"the file is larger than {_SIZE_LIMIT} bytes; split it")
     try:
@@ -462,6 +462,10 @@ def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Pa
             hint = did_you_mean(entry.name, known)
             problems.append(
                 Problem(Loc(_display(entry, folder), 1, 1), f"unknown spec folder{hint}")
+            )
+        if entry.name in known and not entry.is_dir():
+            problems.append(
+                Problem(Loc(_display(entry, folder), 1, 1), "expected a folder of specs")
             )
     for kind in SpecKind:
         for path in sorted((folder / kind.folder).glob("[!.]*")):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fusegen.files import read
 from fusegen.fileset import FileSet, PathError, check_path
 
 LOCK_NAME = "fusegen.lock"
@@ -189,7 +190,7 @@ class _Reader:
 
     def _parse(self) -> object:
         try:
-            text = self._source.read_text(encoding="utf-8")
+            text = read(self._source).decode("utf-8")
             return json.loads(text, object_pairs_hook=self._unique)
         except UnicodeDecodeError as error:
             raise self._error(f"not UTF-8 ({error.reason} at byte {error.start})") from None
@@ -198,6 +199,10 @@ class _Reader:
                 raise self._error("holds an unresolved merge conflict; take either side") from None
             where = f"line {error.lineno}, column {error.colno}"
             raise self._error(f"not valid JSON ({error.msg} at {where})") from None
+        except RecursionError:
+            raise self._error("not a lock (nested too deep)") from None
+        except ValueError:
+            raise self._error("not a lock (a number has too many digits)") from None
 
     def _unique(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
         # A merge that kept one line of each side is valid JSON; the last would silently win.

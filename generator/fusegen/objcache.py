@@ -31,6 +31,8 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
+from fusegen.files import named
+
 FORMAT: Final = "1"
 DEFAULT_LIMIT: Final = 4 * 2**30
 HEADER_SUFFIXES: Final = frozenset({".h", ".hpp", ".cuh", ".inl", ".inc"})
@@ -290,7 +292,7 @@ class ObjectCache:
 
     def _write(self, path: Path, value: object) -> None:
         handle, name = tempfile.mkstemp(dir=self._root / "tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with named(path), os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(value, stream, indent=1)
         os.replace(name, path)
 

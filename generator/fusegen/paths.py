@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fusegen.files import resolve
+
 PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parents[1]
 
@@ -53,4 +55,4 @@ def checkout() -> Path | None:
 def inside_checkout(folder: Path) -> bool:
     """Whether a folder lies in the checkout this program runs from."""
     root = checkout()
-    return root is not None and folder.resolve().is_relative_to(root)
+    return root is not None and resolve(folder).is_relative_to(root)

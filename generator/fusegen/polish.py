@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 
 from ruff.__main__ import find_ruff_bin  # type: ignore[import-untyped]
 
+from fusegen.files import named
 from fusegen.fileset import Artifact, ArtifactKind, FileSet, RenderError
 
 LINE_LENGTH = 100
@@ -168,7 +169,8 @@ def _write(root: Path, files: Mapping[str, Artifact]) -> None:
     for folder in {(root / path).parent for path in files}:
         folder.mkdir(parents=True, exist_ok=True)
     for path, artifact in files.items():
-        (root / path).write_bytes(artifact.data)
+        with named(root / path):
+            (root / path).write_bytes(artifact.data)
 
 
 def _read(root: Path, files: Iterable[str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import filelock
 
 from fusegen.changes import REASONS, ChangeKind, Changes, Disk, obstructed, read_file
+from fusegen.files import named
 from fusegen.fileset import FileSet
 from fusegen.lock import (
     LOCK_NAME,
@@ -109,7 +110,8 @@ class Filesystem:
 
     def write(self, path: Path, data: bytes) -> None:
         """Write a new file, not yet safe against power loss."""
-        path.write_bytes(data)
+        with named(path):
+            path.write_bytes(data)
 
     def fsync(self, path: Path) -> None:
         """Make a file's content, or the names in a folder, safe against power loss."""
@@ -117,7 +119,8 @@ class Filesystem:
             return  # Windows cannot open a folder, and keeps names safe by itself.
         descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            with named(path):
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 

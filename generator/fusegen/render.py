@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ import jinja2
 import jinja2.bccache
 import jinja2.sandbox
 
+from . import files
 from .fileset import RenderError
 
 _MISTAKES = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
@@ -133,7 +135,8 @@ def read(path: Path) -> str:
         RenderError: it is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        # As read_text does: a template may have been checked out with other line ends.
+        return io.StringIO(files.read(path).decode("utf-8"), newline=None).read()
     except UnicodeDecodeError as error:
         raise RenderError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
 

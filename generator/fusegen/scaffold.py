@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusegen import paths
+from fusegen.files import named, resolve
 from fusegen.load import SpecSet, SpecWarning, adapter, load_usable
 from fusegen.model.families import FAMILIES
 from fusegen.model.specs import ArchSpec, SpecKind
@@ -68,7 +69,8 @@ def new(kind: str, name: str, *, origin: str | None = None, folder: Path | None 
     text = _copy(which, name, origin, specs, folders) if origin else _MINIMAL[which](name, specs)
     _validate(which, name, text, folders)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", newline="\n")
+    with named(path):
+        path.write_text(text, encoding="utf-8", newline="\n")
     return Scaffold(path, text, _next(which, name, path, target))
 
 
@@ -81,7 +83,7 @@ def default_folder() -> Path:
 
 def _folders(target: Path) -> tuple[Path, ...]:
     builtin = paths.builtin_specs()
-    resolved = target.resolve()
+    resolved = resolve(target)
     return (builtin, resolved) if resolved.is_dir() and resolved != builtin else (builtin,)
 
 
@@ -162,14 +164,16 @@ def _validate(kind: SpecKind, name: str, text: str, folders: Sequence[Path]) -> 
         # A folder of the usual name, so that messages name the file as they would at its place.
         trial = Path(scratch) / paths.SPECS
         (trial / kind.folder).mkdir(parents=True)
-        (trial / kind.folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+        file = trial / kind.folder / f"{name}.yaml"
+        with named(file):
+            file.write_text(text, encoding="utf-8")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SpecWarning)
             load_usable((*folders, trial)).require(kind, name)
 
 
 def _next(kind: SpecKind, name: str, path: Path, target: Path) -> tuple[str, ...]:
-    builtin = target.resolve() == paths.builtin_specs()
+    builtin = resolve(target) == paths.builtin_specs()
     option = "" if builtin else f" --specs {target}"
     edit = f"edit {path}"
     check = f"fusegen validate{option}"

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusegen.files import named
 from fusegen.load import adapter
 from fusegen.model.specs import SpecKind
 
@@ -80,7 +81,8 @@ def write(specs: Path) -> tuple[SchemaChange, ...]:
             change.path.unlink()
         else:
             change.path.parent.mkdir(parents=True, exist_ok=True)
-            change.path.write_bytes(change.after.encode("utf-8"))
+            with named(change.path):
+                change.path.write_bytes(change.after.encode("utf-8"))
     return changes
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fusegen.files import resolve
 from fusegen.fileset import FileSet
 from fusegen.load import SpecSet
 from fusegen.lock import LOCK_NAME, PENDING_NAME, LockError, read_lock, read_pending
@@ -78,6 +79,10 @@ class Selection:
             what = "unknown" if unknown[0] in data else "missing"
             raise _malformed(lock, f"{what} key {unknown[0]!r} in selection")
         lists = {key: _strings(data[key], key, lock) for key in ("cells", "specs", "templates")}
+        for key in ("specs", "templates"):
+            for folder in lists[key]:
+                if "\0" in folder or not _is_text(folder):
+                    raise _malformed(lock, f"selection: {folder!r} cannot name a folder of {key}")
         try:
             cells = tuple(sorted({Cell.parse(text) for text in lists["cells"]}))
         except ValueError as error:
@@ -270,13 +275,21 @@ def _out_option(parent: Path) -> str:
 
 
 def merge_folders(*groups: Iterable[Path]) -> tuple[Path, ...]:
-    """Folders, resolved and each once, in sorted order."""
-    return tuple(sorted({path.resolve() for group in groups for path in group}))
+    """Folders, resolved and each once, in sorted order.
+
+    Raises:
+        UsageError: a name that is not UTF-8, which generated files could not state.
+    """
+    groups = tuple(tuple(group) for group in groups)
+    for path in (path for group in groups for path in group):
+        if not _is_text(path.name):
+            raise UsageError(f"{str(path)!r}: its name is not UTF-8; rename it")
+    return tuple(sorted({resolve(path) for group in groups for path in group}))
 
 
 def recorded_folders(bundle: Path, folders: Iterable[str]) -> tuple[Path, ...]:
     """The folders a lock records, as paths."""
-    return tuple((bundle / folder).resolve() for folder in folders)
+    return tuple(resolve(bundle / folder) for folder in folders)
 
 
 def foreign_folders(
@@ -309,13 +322,20 @@ def distrust(bundle: Path, option: str, foreign: Sequence[Path]) -> str:
 
 def _repository(bundle: Path) -> Path:
     """The repository that a bundle is in, or the folder that it is in where there is none."""
-    folder = bundle.resolve().parent
+    folder = resolve(bundle).parent
     return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
 
 
-def relative_folders(bundle: Path, folders: Iterable[Path]) -> tuple[str, ...]:
-    """Folders as a lock records them. Inverse of `recorded_folders`."""
-    root = bundle.resolve()
+def relative_folders(bundle: Path, folders: Sequence[Path]) -> tuple[str, ...]:
+    """Folders as a lock records them. Inverse of `recorded_folders`.
+
+    Raises:
+        UsageError: a folder whose name is not UTF-8.
+    """
+    root = resolve(bundle)
+    for folder in folders:
+        if not _is_text(str(folder)):
+            raise UsageError(f"{str(folder)!r}: a lock cannot name it, it is not UTF-8; rename it")
     return tuple(sorted(Path(os.path.relpath(folder, root)).as_posix() for folder in folders))
 
 
@@ -346,6 +366,11 @@ def _malformed(lock: Path, what: str) -> SelectionError:
         f"{lock}: {what}; restore the file from version control, or name anew what the bundle is "
         f"to hold: fusegen generate --target <target>{_out_option(lock.parent.parent)}"
     )
+
+
+def _is_text(name: str) -> bool:
+    """Whether the name of a file is text; what is not UTF-8 comes as lone surrogates."""
+    return not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def _strings(value: object, key: str, lock: Path) -> list[str]:

@@ -650,3 +650,23 @@ def test_a_name_that_is_taken_is_nobodys(mine: Path) -> None:
     assert done.exit_code == cli.ExitCode.SPEC
     assert "op 'silu' is already defined" in done.stderr.splitlines()[-1]
     assert run("generate", *cell_words("gelu"), "--specs", mine).exit_code == cli.ExitCode.OK
+
+
+@pytest.mark.parametrize("words", [["generate", *SILU], ["new", "recipe", "mine"]], ids=" ".join)
+def test_a_write_that_fails_names_the_file(elsewhere: Path, words: list[str]) -> None:
+    """Writing to a full disk fails without a name; so does a file that may not grow."""
+    program = (
+        "import resource, sys; from fusegen import cli; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200)); cli.main()"
+    )
+    cache = elsewhere / "cache"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=os.environ | {"PYTHONPATH": str(paths.PACKAGE.parent), "FUSEGEN_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == cli.ExitCode.REFUSED, done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"fusegen: /.+/\w+\.(py|yaml): File too large", said)

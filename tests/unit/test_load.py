@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -147,3 +148,20 @@ def test_a_tag_runs_nothing(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="is refused"):
         parse_spec(SpecKind.OPS, path, "toy.yaml")
     assert not mark.exists()
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "ops").mkdir()
+    os.mkfifo(tmp_path / "ops" / "pipe.yaml")
+    (tmp_path / "ops" / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "recipes").symlink_to("recipes")
+    (tmp_path / "archs").write_text("")
+    with pytest.raises(SpecError) as caught:
+        load([tmp_path])
+    said = [str(problem).partition("/")[2] for problem in caught.value.problems]
+    assert said == [
+        "archs:1:1: expected a folder of specs",
+        "ops/loop.yaml:1:1: not a spec: Too many levels of symbolic links",
+        "ops/pipe.yaml:1:1: not a spec: expected a regular file",
+        "recipes:1:1: expected a folder of specs",
+    ]

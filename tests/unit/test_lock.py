@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -99,6 +100,9 @@ RECORD = {"sha256": "0", "blob": "0", "owners": []}
         (edited_lock(files={"a.py": {**RECORD, "owners": "x"}}), "list of strings as a.py: owners"),
         (edited_lock(files={"a.py": {**RECORD, "mode": 1}}), "unknown key 'mode' in a.py"),
         ('{"version": 1, "version": 1}', "holds 'version' twice"),
+        pytest.param("[" * 100_000, "not a lock (nested too deep)", id="brackets"),
+        pytest.param('{"a":' * 100_000, "not a lock (nested too deep)", id="braces"),
+        pytest.param('{"version": ' + "9" * 5000 + "}", "has too many digits", id="digits"),
     ],
 )
 def test_broken_lock_names_file_fault_and_remedy(tmp_path: Path, text: str, says: str) -> None:
@@ -161,3 +165,11 @@ def test_file_set_refuses(paths: list[str], says: str) -> None:
         FileSet((path, artifact()) for path in paths)
     assert says in str(caught.value)
     assert "templates/t.j2" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [LOCK_NAME, PENDING_NAME])
+def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match="expected a regular file") as caught:
+        read_lock(tmp_path) if name == LOCK_NAME else read_pending(tmp_path)
+    assert caught.value.filename == str(tmp_path / name)

@@ -20,6 +20,7 @@ from fusegen.changes import Change, ChangeKind, Changes, diff, unified_diff
 from fusegen.fileset import Artifact, ArtifactKind, FileSet
 from fusegen.lock import LOCK_NAME, PENDING_NAME, LockError, dump_lock, lock_of, read_lock
 from fusegen.publish import (
+    DISK,
     MUTEX_NAME,
     STAGING_NAME,
     BusyError,
@@ -763,6 +764,21 @@ def test_full_disk_leaves_the_bundle_as_it_was(tmp_path: Path) -> None:
         put(NEW, tmp_path, filesystem=Full())
     assert contents_bytes(tmp_path) == before
     assert not (tmp_path / STAGING_NAME).exists()
+
+
+def test_what_fails_without_a_name_is_given_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
+    for step in (lambda p: DISK.write(p, b""), DISK.fsync, lambda p: DISK.fsync_all([p])):
+        (tmp_path / "file").touch()
+        with pytest.raises(OSError, match="No space left") as caught:
+            step(tmp_path / "file")
+        assert caught.value.filename == str(tmp_path / "file")
 
 
 def test_report_says_that_an_interrupted_publish_was_completed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusegen import api, paths, selection
+from fusegen.fileset import RenderError
 from fusegen.load import load
 from fusegen.lock import LockError
+from fusegen.model.source import SpecError
 from fusegen.naming import Cell
 from fusegen.publish import PublishError
 from fusegen.selection import Selection, SelectionError, UsageError
@@ -153,7 +156,64 @@ def test_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
     assert {code for code, _ in done} == {0}, done
     assert cells_of(out / "cpu") == sorted(f"{module}__bf16" for module in modules)
     assert [path.name for path in out.iterdir()] == ["cpu"]
-    assert not api.check((), out).drifted
+    assert not api.check([out / "cpu"]).drifted
+
+
+@pytest.mark.parametrize("writing", [True, False])
+def test_a_bundle_that_leads_elsewhere_is_refused(tmp_path: Path, writing: bool) -> None:
+    out, place = tmp_path / "out", tmp_path / "elsewhere"
+    api.generate(request(out, **SILU))
+    (out / "cpu").rename(place)
+    (out / "cpu").symlink_to(place)
+    before = sorted(place.rglob("*"))
+    policy = api.Policy.WRITE if writing else api.Policy.COMPARE
+    for named in (SWIGLU, {}, {"targets": ("cpu",)}, {**SILU, "remove": True}):
+        with pytest.raises(PublishError, match="a symbolic link leads from here out of"):
+            api.generate(request(out, **named), policy)
+    assert sorted(place.rglob("*")) == before
+    # A link from one name to another inside is what it was.
+    (out / "cpu").unlink()
+    place.rename(out / "real")
+    (out / "cpu").symlink_to("real")
+    assert api.generate(request(out, **SWIGLU)).bundles[0].written
+
+
+@pytest.mark.parametrize("name", ["README.md", "reference"])
+def test_links_in_a_circle_are_in_the_way(tmp_path: Path, name: str) -> None:
+    api.generate(request(tmp_path, **SILU))
+    path = tmp_path / "cpu" / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.symlink_to(name)
+    done = api.generate(request(tmp_path, **SILU))
+    assert {each.kind.value for each in done.refused[0].changes.refused} == {"unknown_exists"}
+    assert path.is_symlink()
+
+
+@pytest.mark.parametrize("option", ["specs", "templates"])
+def test_a_folder_of_links_in_a_circle_is_named(tmp_path: Path, option: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    sources = api.Sources(**{option: (tmp_path / "loop",)})
+    with pytest.raises((SpecError, RenderError), match=r"loop.*there is no such"):
+        api.generate(request(tmp_path / "out", **SILU, sources=sources))
+
+
+@pytest.mark.parametrize("folder", ["a\0b", "\ud800"])
+def test_a_folder_that_cannot_be_one(tmp_path: Path, folder: str) -> None:
+    api.generate(request(tmp_path, **SILU))
+    lock = tmp_path / "cpu" / "fusegen.lock"
+    data = json.loads(lock.read_text())
+    data["selection"]["specs"] = [folder]
+    lock.write_text(json.dumps(data))
+    with pytest.raises(SelectionError, match="cannot name a folder of specs"):
+        api.check([tmp_path / "cpu"])
+
+
+def test_a_folder_whose_name_is_not_utf8_is_named(tmp_path: Path, extra: api.Sources) -> None:
+    (folder,) = extra.specs
+    moved = folder.rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    with pytest.raises(UsageError, match="its name is not UTF-8"):
+        api.generate(request(tmp_path / "out", **TOY, sources=api.Sources(specs=(moved,))))
+    assert not (tmp_path / "out").exists()
 
 
 def test_processes_that_ask_for_one_thing_all_succeed(tmp_path: Path) -> None:
