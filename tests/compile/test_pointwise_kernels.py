@@ -105,13 +105,13 @@ def _grouped_kernels(folder: Path, item: str) -> Path:
     specs = folder / "specs" / "modules"
     specs.mkdir(parents=True)
     width = "2 * H" if "swiglu" in item else "H"
+    probs = "  probs: {shape: [T], dtype: float32}\n" if "probs" in item else ""
     (specs / "toy.yaml").write_text(
         "edition: 1\nmodule: toy\nclass: Toy\nsummary: rows in groups\n"
         "dims: {T: tokens, E: num_groups, H: hidden}\ninputs:\n"
         f"  x: {{shape: [T, {width}]}}\n"
         "  split_sizes: {shape: [E], dtype: int64, differentiable: false}\n"
-        "  probs: {shape: [T], dtype: float32}\n"
-        f"chain:\n  - {item}\n  - {{op: grouped_linear, as: fc, dims: {{K: H, N: H}}}}\n"
+        f"{probs}chain:\n  - {item}\n  - {{op: grouped_linear, as: fc, dims: {{K: H, N: H}}}}\n"
     )
     request = api.Request(
         out=folder,

@@ -44,8 +44,11 @@ pointwise: {y: x * x}
 
 
 def plan_of(folder: Path, chain: str, width: str = "H", recipe: str = "bf16") -> ModulePlan:
+    module = MODULE.format(name="toy", width=width) + chain
+    if "scales: probs" not in chain:
+        module = module.replace("  probs: {shape: [T], dtype: float32}\n", "")
     for kind, name, text in (
-        ("modules", "toy", MODULE.format(name="toy", width=width) + chain),
+        ("modules", "toy", module),
         ("ops", "cosh", COSH),
     ):
         (folder / kind).mkdir(exist_ok=True)
