@@ -43,6 +43,7 @@ release-check: $(VENV)/test.stamp
 # Regenerate the committed bundles and everything else that is printed.
 regenerate: $(VENV)/test.stamp
 	$(BIN)/fusegen generate --target cpu --target cpu_quantized --target hopper --target hopper_quantized --target hopper_lean --target main_grad --target cached_weights
+	$(BIN)/fusegen generate
 	$(BIN)/python tests/gpu/ledger.py readme
 
 $(VENV)/bin/python:
