@@ -164,7 +164,7 @@ def between(values: Sequence[float]) -> str:
 
 def contents(result: Result) -> str:
     """What the models of the headline are, under the names that the tables have for them."""
-    experts = (*shapes.EXPERTS, *getattr(shapes, "MORE_EXPERTS", ()))
+    experts = (*shapes.EXPERTS, *shapes.MORE_EXPERTS)
     known = {each.name: each for each in experts}
     lines = [
         [
