@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,20 +14,9 @@ from fusegen.model.specs import ModuleSpec
 from fusegen.naming import Cell
 from fusegen.resolve import resolve_module
 
-GPU = Path(__file__).parents[1] / "gpu"
+from .gpu_files import load
+
 ARCH = "sm_90a"
-
-
-def load(name: str) -> ModuleType:
-    """A file of tests/gpu, where its files find each other."""
-    sys.path.insert(0, str(GPU))
-    spec = importlib.util.spec_from_file_location(f"gpu_{name}", GPU / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
 
 evidence = load("evidence")
 

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-GPU = Path(__file__).parents[1] / "gpu"
-sys.path.insert(0, str(GPU))  # where its files find each other
-
-
-def load(name: str) -> ModuleType:
-    """A file of tests/gpu under a name of its own."""
-    spec = importlib.util.spec_from_file_location(f"gpu_{name}", GPU / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
+from .gpu_files import load
 
 ledger = load("ledger")
 matrix, choices, steps = ledger.matrix, ledger.choices, ledger.steps

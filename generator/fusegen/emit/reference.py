@@ -600,9 +600,8 @@ def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
         target = f"{parts.get(True, '_')}, {parts.get(False, '_')}"
         loads.insert(0, LoadText(target, f"steps.halves({arguments[buffer]}{block})"))
     own_type = next(o.buffer for o in math.operands if o.dtype is DType.IO)
-    loads.insert(
-        0, LoadText("io", f"{arguments[own_type]}.dtype")
-    )  # before a symbol takes the buffer's name
+    # Before a symbol takes the buffer's name.
+    loads.insert(0, LoadText("io", f"{arguments[own_type]}.dtype"))
     results = _result_sources(math)
     return PointwiseText(
         name=_function_name(step),
