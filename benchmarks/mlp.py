@@ -26,14 +26,14 @@ import pairs
 import peers
 import shapes
 import torch
-from common import OURS, Case, Outcome
+from common import OURS, Case, Failure, Outcome
 from torch import Tensor
 
 PEER, EAGER = "torch compiled", "torch eager"
 MAIN_GRAD, CACHED = "add_to_main_grad", "cached_weights"
 # Whose numbers are looked at where not all contenders take part.
 CELLS = ("grouped_mlp__bf16", "grouped_mlp__fp8_block", "grouped_mlp__fp8_delayed")
-DRAWS_OF_ALL = (shapes.DRAW, "zipf")  # for every model; three models have all
+DRAWS_OF_ALL = ("zipf",)  # beside the usual one, for every model; three models have all
 BLOCK_SECONDS = 0.03
 ARCH = "sm_90a"  # whose plans are looked at where there is no GPU
 
@@ -358,7 +358,7 @@ def _allocated() -> int:
 
 def _checked(
     model: str, contenders: Mapping[str, Contender], expected: tuple[Tensor, ...] | None = None
-) -> tuple[dict[str, Contender], list[common.Failure], tuple[Tensor, ...]]:
+) -> tuple[dict[str, Contender], list[Failure], tuple[Tensor, ...]]:
     """Contenders whose results are torch's; a recipe with state has warmed up.
 
     What grows with every step is compared after as many steps.
@@ -397,12 +397,20 @@ class Bench:
 
     def everybody(self) -> list[Outcome]:
         """Every recipe and choice, and other libraries."""
-        made = plain(self.package, self.model, _cells(self.package), self.compiled)
-        checked, failures, expected = _checked(self.model.name, made)
-        checked |= others(self.model, expected)
-        del expected
+        checked, failures = self._and_others(_cells(self.package))
         refreshes = self._refreshes()
         return [*self._timed(self.model, self.model.name, checked, refreshes), *failures]
+
+    def recipes(self) -> list[Outcome]:
+        """Every recipe by itself, and other libraries."""
+        plain_cells = [cell for cell in _cells(self.package) if cell.count("__") == 1]
+        checked, failures = self._and_others(plain_cells)
+        return [*self._timed(self.model, self.model.name, checked), *failures]
+
+    def _and_others(self, cells: Sequence[str]) -> tuple[dict[str, Contender], list[Failure]]:
+        made = plain(self.package, self.model, cells, self.compiled)
+        checked, failures, expected = _checked(self.model.name, made)
+        return checked | others(self.model, expected), failures
 
     def drawn(self, draw: str) -> list[Outcome]:
         """Three recipes and torch compiled."""
@@ -533,8 +541,10 @@ def _cases(shape: shapes.Expert, bench: Callable[[], Bench], *, closely: bool) -
         yield Case(shape.name, lambda: bench().everybody())
         yield Case(f"{shape.name} main_grad", lambda: bench().added())
         yield Case(f"{shape.name} permuted", lambda: bench().permuted())
+    else:
+        yield Case(shape.name, lambda: bench().recipes())
     for draw in shapes.DRAWS if closely else DRAWS_OF_ALL:
-        if not (closely and draw == shapes.DRAW):
+        if draw != shapes.DRAW:
             yield Case(shapes.drawn(shape.name, draw), partial(_drawn, bench, draw))
 
 

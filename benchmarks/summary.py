@@ -143,10 +143,10 @@ def _speed(found: plots.Models, recipe: str) -> str:
 
 
 def _comparison(compared: Sequence[plots.Compared]) -> Iterator[str]:
-    """Of others under a recipe that ours has, too: how often which is faster, and by how much."""
+    """Of others under a recipe that ours has, too: how often ours is faster beyond the spread."""
     if not compared:
         return
-    slower = sum(each.ratio.value > 1 for each in compared)
+    slower = sum(each.ratio.low > 1 for each in compared)
     closest = min(compared, key=lambda each: each.ratio.value)
     who = labels.Contender.parse(closest.name)
     yield (
