@@ -9,6 +9,7 @@ from typing import Any
 import common
 import figures
 import labels
+import pairs
 from common import OURS, Result
 from figures import Bar, Figure, Panel
 from labels import RECIPES, Contender
@@ -40,6 +41,10 @@ def over(row: Row, other: Row) -> Ratio:
     paired = row.get("paired", {}).get(other["contender"])
     if paired:
         return Ratio(paired["median"], paired["low"], paired["high"])
+    times, others = row.get("samples", ()), other.get("samples", ())
+    if times and len(times) == len(others):  # of the same rounds, as in `common.with_ratios`
+        ratio = pairs.ratio(times, others)
+        return Ratio(ratio.median, ratio.low, ratio.high)
     return Ratio(row["median"] / other["median"])
 
 

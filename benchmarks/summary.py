@@ -146,13 +146,14 @@ def _comparison(compared: Sequence[plots.Compared]) -> Iterator[str]:
     """Of others under a recipe that ours has, too: how often ours is faster beyond the spread."""
     if not compared:
         return
-    slower = sum(each.ratio.low > 1 for each in compared)
+    slower = sum((each.ratio.low or each.ratio.value) > 1 for each in compared)
     closest = min(compared, key=lambda each: each.ratio.value)
     who = labels.Contender.parse(closest.name)
     yield (
-        f"It is faster in {slower} of {len(compared)} comparisons with another library under the "
-        f"same recipe; the best of those, {who.library} ({labels.RECIPES[who.recipe]}, "
-        f"{labels.model(closest.case)}), takes {closest.ratio.value:.2f} times as long."
+        f"In {slower} of {len(compared)} comparisons with another library under the same recipe it "
+        "is faster, whatever end of the ratio's interval is taken; the best of those, "
+        f"{who.library} ({labels.RECIPES[who.recipe]}, {labels.model(closest.case)}), takes "
+        f"{closest.ratio.value:.2f} times as long."
     )
 
 

@@ -119,13 +119,22 @@ def test_the_opening_counts_what_is_faster_and_what_is_not(benchmarks: bench.Ben
     assert text == (
         "On one NVIDIA H200, a forward and backward of fusegen's expert MLP is 2.00 times "
         "(FP8, delayed scaling) and 1.25 times (bf16) as fast as PyTorch's grouped products under "
-        "`torch.compile` in bf16. It is faster in 4 of 6 comparisons with another library under "
-        "the same recipe; the best of those, TransformerEngine (FP8, delayed scaling, Mixtral "
-        "8x7B), takes 0.80 times as long."
+        "`torch.compile` in bf16. In 4 of 6 comparisons with another library under the same "
+        "recipe it is faster, whatever end of the ratio's interval is taken; the best of those, "
+        "TransformerEngine (FP8, delayed scaling, Mixtral 8x7B), takes 0.80 times as long."
     )
     assert "| `mixtral` | Mixtral 8x7B | 8 | 32768 | 4096 x 14336 |" in page
     assert page.count("](performance.png)") == 1
     assert page.index("| `mixtral`") < page.index("## The expert MLP")
+
+
+def test_rows_of_the_same_rounds_are_compared_round_by_round(benchmarks: bench.Benchmarks) -> None:
+    over = benchmarks.module("plots").over
+    ours = {"contender": OURS, "median": 2.0, "samples": [2.0, 4.0, 2.0, 4.0, 2.0, 2.0, 2.0]}
+    theirs = {"contender": "x", "median": 3.0, "samples": [3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]}
+    ratio = over(theirs, ours)
+    assert ratio.value == 1.5 and ratio.low == 0.75, "a median alone would say faster"
+    assert over({**theirs, "samples": []}, ours).low is None
 
 
 def test_intervals_of_paired_rounds_are_shown(benchmarks: bench.Benchmarks) -> None:
