@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fusegen import api
-from fusegen.emit.explain import size_in_bytes
-from fusegen.model import dtypes
-from fusegen.model.dtypes import DType
-from fusegen.model.plan import KernelSet, ModulePlan, Program, Step
-from fusegen.model.primitives import PRODUCTS, GemmKind
-from fusegen.model.shapes import evaluate
-from fusegen.model.specs import PointSpec, Store
-from fusegen.naming import Cell
-from fusegen.resolve import resolve_module
+from fusegen.emit.text.explain import size_in_bytes
+from fusegen.ir import dtypes
+from fusegen.ir.dtypes import DType
+from fusegen.ir.kernel import PointSpec, Store
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import KernelSet, ModulePlan, Program, Step
+from fusegen.ir.primitives import PRODUCTS, GemmKind
+from fusegen.ir.shapes import evaluate
+from fusegen.passes.pipeline import resolve_module
 from fusegen.tuning.cases import Case
 
 QUANTISED = (DType.E4M3, DType.E5M2)

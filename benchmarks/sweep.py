@@ -23,9 +23,9 @@ import shapes
 from common import bundles
 
 from fusegen import api, gpu, paths
-from fusegen.load import SpecSet
-from fusegen.model.primitives import GemmKind
+from fusegen.ir.primitives import GemmKind
 from fusegen.selection import UsageError
+from fusegen.spec.load import SpecSet
 from fusegen.tuning import tune, variants
 from fusegen.tuning.cases import WIDTHS, Case, Measured, Sample, Timer, grid, measure
 

@@ -20,7 +20,7 @@ from statistics import fmean
 
 import torch
 
-from fusegen import demo, demo_model
+from fusegen.demo.run import run as demo, model as demo_model
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "bf16"

@@ -10,31 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusegen.generation import (
-    BundleReport,
-    Generated,
-    Policy,
-    Request,
-    check,
-    generate,
-)
-from fusegen.gpu import arch_named, arch_of, visible_capability
-from fusegen.queries import (
-    Entry,
-    Explanation,
-    PlanRow,
-    Query,
-    explain,
-    list_specs,
-    plan,
-    validate,
-)
-from fusegen.sources import BUILTIN, Sources, load_specs
+from .generation import BundleReport, Generated, Policy, Request, check, generate
+from .gpu import arch_named, arch_of, visible_capability
+from .queries import Entry, Explanation, PlanRow, Query, explain, list_specs, plan, validate
+from .sources import BUILTIN, Sources, load_specs
 
 if TYPE_CHECKING:
-    from fusegen.build import BuildReport, Progress
-    from fusegen.demo import DemoResult
-    from fusegen.toolchain import Toolchain
+    from .build.library import BuildReport, Progress
+    from .build.toolchain import Toolchain
+    from .demo.run import DemoResult
 
 __all__ = [
     "BundleReport",
@@ -68,8 +52,8 @@ def find_tools(bundles: Sequence[Path]) -> Toolchain:
     Raises:
         BuildError: one of the bundles has nothing to build, or a tool is missing.
     """
-    from fusegen.build import read_sources
-    from fusegen.toolchain import find_toolchain
+    from .build.library import read_sources
+    from .build.toolchain import find_toolchain
 
     for bundle in bundles:
         read_sources(bundle / "csrc" / "sources.cmake")
@@ -84,7 +68,7 @@ def build(
     toolchain: Toolchain | None = None,
 ) -> BuildReport:
     """Compile and link the library of one bundle; see `fusegen.build.build`."""
-    from fusegen.build import build as build_bundle
+    from .build.library import build as build_bundle
 
     return build_bundle(bundle, jobs=jobs, progress=progress, toolchain=toolchain)
 
@@ -96,7 +80,7 @@ DEMO_MODULE, DEMO_RECIPE = "grouped_mlp", "bf16"
 
 def demo_folder() -> Path:
     """Where `demo` keeps its bundles: in the user's cache folder, so that nothing is littered."""
-    from fusegen.objcache import default_root
+    from .build.objcache import default_root
 
     return default_root() / "demo"
 
@@ -131,7 +115,7 @@ def prepare_demo(
         BuildError: a named arch cannot be built.
         RefusedError: the bundle was edited by hand.
     """
-    from fusegen.toolchain import BuildError
+    from .build.toolchain import BuildError
 
     specs = load_specs(sources)
     folder = out or demo_folder()
@@ -163,13 +147,13 @@ def demo(
     Raises:
         DemoError: PyTorch or the GPU is missing, or the output cannot be drawn.
     """
-    from fusegen.demo import run_demo
+    from .demo.run import run_demo
 
     return run_demo(ready.folder, ready.arch, steps=steps, output=output, as_json=as_json)
 
 
 def _demo_bundle(arch: str, folder: Path, sources: Sources, say: Callable[[str], None]) -> Path:
-    from fusegen.publish import RefusedError
+    from .publish.publish import RefusedError
 
     request = Request(
         out=folder,

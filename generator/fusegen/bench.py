@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusegen import gpu, paths
-from fusegen.selection import UsageError, known
+from . import gpu, paths
+from .selection import UsageError, known
 
 FOLDER = "benchmarks"
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from fusegen import __version__
-from fusegen.columns import aligned
+from . import __version__
+from .columns import aligned
 
 if TYPE_CHECKING:
-    from fusegen.api import BundleReport, Generated, PlanRow, Sources
-    from fusegen.bench import Benchmarks
-    from fusegen.build import BuildReport, Progress
+    from .api import BundleReport, Generated, PlanRow, Sources
+    from .bench import Benchmarks
+    from .build.library import BuildReport, Progress
 
 TRACEBACK = "FUSEGEN_TRACEBACK"
 """Environment variable; `1` prints the Python traceback of every error."""
@@ -104,7 +104,7 @@ def _one_of(
 
 
 def _did_you_mean(word: str, choices: Iterable[str]) -> str:
-    from fusegen.model.source import did_you_mean
+    from .spec.diagnostics import did_you_mean
 
     return did_you_mean(word, choices)
 
@@ -141,15 +141,15 @@ def _failed(error: Exception) -> int:
 
 def _code_of(error: Exception) -> ExitCode:
     """The exit code of an error that a command raised."""
-    from fusegen.bench import BenchError
-    from fusegen.demo import DemoError
-    from fusegen.fileset import RenderError
-    from fusegen.lock import LockError
-    from fusegen.model.source import SpecError
-    from fusegen.publish import PublishError
-    from fusegen.scaffold import ExistsError
-    from fusegen.selection import UsageError
-    from fusegen.toolchain import BuildError
+    from .bench import BenchError
+    from .build.toolchain import BuildError
+    from .demo.run import DemoError
+    from .emit.fileset import RenderError
+    from .publish.lock import LockError
+    from .publish.publish import PublishError
+    from .selection import UsageError
+    from .spec.diagnostics import SpecError
+    from .spec.scaffold import ExistsError
 
     known: tuple[tuple[type[Exception], ExitCode], ...] = (
         (UsageError, ExitCode.USAGE),
@@ -238,7 +238,7 @@ def _out(text: str, default: Path | None = Path("generated")) -> Callable[[F], F
 
 
 def _sources(specs: tuple[Path, ...], templates: tuple[Path, ...]) -> Sources:
-    from fusegen.api import Sources
+    from .api import Sources
 
     return Sources(specs, templates)
 
@@ -278,7 +278,7 @@ def list_command(
     kind: str | None, specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool
 ) -> None:
     """Show what exists: ops, fusions, modules, recipes, archs and targets."""
-    from fusegen import api
+    from . import api
 
     entries = api.list_specs(kind, _sources(specs, templates))
     if as_json and kind:
@@ -314,7 +314,7 @@ def explain(
     as_json: bool,
 ) -> None:
     """Say what one module does, keeps, runs and costs, or why it cannot be made."""
-    from fusegen import api
+    from . import api
 
     found = api.explain(module, recipe, arch, _sources(specs, templates), options)
     if as_json:
@@ -331,8 +331,8 @@ def explain(
 @_json
 def validate(specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool) -> int:
     """Check all specs and show every problem with its place."""
-    from fusegen import api
-    from fusegen.model.source import SpecError
+    from . import api
+    from .spec.diagnostics import SpecError
 
     try:
         entries = api.validate(_sources(specs, templates))
@@ -375,7 +375,7 @@ def plan(
 
     Without options, every module is planned with every recipe on every architecture.
     """
-    from fusegen import api
+    from . import api
 
     query = api.Query(targets, archs, modules, recipes, options)
     rows = api.plan(query, _sources(specs, templates))
@@ -443,7 +443,7 @@ def generate(
     with --remove take away. Without any of them every bundle below --out is made anew from what
     its lock records.
     """
-    from fusegen import api
+    from . import api
 
     request = api.Request(
         out,
@@ -505,14 +505,14 @@ def _show_schemas(done: Generated) -> None:
 
 
 def _show_refused(done: Generated) -> None:
-    from fusegen.publish import RefusedError
+    from .publish.publish import RefusedError
 
     for report in done.refused:
         _say(str(RefusedError(report.changes)))
 
 
 def _diff_text(done: Generated) -> str:
-    from fusegen.changes import unified_diff
+    from .publish.changes import unified_diff
 
     parts = [unified_diff(report.changes) for report in done.bundles]
     return "".join((*parts, *(schema.diff() for schema in done.schemas)))
@@ -548,7 +548,7 @@ def check(
     Without names, every bundle below --out is checked and, inside the checkout of fusegen, the
     JSON Schemas of the specs.
     """
-    from fusegen import api
+    from . import api
 
     sources = _sources(specs, templates)
     found = api.check(bundles, out, sources)
@@ -564,7 +564,7 @@ def check(
 
 
 def _show_drift(found: Generated, sources: Sources) -> None:
-    from fusegen.selection import regeneration
+    from .selection import regeneration
 
     drifted = [report for report in found.bundles if report.regenerates]
     stale = [report for report in found.bundles if report.stale]
@@ -593,7 +593,7 @@ def _show_drift(found: Generated, sources: Sources) -> None:
 
 
 def _drift_lines(report: BundleReport) -> list[str]:
-    from fusegen.changes import ChangeKind
+    from .publish.changes import ChangeKind
 
     words = {
         ChangeKind.CREATE: "missing",
@@ -623,7 +623,7 @@ def _drift_lines(report: BundleReport) -> list[str]:
 @_json
 def build(bundles: tuple[Path, ...], jobs: int | None, as_json: bool) -> None:
     """Compile the kernels of BUNDLES; each gets lib/<namespace>.so."""
-    from fusegen import api
+    from . import api
 
     tools = api.find_tools(bundles)
     _say(f"building with {tools.describe()}")
@@ -740,7 +740,7 @@ def demo(
     The bundle is kept in fusegen's cache folder (FUSEGEN_CACHE_DIR, else fusegen below
     XDG_CACHE_HOME, else ~/.cache/fusegen), so that nothing but the picture is left behind.
     """
-    from fusegen import api
+    from . import api
 
     with _Bar("compiling the demo") as progress:
         ready = api.prepare_demo(
@@ -810,7 +810,7 @@ def bench(
     --check compares with the newest record of the same device: time of others over ours, and our
     part of the ceiling, beyond the recorded spread and 5 %.
     """
-    from fusegen import bench as benchmarks
+    from . import bench as benchmarks
 
     found = benchmarks.find()
     if families:
@@ -854,7 +854,7 @@ def _run_benchmarks(
     as_json: bool,
 ) -> int:
     """Run them all, whatever fails of them, and say so at the end."""
-    from fusegen.bench import BenchError
+    from .bench import BenchError
 
     data: list[Mapping[str, Any]] = []
     failed: list[str] = []
@@ -896,7 +896,7 @@ def _run_benchmark(
 def _check_benchmarks(
     found: Benchmarks, names: Sequence[str], folder: Path | None, as_json: bool
 ) -> int:
-    from fusegen.bench import BenchError
+    from .bench import BenchError
 
     records = found.records(names, folder)
     findings = []
@@ -929,7 +929,7 @@ def _check_benchmarks(
 
 
 def _show_sweep(swept: Any, *, dry_run: bool, as_json: bool) -> None:
-    from fusegen.tuning.tune import report
+    from .tuning.tune import report
 
     if as_json:
         _answer(
@@ -974,7 +974,7 @@ def _show_sweep(swept: Any, *, dry_run: bool, as_json: bool) -> None:
 )
 def new(kind: str, name: str, origin: str | None, specs: Path | None) -> None:
     """Start a spec: write one YAML file, check it, and say what to do next."""
-    from fusegen import scaffold
+    from .spec import scaffold
 
     made = scaffold.new(kind, name, origin=origin, folder=specs)
     click.echo(str(made.path))

@@ -9,21 +9,21 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusegen import __version__, paths, selection
-from fusegen.files import resolve
-from fusegen.fileset import FileSet
-from fusegen.gpu import NATIVE, arch_named
-from fusegen.lock import LOCK_NAME, read_lock
-from fusegen.model.plan import Unsupported
-from fusegen.model.specs import SpecKind
-from fusegen.naming import Cell
-from fusegen.queries import unsupported_row
-from fusegen.selection import Selection, SelectionError, UsageError, spec_named
-from fusegen.sources import BUILTIN, Inputs, Sources, derivations
+from . import __version__, paths, selection
+from .emit.fileset import FileSet
+from .files import resolve
+from .gpu import NATIVE, arch_named
+from .ir.naming import Cell
+from .ir.plan import Unsupported
+from .publish.lock import LOCK_NAME, read_lock
+from .queries import unsupported_row
+from .selection import Selection, SelectionError, UsageError, spec_named
+from .sources import BUILTIN, Inputs, Sources, derivations
+from .spec.kinds import SpecKind
 
 if TYPE_CHECKING:
-    from fusegen.changes import Change, Changes
-    from fusegen.schemas import SchemaChange
+    from .publish.changes import Change, Changes
+    from .spec.schema import SchemaChange
 
 DEFAULT_OUT = Path("generated")
 
@@ -97,7 +97,7 @@ class BundleReport:
     @property
     def differing(self) -> tuple[Change, ...]:
         """The changes, without the files that stay as they are."""
-        from fusegen.changes import ChangeKind
+        from .publish.changes import ChangeKind
 
         return tuple(c for c in self.changes if c.kind is not ChangeKind.UNCHANGED)
 
@@ -207,14 +207,14 @@ def generate(
 
 def _alone(out: Path, policy: Policy) -> AbstractContextManager[None]:
     """From reading what locks record to publishing, nobody else may change it."""
-    from fusegen.publish import generating
+    from .publish.publish import generating
 
     return generating(out) if policy is Policy.WRITE else nullcontext()
 
 
 def _generate(request: Request, writing: bool, prune: bool, accept_format: bool) -> Generated:
-    from fusegen import schemas
-    from fusegen.publish import PublishError, recover
+    from .publish.publish import PublishError, recover
+    from .spec import schema as schemas
 
     bundles = selection.find_bundles(request.out)
     inside = [b for b in bundles if b.is_dir() and not _leads_out(b)]
@@ -435,7 +435,7 @@ def _compare(
 
     Ruff works on a bundle while the next one is rendered, or the previous one compared.
     """
-    from fusegen.polish import polishing
+    from .emit.polish import polishing
 
     with ExitStack() as stack:
         pending = []
@@ -450,8 +450,8 @@ def _compare(
 
 
 def _render(wish: _Wish, inputs: Inputs) -> _Rendered:
-    from fusegen.bundle import render_bundle
-    from fusegen.resolve import resolve
+    from .emit.bundle import render_bundle
+    from .passes.pipeline import resolve
 
     wanted = wish.selection
     specs = inputs.specs(wish.specs)
@@ -489,7 +489,7 @@ def _impossible(cell: Unsupported, wish: _Wish) -> str:
 def _report(
     rendered: _Rendered, files: FileSet, *, prune: bool, accept_format: bool
 ) -> BundleReport:
-    from fusegen.changes import diff
+    from .publish.changes import diff
 
     bundle, recorded = rendered.wish.bundle, rendered.wish.recorded
     changes = diff(files, bundle, prune=prune)
@@ -507,7 +507,7 @@ def _report(
 def _publish(
     report: BundleReport, files: FileSet, prune: bool, accept_format: bool, rolled_forward: bool
 ) -> BundleReport:
-    from fusegen.publish import publish
+    from .publish.publish import publish
 
     if not files and not report.bundle.is_dir():
         return report
@@ -548,7 +548,7 @@ def check(
         SpecError, RenderError, LockError: as `generate`.
         UsageError: no bundle to check, or a recorded cell that cannot be made.
     """
-    from fusegen import schemas
+    from .spec import schema as schemas
 
     stale: tuple[SchemaChange, ...] = ()
     in_checkout = not bundles and paths.inside_checkout(Path.cwd())
@@ -568,8 +568,8 @@ def check(
 
 
 def _stale_cells(bundle: Path) -> dict[str, str]:
-    from fusegen.build import stale_cells
-    from fusegen.toolchain import BuildError
+    from .build.library import stale_cells
+    from .build.toolchain import BuildError
 
     try:
         return stale_cells(bundle)

@@ -7,9 +7,9 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from fusegen.load import SpecSet
-from fusegen.model.specs import SpecKind
-from fusegen.selection import UsageError, known
+from .selection import UsageError, known
+from .spec.kinds import SpecKind
+from .spec.load import SpecSet
 
 NATIVE = "native"
 """What stands for the architecture of the visible GPU where an arch is asked for."""

@@ -8,31 +8,21 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from fusegen.gpu import arch_named
-from fusegen.load import SpecSet
-from fusegen.model.plan import ModulePlan, Status, Unsupported
-from fusegen.model.predicate import Predicate
-from fusegen.model.shapes import Binary, Const, Shape, Sym
-from fusegen.model.specs import (
-    AnySpec,
-    ArchSpec,
-    FusionSpec,
-    ModuleSpec,
-    RecipeSpec,
-    SpecKind,
-    TargetSpec,
-)
-from fusegen.naming import Cell
-from fusegen.passes.expand import chain_of
-from fusegen.selection import (
-    known,
-    product,
-    spec_named,
-    target_cells,
-    targets_or_names,
-    with_options,
-)
-from fusegen.sources import BUILTIN, Sources, derivations, load_specs, validate_specs
+from .gpu import arch_named
+from .ir.naming import Cell
+from .ir.plan import ModulePlan, Status, Unsupported
+from .ir.predicate import Predicate
+from .ir.shapes import Binary, Const, Shape, Sym
+from .passes.expand import chain_of
+from .selection import known, product, spec_named, target_cells, targets_or_names, with_options
+from .sources import BUILTIN, Sources, derivations, load_specs, validate_specs
+from .spec.arch import ArchSpec
+from .spec.fusion import FusionSpec
+from .spec.kinds import AnySpec, SpecKind
+from .spec.load import SpecSet
+from .spec.module import ModuleSpec
+from .spec.recipe import RecipeSpec
+from .spec.target import TargetSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +150,7 @@ def plan(query: Query = EVERYTHING, sources: Sources = BUILTIN) -> tuple[PlanRow
         SpecError: the specs are wrong.
         UsageError: an unknown name, a target together with other names, `native` without a GPU.
     """
-    from fusegen.resolve import resolve
+    from .passes.pipeline import resolve
 
     specs = load_specs(sources)
     named = (*query.archs, *query.modules, *query.recipes, *query.options)
@@ -234,8 +224,8 @@ def explain(
         SpecError: the specs are wrong.
         UsageError: an unknown name, or `native` without a GPU.
     """
-    from fusegen.emit.explain import explain as explain_plan
-    from fusegen.resolve import resolve
+    from .emit.text.explain import explain as explain_plan
+    from .passes.pipeline import resolve
 
     specs = load_specs(sources)
     cell = Cell(

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fusegen.files import resolve
-from fusegen.fileset import FileSet
-from fusegen.load import SpecSet
-from fusegen.lock import LOCK_NAME, PENDING_NAME, LockError, read_lock, read_pending
-from fusegen.model.plan import ModulePlan
-from fusegen.model.source import did_you_mean
-from fusegen.model.specs import SpecKind
-from fusegen.naming import Cell, default_namespace
-from fusegen.passes.expand import chain_of
+from .emit.fileset import FileSet
+from .files import resolve
+from .ir.naming import Cell, default_namespace
+from .ir.plan import ModulePlan
+from .passes.expand import chain_of
+from .publish.lock import LOCK_NAME, PENDING_NAME, LockError, read_lock, read_pending
+from .spec.diagnostics import did_you_mean
+from .spec.kinds import SpecKind
+from .spec.load import SpecSet
 
 DEFAULT_PREFIX = "fusegen"
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusegen import paths
-from fusegen.load import SpecSet, load, load_usable
-from fusegen.selection import merge_folders
+from . import paths
+from .selection import merge_folders
+from .spec.load import SpecSet, load, load_usable
 
 if TYPE_CHECKING:
-    from fusegen.pointwise import Derivations
-    from fusegen.render import Renderer
+    from .emit.render import Renderer
+    from .math import Derivations
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Inputs:
         return self._specs[folders]
 
     def renderer(self, extra: Iterable[Path]) -> Renderer:
-        from fusegen.objcache import default_root
-        from fusegen.render import Renderer
+        from .build.objcache import default_root
+        from .emit.render import Renderer
 
         folders = _besides(paths.builtin_templates(), extra)
         if folders not in self._renderers:
@@ -57,8 +57,8 @@ class Inputs:
 
 def derivations() -> Derivations:
     """Derived programs, those of earlier runs from the user's cache folder."""
-    from fusegen.objcache import default_root
-    from fusegen.pointwise import Derivations
+    from .build.objcache import default_root
+    from .math import Derivations
 
     return Derivations(default_root() / "derivations")
 

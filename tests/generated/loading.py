@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fusegen import api
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
 from fusegen.tuning.variants import publish_cells
 
 LOAD = """

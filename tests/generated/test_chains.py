@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fusegen import api
-from fusegen.emit.tests import error_counts
-from fusegen.naming import Cell
-from fusegen.resolve import resolve
+from fusegen.emit.tests.cell import error_counts
+from fusegen.ir.naming import Cell
+from fusegen.passes.pipeline import resolve
 
 from .loading import run_generated_tests
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusegen import api
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
 
 from .loading import load_cells
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
 
 from .loading import run_generated_tests, write_cells
 

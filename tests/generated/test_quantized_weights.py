@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from fusegen import api
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
 
 from .loading import load_cells
 from .ranks import Place, run_ranks

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fusegen import api
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
 
 from .loading import load_cells
 from .ranks import Place, run_ranks

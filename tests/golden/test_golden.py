@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fusegen import api, cli, paths, scaffold
-from fusegen.lock import LOCK_NAME
+from fusegen import api, cli, paths
+from fusegen.publish.lock import LOCK_NAME
+from fusegen.spec import scaffold
 
 ROOT = Path(__file__).parents[2]
 TARGETS = (

@@ -18,14 +18,14 @@ import yaml
 from entries import LedgerError
 
 from fusegen import api
-from fusegen.load import SpecSet
-from fusegen.model.plan import ModulePlan
-from fusegen.model.primitives import Primitive
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.primitives import Primitive
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.expand import chain_of
-from fusegen.resolve import resolve_module
+from fusegen.passes.pipeline import resolve_module
 from fusegen.selection import with_options
+from fusegen.spec.load import SpecSet
 
 SPECS = bundles.EVIDENCE / "specs"
 PLAIN = "bf16"

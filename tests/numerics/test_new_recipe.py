@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fusegen import api
-from fusegen.model.plan import Status
+from fusegen.ir.plan import Status
 
 BLOCKS_OF_64 = """\
 edition: 1

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.load import SpecSet, load, parse_spec
-from fusegen.model.primitives import GemmKind
-from fusegen.model.source import SpecError
-from fusegen.model.specs import OptionName, Role, SpecKind
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
+from fusegen.ir.primitives import GemmKind
+from fusegen.ir.quantization import Role
+from fusegen.passes.pipeline import Plan, resolve
 from fusegen.paths import builtin_specs
-from fusegen.resolve import Plan, resolve
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.kinds import SpecKind
+from fusegen.spec.load import SpecSet, load, parse_spec
+from fusegen.spec.module import OptionName
 
 CATALOGUE = Path(__file__).parents[1] / "catalogue" / "specs"
 OPS = [

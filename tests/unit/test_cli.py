@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fusegen import __version__, api, cli, gpu, paths
-from fusegen.publish import BusyError
-from fusegen.toolchain import BuildError
+from fusegen.build.toolchain import BuildError
+from fusegen.publish.publish import BusyError
 
 COMMANDS = sorted(cli.program.commands)
 SILU = ("--arch", "cpu", "--module", "silu", "--recipe", "bf16")
@@ -169,7 +169,7 @@ def test_a_busy_bundle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(*_: object, **__: object) -> None:
         raise BusyError("somebody else is here")
 
-    monkeypatch.setattr("fusegen.publish.publish", busy)
+    monkeypatch.setattr("fusegen.publish.publish.publish", busy)
     done = run("generate")
     assert (done.exit_code, done.stderr) == (4, "fusegen: somebody else is here\n")
 
@@ -222,7 +222,7 @@ def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "generated/cpu")
 
-    monkeypatch.setattr("fusegen.publish.publish", full)
+    monkeypatch.setattr("fusegen.publish.publish.publish", full)
     done = run("generate", *SILU)
     assert done.exit_code == cli.ExitCode.REFUSED
     assert done.stderr == "fusegen: generated/cpu: No space left on device\n"
@@ -251,7 +251,7 @@ def test_list() -> None:
 
 
 def generation_kinds() -> list[Any]:
-    from fusegen.model.specs import SpecKind
+    from fusegen.spec.kinds import SpecKind
 
     return list(SpecKind)
 
@@ -409,8 +409,8 @@ class Tools:
 def test_build_says_with_what_and_shows_every_unit(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusegen import build
-    from fusegen.objcache import Report
+    from fusegen.build import library as build
+    from fusegen.build.objcache import Report
 
     def fake(folder: Path, **named: Any) -> build.BuildReport:
         progress = named["progress"]
@@ -428,7 +428,7 @@ def test_build_says_with_what_and_shows_every_unit(
         )
 
     monkeypatch.setattr(api, "find_tools", lambda bundles: Tools())
-    monkeypatch.setattr("fusegen.build.build", fake)
+    monkeypatch.setattr("fusegen.build.library.build", fake)
     done = run("build", bundle, "--jobs", "1")
     assert done.exit_code == 0
     assert done.stdout == "generated/cpu/lib/x.so  linked: 2 units, 1 cached, 1.6 s\n"
@@ -444,7 +444,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
     calls: list[dict[str, Any]] = []
     monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        "fusegen.demo.run_demo",
+        "fusegen.demo.run.run_demo",
         lambda folder, arch, **named: calls.append({"folder": folder, "arch": arch, **named}),
     )
     return calls
@@ -507,7 +507,7 @@ def test_every_parameter_of_every_command_has_help() -> None:
 def test_check_inside_the_checkout_covers_the_schemas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusegen import schemas
+    from fusegen.spec import schema as schemas
 
     specs = tmp_path / "checkout" / "specs"
     schemas.write(specs)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fusegen.emit.explain import explain
-from fusegen.emit.launcher import launcher_context
-from fusegen.emit.python import schema
-from fusegen.load import load
-from fusegen.model.plan import ModulePlan, Program, Step
-from fusegen.model.primitives import DECODING, PRODUCTS, GemmKind
-from fusegen.naming import Cell, need
+from fusegen.emit.launcher.program import launcher_context
+from fusegen.emit.python.words import schema
+from fusegen.emit.text.explain import explain
+from fusegen.ir.naming import Cell, need
+from fusegen.ir.plan import ModulePlan, Program, Step
+from fusegen.ir.primitives import DECODING, PRODUCTS, GemmKind
+from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve, resolve_module
+from fusegen.spec.load import load
 
 DELAYED = "delayed_wgrad"
 ARCHS = ("cpu", "sm_90a")

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fusegen import demo, demo_model
-from fusegen.demo import DemoConfig, DemoError
+from fusegen.demo import model as demo_model
+from fusegen.demo import run as demo
+from fusegen.demo.run import DemoConfig, DemoError
 
 TINY = DemoConfig(
     hidden=32,
@@ -308,6 +309,8 @@ def test_config_refuses_impossible_sizes(field: str, value: int) -> None:
 
 
 def test_importing_the_verb_imports_no_torch() -> None:
-    code = "import sys, fusegen.demo; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    code = (
+        "import sys, fusegen.demo.run; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

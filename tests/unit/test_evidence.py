@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fusegen import api
-from fusegen.load import SpecSet
-from fusegen.model.specs import ModuleSpec
-from fusegen.naming import Cell
-from fusegen.resolve import resolve_module
+from fusegen.ir.naming import Cell
+from fusegen.passes.pipeline import resolve_module
+from fusegen.spec.load import SpecSet
+from fusegen.spec.module import ModuleSpec
 
 from .gpu_files import load
 

@@ -7,22 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from fusegen.load import load
-from fusegen.model.families import _SHARED_BYTES, FAMILIES, PITCH, Family
-from fusegen.model.primitives import GemmKind
-from fusegen.model.specs import (
-    Accumulation,
-    FamilySpec,
-    HadamardSpec,
-    Orientation,
-    PointSpec,
-    QuantizationSpec,
-    Role,
-    Schedule,
-)
-from fusegen.naming import Cell
+from fusegen.families.table import _SHARED_BYTES, FAMILIES, PITCH, Family
+from fusegen.ir.kernel import PointSpec, Schedule
+from fusegen.ir.naming import Cell
+from fusegen.ir.primitives import GemmKind
+from fusegen.ir.quantization import Accumulation, HadamardSpec, Orientation, QuantizationSpec, Role
+from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.resolve import resolve
+from fusegen.spec.arch import FamilySpec
+from fusegen.spec.load import load
 
 SPECS = load([builtin_specs()])
 CSRC = builtin_templates() / "static" / "csrc" / "fusegen"
@@ -115,7 +108,7 @@ def reasons(recipe: str, module: str = "linear", **roles: QuantizationSpec | Non
 
 
 def _sources(name: str, origin: str) -> dict[object, object]:
-    from fusegen.model.specs import SpecKind
+    from fusegen.spec.kinds import SpecKind
 
     return {(SpecKind.RECIPES, name): SPECS.source(SpecKind.RECIPES, origin)}
 

@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.load import SpecSet, load, parse_spec
-from fusegen.model.plan import Step
-from fusegen.model.source import SpecError
-from fusegen.model.specs import FusionSpec, OptionName, SpecKind
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import Step
+from fusegen.math import Derivations
 from fusegen.passes.backward import write_backward
 from fusegen.passes.draft import Draft, NotPossible
 from fusegen.passes.expand import expand
 from fusegen.passes.fuse import fuse
 from fusegen.passes.liveness import add_conditions, saved
 from fusegen.passes.math import derive_math
+from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.pointwise import Derivations
-from fusegen.resolve import resolve_module
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.fusion import FusionSpec
+from fusegen.spec.kinds import SpecKind
+from fusegen.spec.load import SpecSet, load, parse_spec
+from fusegen.spec.module import OptionName
 
 MLP = """edition: 1
 module: toy

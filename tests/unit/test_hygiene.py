@@ -21,23 +21,23 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusegen.bundle import render_bundle
-from fusegen.checks.names import (
+from fusegen.emit.bundle import render_bundle
+from fusegen.emit.fileset import ArtifactKind, FileSet, RenderError
+from fusegen.emit.hygiene import settle
+from fusegen.emit.polish import polish
+from fusegen.emit.render import Renderer
+from fusegen.ir.names import MARK
+from fusegen.ir.naming import Cell
+from fusegen.passes.pipeline import resolve
+from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.spec.check.names import (
     CONSTRUCTOR_KEYWORDS,
     FILE_WORDS,
     MODULE_ATTRIBUTES,
     taken_by_class,
 )
-from fusegen.fileset import ArtifactKind, FileSet, RenderError
-from fusegen.hygiene import settle
-from fusegen.load import SpecSet, load
-from fusegen.model.names import MARK
-from fusegen.model.source import SpecError
-from fusegen.naming import Cell
-from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.polish import polish
-from fusegen.render import Renderer
-from fusegen.resolve import resolve
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.load import SpecSet, load
 
 RENDERER = Renderer([builtin_templates()])
 SPECS = load([builtin_specs()])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from fusegen.load import load
-from fusegen.model.plan import HALVES, Access, CheckKind, ModulePlan, Step
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import HALVES, Access, CheckKind, ModulePlan, Step
+from fusegen.math import Derivations
 from fusegen.passes.backward import write_backward
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.expand import expand
 from fusegen.passes.interleave import interleave_halves
 from fusegen.passes.math import derive_math
+from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.pointwise import Derivations
-from fusegen.resolve import resolve_module
+from fusegen.spec.load import load
 
 INTERLEAVED = "interleaved_32"
 ALTERNATING = (Access.FIRST_OF_32, Access.SECOND_OF_32)

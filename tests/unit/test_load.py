@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.load import load, parse_spec
-from fusegen.model.shapes import Shape
-from fusegen.model.source import Loc, Problem, SpecError, did_you_mean
-from fusegen.model.specs import SpecKind
+from fusegen.ir.shapes import Shape
 from fusegen.paths import builtin_specs
+from fusegen.spec.diagnostics import Loc, Problem, SpecError, did_you_mean
+from fusegen.spec.kinds import SpecKind
+from fusegen.spec.load import load, parse_spec
 
 OP = """edition: 1
 op: {name}

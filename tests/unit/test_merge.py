@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from fusegen.emit.launcher import launcher_context
-from fusegen.emit.reference import reference_context
-from fusegen.load import SpecSet, load
-from fusegen.model.plan import ModulePlan, Step
-from fusegen.model.primitives import MERGED, ROW_PARTIALS, Primitive
-from fusegen.naming import Cell, need
+from fusegen.emit.launcher.program import launcher_context
+from fusegen.emit.reference.steps import reference_context
+from fusegen.ir.naming import Cell, need
+from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.primitives import MERGED, ROW_PARTIALS, Primitive
+from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve_module
+from fusegen.spec.load import SpecSet, load
 
 SPECS = load([builtin_specs()])
 APART = replace(SPECS, fusions={})

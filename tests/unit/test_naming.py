@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusegen.load import load
-from fusegen.model.dtypes import IO_DTYPES, DType
-from fusegen.model.plan import KernelUnit, ModulePlan
-from fusegen.model.primitives import GemmKind
-from fusegen.model.source import Loc
-from fusegen.model.specs import PointSpec, Schedule
-from fusegen.naming import (
+from fusegen.ir.dtypes import IO_DTYPES, DType
+from fusegen.ir.kernel import PointSpec, Schedule
+from fusegen.ir.naming import (
     Cell,
     ElementKernel,
     GemmKernel,
@@ -27,8 +23,12 @@ from fusegen.naming import (
     parameter_argument,
     parse_point,
 )
+from fusegen.ir.plan import KernelUnit, ModulePlan
+from fusegen.ir.primitives import GemmKind
+from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve
+from fusegen.spec.diagnostics import Loc
+from fusegen.spec.load import load
 
 WORD = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=6).filter(
     lambda word: word[0] not in string.digits

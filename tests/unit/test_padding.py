@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fusegen import api
-from fusegen.model.plan import ModulePlan, Step
-from fusegen.model.primitives import ROW_GROUPS
-from fusegen.naming import Cell
-from fusegen.resolve import resolve
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.primitives import ROW_GROUPS
+from fusegen.passes.pipeline import resolve
 
 MODULE = """edition: 1
 module: {name}

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.emit.explain import explain, size_in_bytes
-from fusegen.emit.launcher import launcher_context
-from fusegen.load import SpecSet, load
-from fusegen.model.plan import ModulePlan, Step
-from fusegen.model.primitives import Primitive
-from fusegen.model.shapes import evaluate
-from fusegen.naming import Cell, need
+from fusegen.emit.launcher.program import launcher_context
+from fusegen.emit.text.explain import explain, size_in_bytes
+from fusegen.ir.naming import Cell, need
+from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.primitives import Primitive
+from fusegen.ir.shapes import evaluate
+from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve, resolve_module
+from fusegen.spec.load import SpecSet, load
 
 AGAIN = "recompute_activations"
 ARCHS = ("cpu", "sm_90a")

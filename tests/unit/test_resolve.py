@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.emit.explain import explain, size_in_bytes
-from fusegen.load import SpecSet, load
-from fusegen.model.dtypes import DType
-from fusegen.model.plan import Argument, CheckKind, ModulePlan, Program, Status
-from fusegen.model.primitives import (
+from fusegen.emit.text.explain import explain, size_in_bytes
+from fusegen.ir.dtypes import DType
+from fusegen.ir.naming import Cell, gradient, need
+from fusegen.ir.plan import Argument, CheckKind, ModulePlan, Program, Status
+from fusegen.ir.primitives import (
     COPYING,
     DECODING,
     PRINTED,
@@ -23,11 +23,11 @@ from fusegen.model.primitives import (
     SUMS,
     Primitive,
 )
-from fusegen.model.shapes import symbols, to_python
-from fusegen.model.specs import OptionName
-from fusegen.naming import Cell, gradient, need
+from fusegen.ir.shapes import symbols, to_python
+from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.resolve import resolve, resolve_module
+from fusegen.spec.load import SpecSet, load
+from fusegen.spec.module import OptionName
 
 RECIPE = "bf16"
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fusegen import api, paths, scaffold
-from fusegen.load import SpecWarning
-from fusegen.model.source import SpecError
-from fusegen.scaffold import ExistsError, new
+from fusegen import api, paths
 from fusegen.selection import UsageError
+from fusegen.spec import scaffold
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.load import SpecWarning
+from fusegen.spec.scaffold import ExistsError, new
 
 
 def load(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusegen.model.shapes import (
+from fusegen.ir.shapes import (
     Binary,
     Const,
     Expr,

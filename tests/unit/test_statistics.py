@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from fusegen.emit.launcher import launcher_context
-from fusegen.load import load
-from fusegen.model.dtypes import DType
-from fusegen.model.plan import ModulePlan, Program, StateFill, Step
-from fusegen.model.primitives import Primitive
-from fusegen.naming import Cell
+from fusegen.emit.launcher.program import launcher_context
+from fusegen.ir.dtypes import DType
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan, Program, StateFill, Step
+from fusegen.ir.primitives import Primitive
 from fusegen.passes.draft import NotPossible
+from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.resolve import resolve_module
+from fusegen.spec.load import load
 
 SPECS = load([builtin_specs()])
 QUANTIZED = [name for name, recipe in SPECS.recipes.items() if recipe.roles]

@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from fusegen.bundle import render_bundle
-from fusegen.emit.escape import cmake, comment, docstring, markdown
-from fusegen.fileset import FileSet
-from fusegen.load import SpecSet, load, parse_spec
-from fusegen.model.source import SpecError
-from fusegen.model.specs import SpecKind
-from fusegen.naming import Cell
+from fusegen.emit.bundle import render_bundle
+from fusegen.emit.fileset import FileSet
+from fusegen.emit.polish import polish
+from fusegen.emit.render import Renderer
+from fusegen.emit.text.escape import cmake, comment, docstring, markdown
+from fusegen.ir.naming import Cell
+from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.polish import polish
-from fusegen.render import Renderer
-from fusegen.resolve import resolve
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.kinds import SpecKind
+from fusegen.spec.load import SpecSet, load, parse_spec
 
 PRINTABLE = (
     "'",

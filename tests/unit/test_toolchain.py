@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import toolchain
-from fusegen.toolchain import (
+from fusegen.build import toolchain
+from fusegen.build.toolchain import (
     INSTALL_CUDA,
     INSTALL_CUTLASS,
     INSTALL_TORCH,

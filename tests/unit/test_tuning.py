@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from fusegen import api, paths
-from fusegen.build import read_sources
-from fusegen.load import SpecSet, load
-from fusegen.model.predicate import Comparison, Condition, Predicate, SizeVariable
-from fusegen.model.primitives import GemmKind
-from fusegen.model.source import SpecError
-from fusegen.model.specs import PointSpec, RuleSpec
+from fusegen.build.library import read_sources
+from fusegen.ir.kernel import PointSpec
+from fusegen.ir.predicate import Comparison, Condition, Predicate, SizeVariable
+from fusegen.ir.primitives import GemmKind
 from fusegen.selection import UsageError
+from fusegen.spec.arch import RuleSpec
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.load import SpecSet, load
 from fusegen.tuning import fit, rewrite, tune, variants
 from fusegen.tuning.cases import (
     MOST_BYTES,

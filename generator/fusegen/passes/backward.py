@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.plan import Buffer, Operand, Step
-from ..model.primitives import Primitive
-from ..naming import gradient
+from ..ir.naming import gradient
+from ..ir.plan import Buffer, Operand, Step
+from ..ir.primitives import Primitive
 from .draft import Draft, Instance, NotPossible
 from .expand import bind
 

@@ -11,19 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Copy, Operand, Step, Variant
-from ..model.primitives import PADDED_SIZES, PRODUCTS, GemmKind, Primitive
-from ..model.shapes import Const, Expr, Shape, align
-from ..model.specs import (
-    Accumulation,
-    ArchSpec,
-    LayoutSpec,
-    Orientation,
-    RecipeSpec,
-    Role,
-    ScaleRule,
-)
+from ..ir.dtypes import DType
+from ..ir.kernel import LayoutSpec
+from ..ir.plan import Buffer, Copy, Operand, Step, Variant
+from ..ir.primitives import PADDED_SIZES, PRODUCTS, GemmKind, Primitive
+from ..ir.quantization import Accumulation, Orientation, Role, ScaleRule
+from ..ir.shapes import Const, Expr, Shape, align
+from ..spec.arch import ArchSpec
+from ..spec.recipe import RecipeSpec
 from .copies import Source, copy_slots, padded_tokens
 from .draft import NotPossible
 from .kernels import DECODED, family_of, variant_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.plan import Step
-from ..model.primitives import DECODING, PRODUCTS, GemmKind
+from ..ir.plan import Step
+from ..ir.primitives import DECODING, PRODUCTS, GemmKind
 from .draft import Draft, NotPossible
 
 

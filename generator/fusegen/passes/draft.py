@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..model.plan import Attribute, Buffer, Parameter, Reduction, State, Step
-from ..model.shapes import Expr
-from ..model.specs import OpSpec
+from ..ir.plan import Attribute, Buffer, Parameter, Reduction, State, Step
+from ..ir.shapes import Expr
+from ..spec.op import OpSpec
 
 
 class NotPossible(Exception):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..model.plan import Attribute, Buffer, Operand, Parameter, Step
-from ..model.primitives import SIGNATURES, Primitive
-from ..model.shapes import Expr, Sym
-from ..model.specs import ChainItem, Init, ModuleSpec, OpSpec, StepSpec, TensorSpec
-from ..naming import parameter_argument
+from ..ir.naming import parameter_argument
+from ..ir.plan import Attribute, Buffer, Operand, Parameter, Step
+from ..ir.primitives import SIGNATURES, Primitive
+from ..ir.shapes import Expr, Sym
+from ..ir.words import Init
+from ..spec.module import ChainItem, ModuleSpec
+from ..spec.op import OpSpec, StepSpec, TensorSpec
 from .draft import Draft, Instance
 
 

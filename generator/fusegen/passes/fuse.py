@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..model.plan import Operand, Pointwise, Step
-from ..model.primitives import SIGNATURES
-from ..model.specs import FusionPass, FusionSpec, OptionName, PatternStep, RecipeSpec
+from ..ir.plan import Operand, Pointwise, Step
+from ..ir.primitives import SIGNATURES
+from ..spec.fusion import FusionPass, FusionSpec, PatternStep
+from ..spec.module import OptionName
+from ..spec.recipe import RecipeSpec
 from .draft import Draft
 
 Variables = Mapping[str, str]

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..model.dtypes import IO_DTYPES, DType
-from ..model.families import FAMILIES
-from ..model.plan import (
-    Buffer,
-    Kernel,
-    KernelSet,
-    KernelUnit,
-    SelectionRule,
-    Step,
-    Variant,
-)
-from ..model.predicate import Predicate
-from ..model.primitives import (
+from ..families.table import FAMILIES
+from ..ir.dtypes import IO_DTYPES, DType
+from ..ir.kernel import Store
+from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
+from ..ir.plan import Buffer, Kernel, KernelSet, KernelUnit, SelectionRule, Step, Variant
+from ..ir.predicate import Predicate
+from ..ir.primitives import (
     COPYING,
     DECODING,
     PRINTED,
@@ -27,19 +21,10 @@ from ..model.primitives import (
     GemmKind,
     Primitive,
 )
-from ..model.shapes import Const, Expr, Shape, mul, product
-from ..model.specs import (
-    ArchSpec,
-    Extent,
-    FamilySpec,
-    KindSpec,
-    Orientation,
-    RecipeSpec,
-    Role,
-    Rounding,
-    Store,
-)
-from ..naming import ElementKernel, GemmKernel, GemmUnit
+from ..ir.quantization import Extent, Orientation, Role, Rounding
+from ..ir.shapes import Const, Expr, Shape, mul, product
+from ..spec.arch import ArchSpec, FamilySpec, KindSpec
+from ..spec.recipe import RecipeSpec
 from .draft import Draft, NotPossible
 
 DECODED = Variant((DType.BFLOAT16,), (), ())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.plan import Result, Step
-from ..model.primitives import LIKE, Primitive
-from ..naming import gradient, need
+from ..ir.naming import gradient, need
+from ..ir.plan import Result, Step
+from ..ir.primitives import LIKE, Primitive
 from .draft import Draft
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Operand, Step
-from ..model.primitives import PRODUCTS, GemmKind
-from ..model.specs import MainGrad
-from ..naming import main_grad
+from ..ir.dtypes import DType
+from ..ir.naming import main_grad
+from ..ir.plan import Buffer, Operand, Step
+from ..ir.primitives import PRODUCTS, GemmKind
+from ..spec.module import MainGrad
 from .draft import Draft, NotPossible
 
 

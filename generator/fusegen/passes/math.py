@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Access, Pointwise, PointwiseOperand, Step
-from ..model.primitives import Primitive
-from ..model.shapes import Const, product
-from ..model.specs import Broadcast, OpSpec
-from ..naming import gradient
-from ..pointwise import (
-    Derivations,
-    ExpressionError,
-    Program,
-    degrees,
-    jumps,
-    parse,
-    to_cuda,
-    to_torch,
-)
+from ..ir.dtypes import DType
+from ..ir.naming import gradient
+from ..ir.plan import Access, Pointwise, PointwiseOperand, Step
+from ..ir.primitives import Primitive
+from ..ir.shapes import Const, product
+from ..ir.words import Broadcast
+from ..math import Derivations, ExpressionError, Program, degrees, jumps, parse, to_cuda, to_torch
+from ..spec.op import OpSpec
 from .draft import Draft, Instance, NotPossible
 from .padding import Padding
 

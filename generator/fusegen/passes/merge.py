@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..model.dtypes import DType
-from ..model.plan import Access, Buffer, KernelSet, Operand, Pointwise, Program, Result, Step
-from ..model.primitives import ROW_PARTIALS, Primitive
-from ..model.shapes import Shape, ceildiv
-from ..model.specs import ArchSpec, FusionPass, FusionSpec, RecipeSpec
+from ..ir.dtypes import DType
+from ..ir.plan import Access, Buffer, KernelSet, Operand, Pointwise, Program, Result, Step
+from ..ir.primitives import ROW_PARTIALS, Primitive
+from ..ir.shapes import Shape, ceildiv
+from ..spec.arch import ArchSpec
+from ..spec.fusion import FusionPass, FusionSpec
+from ..spec.recipe import RecipeSpec
 from .draft import NotPossible
 from .fuse import Choices, admits
 from .kernels import kernel_set

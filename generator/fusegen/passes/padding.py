@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.plan import Operand, Step
-from ..model.primitives import PRODUCTS, ROW_GROUPS, GemmKind
-from ..pointwise import Program, zero_results
+from ..ir.plan import Operand, Step
+from ..ir.primitives import PRODUCTS, ROW_GROUPS, GemmKind
+from ..math import Program, zero_results
 from .draft import Draft, NotPossible
 
 

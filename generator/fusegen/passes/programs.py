@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import (
+from ..ir.dtypes import DType
+from ..ir.naming import UPDATE_STATE, gradient, need
+from ..ir.plan import (
     INTERLEAVE,
     Argument,
     Binding,
@@ -19,10 +20,9 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.primitives import DECODING, LIKE, PRODUCTS, Primitive
-from ..model.shapes import Binary, Const, Expr, Operator, Sym, symbols
-from ..model.specs import Role
-from ..naming import UPDATE_STATE, gradient, need
+from ..ir.primitives import DECODING, LIKE, PRODUCTS, Primitive
+from ..ir.quantization import Role
+from ..ir.shapes import Binary, Const, Expr, Operator, Sym, symbols
 from .draft import Draft, NotPossible
 from .liveness import flags_of, forward_conditions, ordered
 

@@ -20,20 +20,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
-from ..model.primitives import PRODUCTS, GemmKind, Primitive
-from ..model.shapes import Const, Shape
-from ..model.specs import (
-    AmaxSource,
-    ArchSpec,
-    BackwardPrecision,
-    Orientation,
-    RecipeSpec,
-    Role,
-    Rounding,
-)
-from ..naming import gradient
+from ..ir.dtypes import DType
+from ..ir.naming import gradient
+from ..ir.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
+from ..ir.primitives import PRODUCTS, GemmKind, Primitive
+from ..ir.quantization import AmaxSource, Orientation, Role, Rounding
+from ..ir.shapes import Const, Shape
+from ..spec.arch import ArchSpec
+from ..spec.module import BackwardPrecision
+from ..spec.recipe import RecipeSpec
 from .copies import Source, copy_slots, make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..model.plan import Step
-from ..model.primitives import Primitive
+from ..ir.plan import Step
+from ..ir.primitives import Primitive
 from .draft import Draft, NotPossible
 
 

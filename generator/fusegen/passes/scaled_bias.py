@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Operand, Step
-from ..model.primitives import Primitive
-from ..model.shapes import Shape
-from ..model.specs import Broadcast
-from ..naming import gradient
+from ..ir.dtypes import DType
+from ..ir.naming import gradient
+from ..ir.plan import Buffer, Operand, Step
+from ..ir.primitives import Primitive
+from ..ir.shapes import Shape
+from ..ir.words import Broadcast
 from .draft import Draft, NotPossible
 
 _SCALES = "scales"

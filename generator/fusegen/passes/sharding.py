@@ -22,11 +22,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import lcm
 
-from ..model.plan import HALVES, Access, Buffer, ModulePlan, Program, Sharding, Step
-from ..model.primitives import DECODING, PRINTED, PRODUCTS, ROW_GROUPS, SUMMED, SUMS, Primitive
-from ..model.shapes import split, symbols
-from ..model.specs import QuantizationSpec, Role
-from ..naming import gradient
+from ..ir.naming import gradient
+from ..ir.plan import HALVES, Access, Buffer, ModulePlan, Program, Sharding, Step
+from ..ir.primitives import DECODING, PRINTED, PRODUCTS, ROW_GROUPS, SUMMED, SUMS, Primitive
+from ..ir.quantization import QuantizationSpec, Role
+from ..ir.shapes import split, symbols
 
 Axis = tuple[str, int]
 

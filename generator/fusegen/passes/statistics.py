@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Copy, Operand, State, StateFill, Step
-from ..model.primitives import PARTIALS, Primitive
-from ..model.shapes import Const, Shape
-from ..model.specs import ArchSpec, RecipeSpec
+from ..ir.dtypes import DType
+from ..ir.plan import Buffer, Copy, Operand, State, StateFill, Step
+from ..ir.primitives import PARTIALS, Primitive
+from ..ir.shapes import Const, Shape
+from ..spec.arch import ArchSpec
+from ..spec.recipe import RecipeSpec
 from .copies import copy_slots
 from .draft import Draft, NotPossible
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Operand, Step
-from ..model.primitives import SUMMED, SUMS, Primitive
-from ..model.shapes import Const, Expr, Shape, add, floordiv, mul
-from ..model.specs import ArchSpec
+from ..ir.dtypes import DType
+from ..ir.plan import Buffer, Operand, Step
+from ..ir.primitives import SUMMED, SUMS, Primitive
+from ..ir.shapes import Const, Expr, Shape, add, floordiv, mul
+from ..spec.arch import ArchSpec
 from .draft import Draft
 
 _TILE = 128  # rows that a kernel leaves one partial sum of, at most

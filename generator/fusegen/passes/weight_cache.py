@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType, bits
-from ..model.plan import Buffer, Copy, State, StateFill, Step
-from ..model.primitives import Primitive
-from ..model.specs import RecipeSpec
+from ..ir.dtypes import DType, bits
+from ..ir.plan import Buffer, Copy, State, StateFill, Step
+from ..ir.primitives import Primitive
+from ..spec.recipe import RecipeSpec
 from .draft import Draft, NotPossible
 
 

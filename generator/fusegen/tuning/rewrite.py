@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import yaml
 
-from ..model.primitives import GemmKind
-from ..model.specs import PointSpec, RuleSpec, Schedule
+from ..ir.kernel import PointSpec, Schedule
+from ..ir.primitives import GemmKind
+from ..spec.arch import RuleSpec
 
 Choices = Mapping[GemmKind, Sequence[RuleSpec]]
 

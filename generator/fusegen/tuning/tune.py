@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..load import SpecSet, load
-from ..model.primitives import GemmKind
-from ..model.specs import RuleSpec
+from ..ir.primitives import GemmKind
 from ..selection import UsageError
+from ..spec.arch import RuleSpec
+from ..spec.load import SpecSet, load
 from .cases import Case, Measured
 from .fit import Choice, choose, chosen
 from .rewrite import printed, with_rules

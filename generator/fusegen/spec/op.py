@@ -1,0 +1,170 @@
+"""Ops: tensors, steps or an expression, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic.dataclasses import dataclass
+
+from ..ir.dtypes import DType
+from ..ir.fields import STRICT
+from ..ir.primitives import SIGNATURES, Primitive
+from ..ir.quantization import Role
+from ..ir.words import AttributeType, Broadcast, Init
+from .diagnostics import did_you_mean
+from .fields import Edition, Line, Name, Scalar, ShapeField, Symbol, problem_at, require_known
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class TensorSpec:
+    """A tensor of an op.
+
+    Attributes:
+        shape: ``[T, 2 * D]``; ``T...`` stands for any number of leading dimensions.
+        role: what a recipe quantises it as; None is never quantised.
+        dtype: ``io`` is the module's own type.
+        differentiable: whether a gradient can flow into it.
+        optional: may be None at run time.
+        init: for parameters.
+        halves: names of the two halves of the last dimension in a pointwise expression.
+        interleave: attribute that, when positive, interleaves the halves in blocks of that many.
+        broadcast: repeats along rows or columns of a pointwise expression.
+    """
+
+    shape: ShapeField
+    role: Role | None = None
+    dtype: DType = DType.IO
+    differentiable: bool = True
+    optional: bool = False
+    init: Init | None = None
+    halves: tuple[Name, Name] | None = None
+    interleave: Name | None = None
+    broadcast: Broadcast | None = None
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class AttributeSpec:
+    """A scalar of an op, a keyword of the generated function.
+
+    Attributes:
+        type: of the value.
+        default: used where the caller says nothing.
+        static: fixed when the module is generated instead of at run time.
+    """
+
+    type: AttributeType
+    default: Scalar
+    static: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpec:
+    """One step of an op's program, as written: primitive, kind and tensors by slot."""
+
+    primitive: Primitive
+    kind: str | None
+    slots: tuple[tuple[str, str], ...]
+
+    def get(self, slot: str) -> str | None:
+        """The tensor in a slot, or None."""
+        return dict(self.slots).get(slot)
+
+
+def _step(value: object) -> object:
+    if isinstance(value, StepSpec):
+        return value
+    if not isinstance(value, dict) or "step" not in value:
+        raise problem_at(
+            "step", f"expected a step such as {{step: gemm, kind: fprop, ...}}, got {value!r}"
+        )
+    require_known("step", value["step"], Primitive, "step")
+    primitive = Primitive(value["step"])
+    signature = SIGNATURES[primitive]
+    if signature.variadic:
+        raise problem_at(
+            "step",
+            f"the passes write {primitive.value}; use 'pointwise:' with an expression",
+            "step",
+        )
+    kind = value.get("kind")
+    wrong = kind_problem(primitive, kind)
+    if wrong:
+        raise problem_at("step", wrong, "kind")
+    slots = {key: text for key, text in value.items() if key not in ("step", "kind")}
+    known = (*signature.inputs, *signature.optional_inputs, *signature.outputs)
+    known += signature.attributes
+    for key, text in slots.items():
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise problem_at("step", f"{primitive.value} has no slot {key!r}{hint}", key)
+        if not isinstance(text, str):
+            raise problem_at(
+                "step", f"slot {key!r} names a tensor or an attribute, got {text!r}", key
+            )
+    for slot in (*signature.inputs, signature.outputs[0]):
+        if slot not in slots:
+            raise problem_at("step", f"{primitive.value} needs slot {slot!r}")
+    return StepSpec(primitive, kind, tuple(slots.items()))
+
+
+StepField = Annotated[
+    StepSpec,
+    BeforeValidator(_step),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "required": ["step"],
+            "properties": {"step": {"enum": [primitive.value for primitive in Primitive]}},
+        }
+    ),
+]
+
+
+def kind_problem(primitive: Primitive, kind: object) -> str:
+    """What is wrong with the kind of a step; empty where nothing is."""
+    kinds = SIGNATURES[primitive].kinds
+    if kind is None and kinds:
+        return f"{primitive.value} needs a kind: {' | '.join(kinds)}"
+    if kind is not None and kind not in kinds:
+        return f"{primitive.value} takes {' | '.join(kinds) or 'no kind'}, got {kind!r}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class OpSpec:
+    """A basic op.
+
+    Attributes:
+        dims: symbols of the shapes, each with the keyword it has in a constructor.
+        attributes: scalars, symbols of the pointwise expression.
+        inputs: in the order of the generated function; the first one fixes ``io``.
+        internal: tensors that one step leaves for another, such as the mean of a norm.
+        forward: steps from inputs and parameters to outputs.
+        backward: steps from ``d<output>`` to ``d<input>``; derived for a pointwise op.
+        pointwise: one expression per output, instead of steps.
+    """
+
+    edition: Edition
+    op: Name
+    summary: Line
+    dims: Mapping[Symbol, Name]
+    inputs: Mapping[Name, TensorSpec]
+    outputs: Mapping[Name, TensorSpec]
+    parameters: Mapping[Name, TensorSpec] = field(default_factory=dict)
+    attributes: Mapping[Name, AttributeSpec] = field(default_factory=dict)
+    internal: Mapping[Name, TensorSpec] = field(default_factory=dict)
+    forward: tuple[StepField, ...] = ()
+    backward: tuple[StepField, ...] = ()
+    pointwise: Mapping[Name, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.op
+
+    @property
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Every declared tensor by name."""
+        return {**self.inputs, **self.parameters, **self.internal, **self.outputs}
