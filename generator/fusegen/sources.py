@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import paths
+from .checks.load import load, load_usable
 from .selection import merge_folders
-from .spec.load import SpecSet, load, load_usable
+from .spec.load import SpecSet
 
 if TYPE_CHECKING:
     from .emit.render import Renderer

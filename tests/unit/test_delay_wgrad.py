@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.python.words import schema
 from fusegen.emit.text.explain import explain
@@ -12,7 +13,6 @@ from fusegen.ir.plan import ModulePlan, Program, Step
 from fusegen.ir.primitives import DECODING, PRODUCTS, GemmKind
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import load
 
 DELAYED = "delayed_wgrad"
 ARCHS = ("cpu", "sm_90a")

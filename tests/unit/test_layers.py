@@ -46,7 +46,7 @@ ROOMS: Mapping[str, int] = {
     **dict.fromkeys(("files", "columns", "ir", "math"), 0),
     **dict.fromkeys(("paths", "spec"), 1),
     **dict.fromkeys(("families", "steps", "options"), 2),
-    "passes": 3,
+    **dict.fromkeys(("checks", "passes"), 3),
     "emit": 4,
     **dict.fromkeys(("publish", "build"), 5),
     "tuning": 6,

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from fusegen import api, paths
+from fusegen.checks.load import SpecWarning
 from fusegen.selection import UsageError
 from fusegen.spec import scaffold
 from fusegen.spec.diagnostics import SpecError
-from fusegen.spec.load import SpecWarning
 from fusegen.spec.scaffold import ExistsError, new
 
 

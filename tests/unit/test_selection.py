@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusegen import api, paths, selection
+from fusegen.checks.load import load
 from fusegen.emit.fileset import RenderError
 from fusegen.ir.naming import Cell
 from fusegen.publish.lock import LockError
 from fusegen.publish.publish import PublishError
 from fusegen.selection import Selection, SelectionError, UsageError
 from fusegen.spec.diagnostics import SpecError
-from fusegen.spec.load import load
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,5}(_[a-z0-9]{1,4}){0,2}", fullmatch=True)
 FOLDERS = st.lists(st.from_regex(r"(\.\./){0,3}[a-z]{1,8}", fullmatch=True), unique=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import paths
+from ..checks.load import SpecWarning, load_usable
 from ..families.table import FAMILIES
 from ..files import named, resolve
 from ..ir.naming import camel
@@ -18,7 +19,7 @@ from ..math.expression import CALLABLE
 from ..selection import UsageError, known, spec_named
 from .arch import ArchSpec
 from .kinds import SpecKind
-from .load import SpecSet, SpecWarning, adapter, load_usable
+from .load import SpecSet, adapter
 
 KINDS = (SpecKind.RECIPES, SpecKind.OPS, SpecKind.ARCHS, SpecKind.MODULES)
 

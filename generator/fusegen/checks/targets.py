@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ...ir.naming import Cell
-from ...selection import UsageError, with_options
-from ..diagnostics import Problem
-from ..load import Source, SpecSet
-from ..target import TargetSpec
+from ..ir.naming import Cell
+from ..selection import UsageError, with_options
+from ..spec.diagnostics import Problem
+from ..spec.load import Source, SpecSet
+from ..spec.target import TargetSpec
 from .common import unknown
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from keyword import iskeyword
 
-from ...ir.naming import gradient
-from ...ir.primitives import Primitive
-from ...ir.shapes import symbols
-from ..diagnostics import Problem
-from ..load import Source, SpecSet
-from ..module import ChainItem, ModuleSpec
-from ..op import OpSpec, TensorSpec
+from ..ir.naming import gradient
+from ..ir.primitives import Primitive
+from ..ir.shapes import symbols
+from ..spec.diagnostics import Problem
+from ..spec.load import Source, SpecSet
+from ..spec.module import ChainItem, ModuleSpec
+from ..spec.op import OpSpec, TensorSpec
 from .common import check_input_types, check_symbols, fits, unknown
 from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_keywords
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...ir.primitives import PRINTED, SHAPES, SIGNATURES, Primitive
-from ..diagnostics import Problem
-from ..fusion import FusionPass, FusionSpec, PatternStep
-from ..load import Source, SpecSet
-from ..op import kind_problem
+from ..ir.primitives import PRINTED, SHAPES, SIGNATURES, Primitive
+from ..spec.diagnostics import Problem
+from ..spec.fusion import FusionPass, FusionSpec, PatternStep
+from ..spec.load import Source, SpecSet
+from ..spec.op import kind_problem
 from .common import unknown
 
 _MERGES = {
