@@ -16,9 +16,12 @@ from click.testing import CliRunner, Result
 
 from fusegen import __version__, api, cli, gpu, paths
 from fusegen.build.toolchain import BuildError
+from fusegen.cli.options import KINDS
+from fusegen.cli.verbs import VERBS
+from fusegen.demo import bundle as demo_bundle
 from fusegen.publish.publish import BusyError
 
-COMMANDS = sorted(cli.program.commands)
+COMMANDS = sorted(VERBS)
 SILU = ("--arch", "cpu", "--module", "silu", "--recipe", "bf16")
 
 
@@ -35,7 +38,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setattr(gpu, "visible_capability", lambda: None)
-    monkeypatch.setattr(api, "visible_capability", lambda: None)
+    monkeypatch.setattr(demo_bundle, "visible_capability", lambda: None)
     return folder
 
 
@@ -50,7 +53,7 @@ def bundle(elsewhere: Path) -> Path:
 
 
 def subprocess_run(code: str) -> subprocess.CompletedProcess[str]:
-    root = Path(cli.__file__).parents[1]
+    root = Path(cli.__file__).parents[2]
     env = os.environ | {"PYTHONPATH": str(root)}
     return subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
@@ -69,6 +72,36 @@ def test_help_imports_nothing_heavy() -> None:
     assert not loaded & {"yaml", "jinja2", "pydantic", "sympy", "torch", "rich", "filelock"}
 
 
+def loaded(verb: str) -> click.Command:
+    command = cli.program.get_command(click.Context(cli.program), verb)
+    assert command is not None and command.name == verb
+    return command
+
+
+def test_the_verbs_are_listed_without_being_loaded() -> None:
+    code = (
+        "import sys\nfrom fusegen import cli\nfrom fusegen.cli.verbs import VERBS\n"
+        "try:\n    cli.program(['--help'])\nfinally:\n"
+        "    print(*({verb.module for verb in VERBS.values()} & {*sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess_run(code)
+    assert done.returncode == 0 and done.stderr.split() == []
+    for name, verb in VERBS.items():
+        assert re.search(rf"^  {name} +{re.escape(verb.summary)}$", done.stdout, re.MULTILINE)
+    assert list(VERBS) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_verb_imports_nothing_heavy(command: str) -> None:
+    code = (
+        f"import sys\nfrom fusegen import cli\ntry:\n    cli.program(['{command}', '--help'])\n"
+        "finally:\n    print(*sys.modules, file=sys.stderr)"
+    )
+    found = {name.partition(".")[0] for name in subprocess_run(code).stderr.split()}
+    assert "fusegen" in found
+    assert not found & {"yaml", "jinja2", "pydantic", "sympy", "torch", "rich", "filelock"}
+
+
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_help_ends_in_two_examples_that_parse(command: str, flag: str) -> None:
@@ -81,7 +114,7 @@ def test_every_help_ends_in_two_examples_that_parse(command: str, flag: str) -> 
     for example in examples:
         name, first, *words = example.split()
         assert (name, first) == ("fusegen", command)
-        cli.program.commands[command].make_context(command, words)
+        loaded(command).make_context(command, words)
 
 
 def test_version() -> None:
@@ -154,7 +187,7 @@ def test_an_edited_bundle_is_refused_and_listed(bundle: Path) -> None:
 
 
 def test_every_command_that_a_message_names_exists(bundle: Path) -> None:
-    root = Path(cli.__file__).parents[2]
+    root = Path(cli.__file__).parents[3]
     folders = (root / "generator" / "fusegen", root / "templates")
     files = [p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".j2", ".h", ".cuh")]
     texts = [path.read_text() for path in files]
@@ -243,7 +276,7 @@ def test_list() -> None:
     names = [entry["name"] for entry in json.loads(run("list", "modules", "--json").stdout)]
     assert names == sorted(names) and "grouped_mlp" in names
     everything = json.loads(run("list", "--json").stdout)
-    assert tuple(everything) == cli.KINDS == tuple(kind.folder for kind in generation_kinds())
+    assert tuple(everything) == KINDS == tuple(kind.folder for kind in generation_kinds())
     for entries in everything.values():
         assert all(entry["name"] and entry["summary"] and entry["file"] for entry in entries)
     assert re.search(r"^archs/sm_90a +Hopper", run("list").stdout, re.MULTILINE)
@@ -473,9 +506,9 @@ def test_demo_builds_for_the_visible_gpu(
     trained: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[Path] = []
-    monkeypatch.setattr(api, "visible_capability", lambda: (9, 0))
-    monkeypatch.setattr(api, "find_tools", lambda bundles: Tools())
-    monkeypatch.setattr(api, "build", lambda bundle, **_: built.append(bundle))
+    monkeypatch.setattr(demo_bundle, "visible_capability", lambda: (9, 0))
+    monkeypatch.setattr(demo_bundle, "find_tools", lambda bundles: Tools())
+    monkeypatch.setattr(demo_bundle, "build", lambda bundle, **_: built.append(bundle))
     assert run("demo", "--out", tmp_path / "out").exit_code == 0
     assert built == [tmp_path / "out" / "sm_90a"]
     assert trained[0]["arch"] == "sm_90a" and trained[0]["folder"] == built[0]
@@ -487,8 +520,8 @@ def test_demo_falls_back_to_the_cpu_and_says_why(
     def missing(bundles: object) -> None:
         raise BuildError("nvcc was not found", remedy="pip install nvcc")
 
-    monkeypatch.setattr(api, "visible_capability", lambda: (9, 0))
-    monkeypatch.setattr(api, "find_tools", missing)
+    monkeypatch.setattr(demo_bundle, "visible_capability", lambda: (9, 0))
+    monkeypatch.setattr(demo_bundle, "find_tools", missing)
     done = run("demo")
     assert done.exit_code == 0 and trained[0]["arch"] == "cpu"
     assert "so the demo runs on the CPU: nvcc was not found" in done.stderr
@@ -498,8 +531,8 @@ def test_demo_falls_back_to_the_cpu_and_says_why(
 
 
 def test_every_parameter_of_every_command_has_help() -> None:
-    for command in cli.program.commands.values():
-        for parameter in command.params:
+    for name in COMMANDS:
+        for parameter in loaded(name).params:
             if isinstance(parameter, click.Option):
                 assert parameter.help and parameter.help.endswith("."), parameter.name
 
@@ -644,7 +677,7 @@ def test_validate_says_everything(mine: Path) -> None:
 
 
 def test_a_name_that_is_taken_is_nobodys(mine: Path) -> None:
-    text = (Path(cli.__file__).parents[2] / "specs" / "ops" / "silu.yaml").read_text()
+    text = (Path(cli.__file__).parents[3] / "specs" / "ops" / "silu.yaml").read_text()
     (mine / "ops" / "silu.yaml").write_text(text)
     done = run("generate", *cell_words("silu"), "--specs", mine)
     assert done.exit_code == cli.ExitCode.SPEC

@@ -50,6 +50,8 @@ ROOMS: Mapping[str, int] = {
     "emit": 4,
     **dict.fromkeys(("publish", "build"), 5),
     "tuning": 6,
+    "cli": 8,
+    "demo": 9,
 }
 """Rooms from the ground up; all others stand on top."""
 TOP = 7
@@ -76,7 +78,16 @@ def test_the_generator_needs_no_gpu_stack(top: str) -> None:
 
 
 def test_the_command_line_is_the_only_user_of_click() -> None:
-    assert importers("click") == {"cli.py"}
+    users = importers("click")
+    assert "cli/program.py" in users
+    assert all(path.startswith("cli/") or path == "demo/command.py" for path in users)
+
+
+def test_nothing_imports_the_demo() -> None:
+    """The command line finds its verb by name."""
+    for path in MODULES:
+        demo = {name for name in imports(path) if name.startswith("fusegen.demo")}
+        assert not demo or path.is_relative_to(PACKAGE / "demo"), (path, demo)
 
 
 def test_sympy_stays_in_the_math_package() -> None:

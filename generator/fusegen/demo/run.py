@@ -5,7 +5,7 @@ PyTorch, the other through a generated `grouped_mlp__bf16.GroupedMLP`. If the ge
 right, the two loss curves lie on each other; what differs is time and memory.
 
 Importing this file costs nothing: torch and matplotlib are imported inside the functions that
-need them, everything built from torch lives in `fusegen.demo_model`.
+need them, everything built from torch lives in `fusegen.demo.model`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..selection import UsageError
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -39,7 +41,7 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 PLAIN, GENERATED = "plain PyTorch", "generated"
 
 
-class DemoError(RuntimeError):
+class DemoError(UsageError):
     """The demo cannot run: names the place, what was expected, what was got, and the remedy."""
 
 
@@ -283,6 +285,7 @@ def run_demo(
     sizes = config or (CPU_CONFIG if place == "cpu" else GPU_CONFIG)
     planned = sizes.steps if steps is None else steps
     _check_arguments(planned, output)
+    # Late: it imports torch, whose absence has just been looked for.
     from . import model as demo_model
 
     corpus = load_corpus()
