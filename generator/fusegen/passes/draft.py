@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..ir.plan import Attribute, Buffer, Parameter, Reduction, State, Step
+from ..ir.plan import Attribute, Buffer, Parameter, Reduction, Rewriting, State, Step
 from ..ir.shapes import Expr
 from ..spec.op import OpSpec
 
@@ -57,6 +57,7 @@ class Draft:
         main_grads: parameters and the buffers of the caller's that their gradients go to.
         reductions: amaxes that leave the ops, to change state between them.
         gradients: (leaf, gradient) buffers that the backward can be asked for.
+        rewrites: where rules applied, and why not elsewhere.
     """
 
     instances: tuple[Instance, ...]
@@ -75,6 +76,7 @@ class Draft:
     gradients: tuple[tuple[str, str], ...] = ()
     constants: frozenset[str] = frozenset()
     emulated: str = ""
+    rewrites: tuple[Rewriting, ...] = ()
 
     def with_buffers(self, new: Mapping[str, Buffer]) -> Draft:
         """The draft with more buffers."""

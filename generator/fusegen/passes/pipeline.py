@@ -21,13 +21,12 @@ from .conversions import conversions
 from .delay_wgrad import delay_wgrad, delayed_steps
 from .draft import Draft, NotPossible
 from .expand import chain_of, expand
-from .fuse import fuse
+from .fusions import rules_of
 from .interleave import interleave_halves
-from .kernels import choose_kernels
+from .kernels import choose_kernels, choose_merged
 from .liveness import add_conditions, saved
 from .main_grad import keep_in_main_grad
 from .math import derive_math
-from .merge import merge
 from .programs import (
     backward_program,
     forward_program,
@@ -37,6 +36,7 @@ from .programs import (
 )
 from .quantize import quantize, unquantized
 from .recompute import recompute_activations
+from .rewrite import Facts, Stage, rewrite
 from .scaled_bias import scale_bias
 from .sharding import module_shardings
 from .statistics import take_statistics
@@ -70,9 +70,17 @@ def resolve(
 
 
 def resolve_module(
-    specs: SpecSet, cell: Cell, arch_name: str, derivations: Derivations = ANEW
+    specs: SpecSet,
+    cell: Cell,
+    arch_name: str,
+    derivations: Derivations = ANEW,
+    fuel: int | None = None,
 ) -> ModulePlan:
     """The plan of one cell.
+
+    Args:
+        fuel: apply fusions no more than this often, to find the one that changes a result; None
+            is no limit.
 
     Raises:
         NotPossible: the cell cannot be made on the arch; the message is the reason.
@@ -88,7 +96,8 @@ def resolve_module(
     if OptionName.GLU_INTERLEAVE in options:
         draft = interleave_halves(draft)
     choices = {name: words[0] for name, words in module.options.items()} | options
-    draft = fuse(draft, specs.fusions, arch.name, recipe, choices)
+    rules, facts = rules_of(specs.fusions), Facts(arch, recipe, choices)
+    draft = rewrite(draft, rules, Stage.OPS, facts, fuel)
     if OptionName.SAVE in options:
         draft = recompute_activations(draft)
     if OptionName.MAIN_GRAD in options:
@@ -123,10 +132,12 @@ def resolve_module(
     offered, further = conversions(recipe, arch) if quantizes else ((), ())
     forward = forward_program(draft, kept, dims)
     backward = backward_program(draft, kept, dims)
-    merged = merge(forward, backward, draft.buffers, specs.fusions, arch, recipe, choices)
-    steps = (*merged.forward.steps, *merged.backward.steps, *draft.refresh, *draft.wgrad)
+    draft = replace(draft, forward=forward.steps, backward=backward.steps)
+    draft = rewrite(draft, rules, Stage.COPIES, facts, fuel)
+    draft, merged_sets = choose_merged(draft, arch, recipe)
+    steps = (*draft.forward, *draft.backward, *draft.refresh, *draft.wgrad)
     used = {step.kernels for step in steps}
-    own = (each for each in (*kernel_sets, *merged.kernel_sets) if each.name in used)
+    own = (each for each in (*kernel_sets, *merged_sets) if each.name in used)
     plan = ModulePlan(
         cell=str(cell),
         module=cell.module,
@@ -146,9 +157,9 @@ def resolve_module(
         main_grads=draft.main_grads,
         reductions=draft.reductions,
         attributes=draft.attributes,
-        buffers=(*draft.buffers.values(), *merged.buffers),
-        forward=merged.forward,
-        backward=merged.backward,
+        buffers=tuple(draft.buffers.values()),
+        forward=replace(forward, steps=draft.forward),
+        backward=replace(backward, steps=draft.backward),
         refresh=refresh_program(draft, dims) if draft.refresh else None,
         wgrad=wgrad_program(draft, kept, dims) if draft.wgrad else None,
         saved=kept,
@@ -161,6 +172,7 @@ def resolve_module(
         tolerance=_tolerance(recipe),
         sources=_sources(specs, module, recipe, arch, steps),
         ranges=OptionName.RANGES in options,
+        rewrites=draft.rewrites,
     )
     return replace(plan, shardings=module_shardings(plan.unmerged))
 
