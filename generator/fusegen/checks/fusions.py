@@ -6,16 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from ..ir.primitives import PRINTED, SHAPES, SIGNATURES, Primitive
 from ..spec.diagnostics import Problem
-from ..spec.fusion import FusionPass, FusionSpec, PatternStep
+from ..spec.fusion import MERGES, FusionPass, FusionSpec, PatternStep
 from ..spec.load import Source, SpecSet
 from ..spec.op import kind_problem
 from .common import unknown
 
-_MERGES = {
-    Primitive.POINTWISE: Primitive.POINTWISE_QUANTIZE,
-    Primitive.POINTWISE_GRAD: Primitive.POINTWISE_GRAD_QUANTIZE,
-}
-"""What an expression becomes that quantises its result."""
 _REWRITABLE = sorted({primitive.value for primitive, _ in SHAPES} - {Primitive.QUANTIZE.value})
 
 
@@ -112,7 +107,7 @@ def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
             if made_later and step.step not in PRINTED:
                 yield source.problem(
                     f"no {step.step.value} is there yet when this fusion applies; what quantises"
-                    f" takes part in {' and '.join(p.value for p in _MERGES.values())} alone",
+                    f" takes part in {' and '.join(p.value for p in MERGES.values())} alone",
                     "match",
                     section,
                     index,
@@ -185,7 +180,7 @@ def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         yield source.problem("a merged step quantises; remove it", "when", "quantized")
     match = getattr(fusion.match, section)
     rewrite = getattr(fusion.rewrite, section)
-    if [step.step for step in match[1:]] != [Primitive.QUANTIZE] or match[0].step not in _MERGES:
+    if [step.step for step in match[1:]] != [Primitive.QUANTIZE] or match[0].step not in MERGES:
         yield source.problem(
             f"expected {_merge_text(Primitive.POINTWISE, section)} or the same of pointwise_grad:"
             " a merged step replaces an expression and the quantisation of its result",
@@ -194,9 +189,9 @@ def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         )
         return
     first, second = match
-    if [step.step for step in rewrite] != [_MERGES[first.step]]:
+    if [step.step for step in rewrite] != [MERGES[first.step]]:
         yield source.problem(
-            f"expected {_MERGES[first.step].value} alone in the place of {first.step.value} and"
+            f"expected {MERGES[first.step].value} alone in the place of {first.step.value} and"
             " quantize",
             "rewrite",
             section,

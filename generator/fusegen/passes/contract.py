@@ -24,6 +24,7 @@ class Context:
         module, recipe, arch: those of the cell and the bundle.
         options: words of the choices that differ from the first one of their option.
         derivations: derived pointwise programs of earlier runs.
+        fuel: fusions are applied no more than this often; None is no limit.
     """
 
     cell: Cell
@@ -33,6 +34,7 @@ class Context:
     arch: ArchSpec
     options: tuple[str, ...]
     derivations: Derivations
+    fuel: int | None = None
 
     def chosen(self, words: tuple[str, ...]) -> str | None:
         """The one of these words that is chosen, if any."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -15,6 +15,7 @@ from ..ir.plan import (
     Program,
     Reduction,
     Result,
+    Rewriting,
     Sharding,
     State,
     Step,
@@ -100,6 +101,7 @@ class Draft:
         conversions: ops of the public function ``quantize``.
         shardings: ways in which ranks may run the ops on shards.
         holds: what the passes have made true of it.
+        rewrites: where rules applied, and why not elsewhere.
     """
 
     instances: tuple[Instance, ...]
@@ -126,10 +128,28 @@ class Draft:
     conversions: tuple[Conversion, ...] = ()
     shardings: tuple[Sharding, ...] = ()
     holds: frozenset[Property] = frozenset()
+    rewrites: tuple[Rewriting, ...] = ()
 
     def program(self, name: str) -> Program | None:
         """The program of a name, or None where the module has none."""
         return next((program for program in self.programs if program.name == name), None)
+
+    def packed(self, programs: Iterable[Program]) -> Draft:
+        """The draft with all of its steps in programs."""
+        given = tuple(programs)
+        return replace(self, programs=given, forward=(), backward=(), refresh=(), wgrad=())
+
+    @property
+    def unpacked(self) -> Draft:
+        """The draft with the steps of its programs where they were before."""
+        steps = {program.name: program.steps for program in self.programs}
+        return replace(
+            self,
+            forward=steps.get("forward", ()),
+            backward=steps.get("backward", ()),
+            refresh=steps.get("refresh", ()),
+            wgrad=steps.get("wgrad", ()),
+        )
 
     def with_buffers(self, new: Mapping[str, Buffer]) -> Draft:
         """The draft with more buffers."""

@@ -17,13 +17,12 @@ from .conversions import conversions
 from .delay_wgrad import delay_wgrad, delayed_steps
 from .draft import EMPTY, Draft, NotPossible, Property
 from .expand import expand
-from .fuse import fuse
+from .fusions import rules_of
 from .interleave import interleave_halves
-from .kernels import choose_kernels
+from .kernels import choose_kernels, choose_merged
 from .liveness import add_conditions, saved
 from .main_grad import keep_in_main_grad
 from .math import derive_math
-from .merge import merge
 from .programs import (
     backward_program,
     forward_program,
@@ -33,6 +32,7 @@ from .programs import (
 )
 from .quantize import quantize, unquantized
 from .recompute import recompute_activations
+from .rewrite import Facts, Stage, rewrite
 from .scaled_bias import scale_bias
 from .seal import seal
 from .sharding import module_shardings
@@ -78,6 +78,7 @@ def resolve_module(
     arch_name: str,
     derivations: Derivations = ANEW,
     observe: Observer | None = None,
+    fuel: int | None = None,
 ) -> ModulePlan:
     """The plan of one cell.
 
@@ -85,7 +86,7 @@ def resolve_module(
         NotPossible: the cell cannot be made on the arch; the message is the reason.
         KeyError: an unknown module, recipe or arch.
     """
-    context = context_of(specs, cell, arch_name, derivations)
+    context = replace(context_of(specs, cell, arch_name, derivations), fuel=fuel)
     return seal(run_passes(context, observe), context)
 
 
@@ -125,8 +126,9 @@ def _choices(context: Context) -> Mapping[OptionName, str]:
     return {name: context.chosen(words) or words[0] for name, words in options.items()}
 
 
-def _fuse(draft: Draft, context: Context) -> Draft:
-    return fuse(draft, context.specs.fusions, context.arch.name, context.recipe, _choices(context))
+def _rewrite(draft: Draft, context: Context, stage: Stage) -> Draft:
+    facts = Facts(context.arch, context.recipe, _choices(context))
+    return rewrite(draft, rules_of(context.specs.fusions), stage, facts, context.fuel)
 
 
 def _main_grad(draft: Draft, context: Context) -> Draft:
@@ -174,22 +176,23 @@ def _programs(draft: Draft, context: Context) -> Draft:
         programs.append(refresh_program(draft, context.dims))
     if draft.wgrad:
         programs.append(wgrad_program(draft, draft.saved, context.dims))
-    return replace(draft, programs=tuple(programs), forward=(), backward=(), refresh=(), wgrad=())
+    return draft.packed(programs)
 
 
 def _merge(draft: Draft, context: Context) -> Draft:
-    """Kernels of steps that are merged are those of the merged step alone."""
-    forward, backward, *others = draft.programs
-    fusions, arch, recipe = context.specs.fusions, context.arch, context.recipe
-    merged = merge(forward, backward, draft.buffers, fusions, arch, recipe, _choices(context))
-    programs = (merged.forward, merged.backward, *others)
+    """Kernels of steps that are merged are those of the merged step alone.
+
+    Arguments, results and checks of the programs are those of the steps before: a merged step
+    reads and writes all of them.
+    """
+    rewritten = _rewrite(draft.unpacked, context, Stage.COPIES)
+    merged, sets = choose_merged(rewritten, context.arch, context.recipe)
+    steps = {"forward": merged.forward, "backward": merged.backward}
+    programs = [replace(p, steps=steps.get(p.name, p.steps)) for p in draft.programs]
     used = {step.kernels for program in programs for step in program.steps}
-    sets = {each.name: each for each in (*draft.kernel_sets, *merged.kernel_sets)}
-    return replace(
-        draft.with_buffers({buffer.name: buffer for buffer in merged.buffers}),
-        programs=programs,
-        kernel_sets=tuple(each for each in sets.values() if each.name in used),
-    )
+    known = {each.name: each for each in (*draft.kernel_sets, *sets)}
+    kernel_sets = tuple(each for each in known.values() if each.name in used)
+    return replace(merged.packed(programs), kernel_sets=kernel_sets)
 
 
 def _conversions(draft: Draft, context: Context) -> Draft:
@@ -250,7 +253,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "fuse",
         "Patterns of `specs/fusions` are replaced: joint, then forward, then backward ones.",
-        _fuse,
+        lambda draft, context: _rewrite(draft, context, Stage.OPS),
         needs=_of(Property.MATH),
         before=_of(Property.EXACT, Property.QUANTIZED),
     ),

@@ -49,6 +49,7 @@ def seal(draft: Draft, context: Context) -> ModulePlan:
         sources=_sources(draft, context),
         ranges="nvtx_ranges" in context.options,
         shardings=draft.shardings,
+        rewrites=draft.rewrites,
     )
 
 
