@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 
 from .generation import BundleReport, Generated, Policy, Request, check, generate
 from .gpu import arch_named, arch_of, visible_capability
-from .queries import Entry, Explanation, PlanRow, Query, explain, list_specs, plan, validate
+from .queries import (
+    Entry,
+    Explanation,
+    PlanRow,
+    Query,
+    draft_after,
+    explain,
+    list_specs,
+    plan,
+    validate,
+)
 from .sources import BUILTIN, Sources, load_specs
 
 if TYPE_CHECKING:
@@ -35,6 +45,7 @@ __all__ = [
     "check",
     "demo",
     "demo_folder",
+    "draft_after",
     "explain",
     "find_tools",
     "generate",
