@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .generation import BundleReport, Generated, Policy, Request, check, generate
-from .queries import Entry, Explanation, PlanRow, Query, explain, list_specs, plan, validate
+from .queries import (
+    Entry,
+    Explanation,
+    PlanRow,
+    Query,
+    draft_after,
+    explain,
+    list_specs,
+    plan,
+    validate,
+)
 from .sources import BUILTIN, Sources, load_specs
 
 if TYPE_CHECKING:
@@ -30,6 +40,7 @@ __all__ = [
     "Sources",
     "build",
     "check",
+    "draft_after",
     "explain",
     "find_tools",
     "generate",

@@ -20,12 +20,16 @@ from .output import answer
 @click.argument("recipe")
 @click.argument("arch")
 @click.option("--option", "options", multiple=True, help="Choice of the module. Repeatable.")
+@click.option("--after", metavar="PASS", help="Print the draft as it is after this pass.")
+@click.option("--verify", is_flag=True, help="Check the rules of the IR after every pass.")
 @folders
 @json_flag
 def command(
     module: str,
     recipe: str,
     arch: str,
+    after: str | None,
+    verify: bool,
     options: tuple[str, ...],
     specs: tuple[Path, ...],
     templates: tuple[Path, ...],
@@ -34,7 +38,15 @@ def command(
     """Say what one module does, keeps, runs and costs, or why it cannot be made."""
     from .. import api
 
-    found = api.explain(module, recipe, arch, api.Sources(specs, templates), options)
+    sources = api.Sources(specs, templates)
+    if after:
+        draft = api.draft_after(after, module, recipe, arch, sources, options, verify=verify)
+        if as_json:
+            answer({"version": 1, "after": after, "text": draft.splitlines()})
+        else:
+            click.echo(draft, nl=False)
+        return
+    found = api.explain(module, recipe, arch, sources, options, verify=verify)
     if as_json:
         answer({"version": 1, **found.to_json()})
     else:

@@ -379,13 +379,19 @@ def _render(node: _Node, indent: int, column: int = 0) -> str:
 
 
 def _holds_objects(node: _Node) -> bool:
-    """Whether each item has a line of its own."""
-    value = node.right if isinstance(node, _Pair) else node
+    """Whether each item has a line of its own: objects, alone or behind a key."""
+    value = _behind(node)
     return (
         isinstance(value, _Group)
         and value.brackets == "()"
-        and any(isinstance(item, _Group) and item.brackets == "{}" for item in value.items)
+        and any(
+            isinstance(each, _Group) and each.brackets == "{}" for each in map(_behind, value.items)
+        )
     )
+
+
+def _behind(node: _Node) -> _Node:
+    return node.right if isinstance(node, _Pair) else node
 
 
 def _lines(group: _Group, indent: int, column: int) -> Iterator[str]:

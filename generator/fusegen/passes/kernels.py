@@ -1,4 +1,4 @@
-"""Pass 7, kernels: choose a kernel family for every step and name its instantiations."""
+"""Kernels: choose a kernel family for every step and name its instantiations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pass 3, math: derive and print the expressions of pointwise steps."""
+"""Math: derive and print the expressions of pointwise steps."""
 
 from __future__ import annotations
 

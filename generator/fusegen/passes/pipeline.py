@@ -113,6 +113,8 @@ def run_passes(context: Context, observe: Observer | None = None) -> Draft:
     draft = EMPTY
     for each in PASSES:
         if each.applies(context):
+            assert each.needs <= draft.holds, f"{each.name} comes before what it needs"
+            assert not each.before & draft.holds, f"{each.name} comes too late"
             before, after = draft, each.run(draft, context)
             draft = replace(after, holds=before.holds | each.gives)
             if observe:
@@ -381,7 +383,7 @@ PASSES: tuple[Pass, ...] = (
         needs=_of(Property.PROGRAMS),
     ),
 )
-"""Every pass in its order; what each needs, gives and must come before is checked by a test."""
+"""Every pass in its order, which is checked wherever they run."""
 
 
 _IMPLEMENTED = {

@@ -1,4 +1,4 @@
-"""Pass 5, quantise: put a product's operands into the recipe's formats.
+"""Quantise: put a product's operands into the recipe's formats.
 
 Each product reads copies of its operands whose blocks run along the contraction: fprop and dgrad
 read rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All
