@@ -32,9 +32,11 @@ def command(
     as_json: bool,
 ) -> None:
     """Say what one module does, keeps, runs and costs, or why it cannot be made."""
-    from .. import api
+    # Late: help needs none of it.
+    from ..commands import plans
+    from ..publish.folders import Sources
 
-    found = api.explain(module, recipe, arch, api.Sources(specs, templates), options)
+    found = plans.explain(module, recipe, arch, Sources(specs, templates), options)
     if as_json:
         answer({"version": 1, **found.to_json()})
     else:

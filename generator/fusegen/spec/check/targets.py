@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ...ir.naming import Cell
-from ...selection import UsageError, with_options
+from ..cells import with_options
 from ..diagnostics import Problem
 from ..load import Source, SpecSet
 from ..target import TargetSpec
+from ..usage import UsageError
 from .common import unknown
 
 
