@@ -24,7 +24,7 @@ from fusegen.ir.primitives import Primitive
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.expand import chain_of
 from fusegen.passes.pipeline import resolve_module
-from fusegen.selection import with_options
+from fusegen.spec.cells import with_options
 from fusegen.spec.load import SpecSet
 
 SPECS = bundles.EVIDENCE / "specs"

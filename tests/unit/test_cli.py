@@ -14,10 +14,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from fusegen import __version__, api, cli, gpu, paths
+from fusegen import __version__, cli, paths
+from fusegen.build import gpu
 from fusegen.build.toolchain import BuildError
 from fusegen.cli.options import KINDS
 from fusegen.cli.verbs import VERBS
+from fusegen.commands import build, listing
 from fusegen.demo import bundle as demo_bundle
 from fusegen.publish.publish import BusyError
 
@@ -202,7 +204,7 @@ def test_a_busy_bundle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(*_: object, **__: object) -> None:
         raise BusyError("somebody else is here")
 
-    monkeypatch.setattr("fusegen.publish.publish.publish", busy)
+    monkeypatch.setattr("fusegen.commands.generate.publish", busy)
     done = run("generate")
     assert (done.exit_code, done.stderr) == (4, "fusegen: somebody else is here\n")
 
@@ -235,7 +237,7 @@ def test_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("the sky fell")
 
-    monkeypatch.setattr(api, "list_specs", fail)
+    monkeypatch.setattr(listing, "list_specs", fail)
     done = run("list", env={cli.TRACEBACK: None})
     assert done.exit_code == cli.ExitCode.INTERNAL
     assert "internal error: RuntimeError: the sky fell" in done.stderr
@@ -255,7 +257,7 @@ def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "generated/cpu")
 
-    monkeypatch.setattr("fusegen.publish.publish.publish", full)
+    monkeypatch.setattr("fusegen.commands.generate.publish", full)
     done = run("generate", *SILU)
     assert done.exit_code == cli.ExitCode.REFUSED
     assert done.stderr == "fusegen: generated/cpu: No space left on device\n"
@@ -265,7 +267,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "list_specs", interrupt)
+    monkeypatch.setattr(listing, "list_specs", interrupt)
     assert run("list").exit_code == cli.ExitCode.INTERRUPTED
 
 
@@ -442,10 +444,10 @@ class Tools:
 def test_build_says_with_what_and_shows_every_unit(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusegen.build import library as build
+    from fusegen.build import library
     from fusegen.build.objcache import Report
 
-    def fake(folder: Path, **named: Any) -> build.BuildReport:
+    def fake(folder: Path, **named: Any) -> library.BuildReport:
         progress = named["progress"]
         progress.start(2)
         progress.unit_done("kernels/a.cu", cached=False, seconds=1.5)
@@ -453,15 +455,15 @@ def test_build_says_with_what_and_shows_every_unit(
         progress.link_done(folder / "lib" / "x.so", cached=False)
         report = Report(1.5, 0, (), ())
         units = (
-            build.UnitReport("kernels/a.cu", False, report),
-            build.UnitReport("b.cpp", True, report),
+            library.UnitReport("kernels/a.cu", False, report),
+            library.UnitReport("b.cpp", True, report),
         )
-        return build.BuildReport(
+        return library.BuildReport(
             folder / "lib" / "x.so", True, 1.6, named["toolchain"].describe(), units
         )
 
-    monkeypatch.setattr(api, "find_tools", lambda bundles: Tools())
-    monkeypatch.setattr("fusegen.build.library.build", fake)
+    monkeypatch.setattr(build, "find_tools", lambda bundles: Tools())
+    monkeypatch.setattr("fusegen.commands.build.build_bundle", fake)
     done = run("build", bundle, "--jobs", "1")
     assert done.exit_code == 0
     assert done.stdout == "generated/cpu/lib/x.so  linked: 2 units, 1 cached, 1.6 s\n"

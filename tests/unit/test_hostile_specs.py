@@ -18,7 +18,7 @@ from fusegen.emit.polish import polish
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs
-from fusegen.sources import Inputs
+from fusegen.publish.inputs import Inputs
 from fusegen.spec.diagnostics import Problem, SpecError
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import SpecSet, parse_spec

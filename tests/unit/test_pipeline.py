@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from fusegen import api, cli
+from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.text import parse, text
 from fusegen.passes import pipeline
@@ -19,8 +20,7 @@ from fusegen.passes.contract import Pass
 from fusegen.passes.draft import EMPTY, Draft, Property
 from fusegen.passes.pipeline import PASSES, context_of, resolve_module, run_passes
 from fusegen.paths import builtin_specs
-from fusegen.selection import UsageError
-from fusegen.spec.load import load
+from fusegen.spec.usage import UsageError
 
 ROOT = Path(__file__).parents[2]
 SPECS = load([builtin_specs()])

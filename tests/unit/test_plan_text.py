@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import Attribute, Buffer, ModulePlan, Operand, Step
 from fusegen.ir.text import parse, text
@@ -12,9 +13,8 @@ from fusegen.passes.contract import Pass
 from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.selection import target_cells
-from fusegen.sources import derivations
-from fusegen.spec.load import load
+from fusegen.publish.inputs import derivations
+from fusegen.spec.cells import target_cells
 
 SPECS = load([builtin_specs()])
 TARGETS = target_cells(SPECS, SPECS.targets)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.text import parse, text
 from fusegen.ir.verify import VerifyError, verify_plan
@@ -14,8 +15,7 @@ from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import PASSES, context_of, resolve, resolve_module, run_passes
 from fusegen.passes.verify import draft_faults, verify_pass
 from fusegen.paths import builtin_specs
-from fusegen.sources import derivations
-from fusegen.spec.load import load
+from fusegen.publish.inputs import derivations
 
 SPECS = load([builtin_specs()])
 

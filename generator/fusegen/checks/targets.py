@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..ir.naming import Cell
-from ..selection import UsageError, with_options
+from ..spec.cells import with_options
 from ..spec.diagnostics import Problem
 from ..spec.load import Source, SpecSet
 from ..spec.target import TargetSpec
+from ..spec.usage import UsageError
 from .common import unknown
 
 

@@ -14,7 +14,7 @@ from .options import FOLDER, examples, json_flag
 from .output import answer, say
 
 if TYPE_CHECKING:
-    from ..bench import Benchmarks
+    from ..commands.bench import Benchmarks
 
 
 @click.command(
@@ -78,7 +78,8 @@ def command(
     --check compares with the newest record of the same device: time of others over ours, and our
     part of the ceiling, beyond the recorded spread and 5 %.
     """
-    from .. import bench as benchmarks
+    # Late: help needs none of it.
+    from ..commands import bench as benchmarks
 
     found = benchmarks.find()
     if families:
@@ -122,7 +123,8 @@ def _run_benchmarks(
     as_json: bool,
 ) -> int:
     """Run them all, whatever fails of them, and say so at the end."""
-    from ..bench import BenchError
+    # Late: help needs none of it.
+    from ..commands.bench import BenchError
 
     data: list[Mapping[str, Any]] = []
     failed: list[str] = []
@@ -164,7 +166,8 @@ def _run_benchmark(
 def _check_benchmarks(
     found: Benchmarks, names: Sequence[str], folder: Path | None, as_json: bool
 ) -> int:
-    from ..bench import BenchError
+    # Late: help needs none of it.
+    from ..commands.bench import BenchError
 
     records = found.records(names, folder)
     findings = []
@@ -195,6 +198,7 @@ def _check_benchmarks(
 
 
 def _show_sweep(swept: Any, *, dry_run: bool, as_json: bool) -> None:
+    # Late: help needs none of it.
     from ..tuning.tune import report
 
     if as_json:

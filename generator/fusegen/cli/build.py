@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 @json_flag
 def command(bundles: tuple[Path, ...], jobs: int | None, as_json: bool) -> None:
     """Compile the kernels of BUNDLES; each gets lib/<namespace>.so."""
-    from .. import api
+    # Late: help needs none of it.
+    from ..commands import build
 
-    tools = api.find_tools(bundles)
+    tools = build.find_tools(bundles)
     say(f"building with {tools.describe()}")
     reports = []
     for bundle in bundles:
         with Bar(f"compiling {bundle}") as progress:
-            report = api.build(bundle, jobs=jobs, progress=progress, toolchain=tools)
+            report = build.build(bundle, jobs=jobs, progress=progress, toolchain=tools)
         reports.append(report)
         if not as_json:
             click.echo(_build_line(report))

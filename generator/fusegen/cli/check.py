@@ -34,6 +34,7 @@ def command(
     Without names, every bundle below --out is checked and, inside the checkout of fusegen, the
     JSON Schemas of the specs.
     """
+    # Late: help needs none of it.
     from .. import api
     from . import differences
 

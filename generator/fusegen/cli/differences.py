@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from ..api import BundleReport, Generated, Sources
+from ..commands.report import BundleReport, Generated
 from ..publish.changes import ChangeKind, unified_diff
+from ..publish.folders import Sources
 from ..publish.publish import RefusedError
-from ..selection import regeneration
+from ..publish.remedies import regeneration
 from .output import say
 
 

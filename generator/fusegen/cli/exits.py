@@ -69,14 +69,14 @@ def interrupted() -> ExitCode:
 def _code_of(error: Exception) -> ExitCode:
     """The exit code of an error that a verb raised."""
     # Late: what raises these is loaded by the verbs that need it.
-    from ..bench import BenchError
     from ..build.toolchain import BuildError
+    from ..commands.bench import BenchError
+    from ..commands.scaffold import ExistsError
     from ..emit.fileset import RenderError
     from ..publish.lock import LockError
     from ..publish.publish import PublishError
-    from ..selection import UsageError
     from ..spec.diagnostics import SpecError
-    from ..spec.scaffold import ExistsError
+    from ..spec.usage import UsageError
 
     known: tuple[tuple[type[Exception], ExitCode], ...] = (
         (UsageError, ExitCode.USAGE),

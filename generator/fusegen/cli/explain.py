@@ -36,17 +36,19 @@ def command(
     as_json: bool,
 ) -> None:
     """Say what one module does, keeps, runs and costs, or why it cannot be made."""
-    from .. import api
+    # Late: help needs none of it.
+    from ..commands import plans
+    from ..publish.folders import Sources
 
-    sources = api.Sources(specs, templates)
+    sources = Sources(specs, templates)
     if after:
-        draft = api.draft_after(after, module, recipe, arch, sources, options, verify=verify)
+        draft = plans.draft_after(after, module, recipe, arch, sources, options, verify=verify)
         if as_json:
             answer({"version": 1, "after": after, "text": draft.splitlines()})
         else:
             click.echo(draft, nl=False)
         return
-    found = api.explain(module, recipe, arch, sources, options, verify=verify)
+    found = plans.explain(module, recipe, arch, sources, options, verify=verify)
     if as_json:
         answer({"version": 1, **found.to_json()})
     else:

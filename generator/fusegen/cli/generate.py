@@ -59,6 +59,7 @@ def command(
     with --remove take away. Without any of them every bundle below --out is made anew from what
     its lock records.
     """
+    # Late: help needs none of it.
     from .. import api
     from . import differences
 

@@ -24,9 +24,10 @@ def command(
 ) -> None:
     """Show what exists: ops, fusions, modules, recipes, archs and targets."""
     # Late, as in every verb: its help needs none of it.
-    from .. import api
+    from ..commands import listing
+    from ..publish.folders import Sources
 
-    entries = api.list_specs(kind, api.Sources(specs, templates))
+    entries = listing.list_specs(kind, Sources(specs, templates))
     if as_json and kind:
         answer([entry.to_json() for entry in entries])
     elif as_json:

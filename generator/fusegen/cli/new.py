@@ -29,7 +29,8 @@ KINDS = ("recipe", "op", "arch", "module")
 )
 def command(kind: str, name: str, origin: str | None, specs: Path | None) -> None:
     """Start a spec: write one YAML file, check it, and say what to do next."""
-    from ..spec import scaffold
+    # Late: help needs none of it.
+    from ..commands import scaffold
 
     made = scaffold.new(kind, name, origin=origin, folder=specs)
     click.echo(str(made.path))

@@ -11,7 +11,7 @@ from .options import cells, examples, folders, json_flag
 from .output import answer, show_rows
 
 if TYPE_CHECKING:
-    from ..api import PlanRow
+    from ..commands.plans import PlanRow
 
 
 @click.command(
@@ -35,10 +35,12 @@ def command(
 
     Without options, every module is planned with every recipe on every architecture.
     """
-    from .. import api
+    # Late: help needs none of it.
+    from ..commands import plans
+    from ..publish.folders import Sources
 
-    query = api.Query(targets, archs, modules, recipes, options)
-    rows = api.plan(query, api.Sources(specs, templates))
+    query = plans.Query(targets, archs, modules, recipes, options)
+    rows = plans.plan(query, Sources(specs, templates))
     if as_json:
         answer({"version": 1, "modules": [row.to_json() for row in rows]})
     else:

@@ -19,11 +19,13 @@ from .output import answer
 @json_flag
 def command(specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool) -> int:
     """Check all specs and show every problem with its place."""
-    from .. import api
+    # Late: help needs none of it.
+    from ..commands import listing
+    from ..publish.folders import Sources
     from ..spec.diagnostics import SpecError
 
     try:
-        entries = api.validate(api.Sources(specs, templates))
+        entries = listing.validate(Sources(specs, templates))
     except SpecError as error:
         if not as_json:
             raise

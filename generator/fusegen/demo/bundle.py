@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..api import BUILTIN, Request, Sources, build, find_tools, generate, load_specs
+from ..build.gpu import arch_named, arch_of, visible_capability
 from ..build.library import Progress
 from ..build.objcache import default_root
 from ..build.toolchain import BuildError
-from ..gpu import arch_named, arch_of, visible_capability
 from ..publish.publish import RefusedError
 
 MODULE, RECIPE = "grouped_mlp", "bf16"

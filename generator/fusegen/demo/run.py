@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..selection import UsageError
+from ..spec.usage import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

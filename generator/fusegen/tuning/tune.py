@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ..checks.load import load
 from ..ir.primitives import GemmKind
-from ..selection import UsageError
 from ..spec.arch import RuleSpec
 from ..spec.load import SpecSet
+from ..spec.usage import UsageError
 from .cases import Case, Measured
 from .fit import Choice, choose, chosen
 from .rewrite import printed, with_rules

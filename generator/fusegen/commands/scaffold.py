@@ -16,10 +16,10 @@ from ..families.table import FAMILIES
 from ..files import named, resolve
 from ..ir.naming import camel
 from ..math.expression import CALLABLE
-from ..selection import UsageError, known, spec_named
-from .arch import ArchSpec
-from .kinds import SpecKind
-from .load import SpecSet, adapter
+from ..spec.arch import ArchSpec
+from ..spec.kinds import SpecKind
+from ..spec.load import SpecSet, adapter
+from ..spec.usage import UsageError, known, spec_named
 
 KINDS = (SpecKind.RECIPES, SpecKind.OPS, SpecKind.ARCHS, SpecKind.MODULES)
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import gpu, paths
-from .selection import UsageError, known
+from .. import paths
+from ..build import gpu
+from ..spec.usage import UsageError, known
 
 FOLDER = "benchmarks"
 

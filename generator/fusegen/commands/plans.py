@@ -1,121 +1,30 @@
-"""Questions that write nothing: which specs exist, what would be made of them, and why."""
+"""What would be made of cells, and why: `plan` and `explain`, which write nothing."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .gpu import arch_named
-from .ir.naming import Cell
-from .ir.plan import ModulePlan, Status, Unsupported
-from .ir.predicate import Predicate
-from .ir.shapes import Binary, Const, Shape, Sym
-from .passes.expand import chain_of
-from .selection import (
-    UsageError,
-    known,
-    product,
-    spec_named,
-    target_cells,
-    targets_or_names,
-    with_options,
-)
-from .sources import BUILTIN, Sources, derivations, load_specs, validate_specs
-from .spec.arch import ArchSpec
-from .spec.fusion import FusionSpec
-from .spec.kinds import AnySpec, SpecKind
-from .spec.load import SpecSet
-from .spec.module import ModuleSpec
-from .spec.recipe import RecipeSpec
-from .spec.target import TargetSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A spec as `list` shows it.
-
-    Attributes:
-        kind: folder of its kind, such as `ops`.
-        name: what commands call it.
-        summary: one line.
-        file: where it stands.
-        details: what else a choice may depend on, by name; JSON values.
-    """
-
-    kind: str
-    name: str
-    summary: str
-    file: str
-    details: Mapping[str, object]
-
-    def to_json(self) -> dict[str, object]:
-        """Name, summary, file and details in one object."""
-        head: dict[str, object] = {"name": self.name, "summary": self.summary, "file": self.file}
-        return head | dict(self.details)
-
-
-def list_specs(kind: str | None = None, sources: Sources = BUILTIN) -> tuple[Entry, ...]:
-    """The specs of one kind, named by its folder, or of all kinds; not those that are wrong.
-
-    Raises:
-        SpecError: a folder is not there.
-        UsageError: there is no such kind.
-    """
-    if kind is not None:
-        known("kind", kind, [each.folder for each in SpecKind])
-    return _entries(load_specs(sources), kind)
-
-
-def validate(sources: Sources = BUILTIN) -> tuple[Entry, ...]:
-    """The specs of all kinds, none of which is wrong.
-
-    Raises:
-        SpecError: with every problem of every file.
-    """
-    return _entries(validate_specs(sources), None)
-
-
-def _entries(specs: SpecSet, kind: str | None) -> tuple[Entry, ...]:
-    return tuple(
-        Entry(
-            each.folder, name, _summary(spec, specs), specs.source(each, name).file, _details(spec)
-        )
-        for each in SpecKind
-        if kind in (None, each.folder)
-        for name, spec in specs.of(each).items()
-    )
-
-
-def _summary(spec: AnySpec, specs: SpecSet) -> str:
-    if isinstance(spec, ModuleSpec):
-        return spec.summary or specs.ops[spec.op or ""].summary
-    return spec.summary
-
-
-def _details(spec: AnySpec) -> dict[str, object]:
-    match spec:
-        case ModuleSpec():
-            ops = [item.op for item in chain_of(spec)]
-            options = {option.value: list(words) for option, words in spec.options.items()}
-            return {"class": spec.class_, "ops": ops, "options": options}
-        case RecipeSpec():
-            return {"source": spec.source, "roles": [role.value for role in spec.roles]}
-        case ArchSpec():
-            capability = list(spec.capability) if spec.capability else None
-            return {"capability": capability, "toolkit": spec.toolkit}
-        case TargetSpec():
-            return {
-                "archs": list(spec.archs),
-                "modules": list(spec.modules),
-                "recipes": list(spec.recipes),
-                "options": list(spec.options),
-            }
-        case FusionSpec():
-            return {"pass": spec.pass_.value}
-    return {}
+from ..build.gpu import arch_named
+from ..emit.text.explain import explain as explain_plan
+from ..ir.naming import Cell
+from ..ir.plan import ModulePlan, Status, Unsupported
+from ..ir.predicate import Predicate
+from ..ir.shapes import Binary, Const, Shape, Sym
+from ..ir.text import text
+from ..passes.contract import Pass
+from ..passes.draft import Draft, NotPossible
+from ..passes.pipeline import PASSES, context_of, resolve, run_passes
+from ..passes.verify import verify_pass
+from ..publish.folders import BUILTIN, Sources, load_specs
+from ..publish.inputs import derivations
+from ..spec.cells import product, target_cells, targets_or_names, with_options
+from ..spec.kinds import SpecKind
+from ..spec.load import SpecSet
+from ..spec.usage import UsageError, known, spec_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +67,6 @@ def plan(query: Query = EVERYTHING, sources: Sources = BUILTIN) -> tuple[PlanRow
         SpecError: the specs are wrong.
         UsageError: an unknown name, a target together with other names, `native` without a GPU.
     """
-    from .passes.pipeline import resolve
-
     specs = load_specs(sources)
     named = (*query.archs, *query.modules, *query.recipes, *query.options)
     targets_or_names(query.targets, named)
@@ -235,10 +142,6 @@ def explain(
         UsageError: an unknown name, or `native` without a GPU.
         VerifyError: with ``verify``, the first pass that breaks a rule of the IR.
     """
-    from .emit.text.explain import explain as explain_plan
-    from .passes.pipeline import resolve
-    from .passes.verify import verify_pass
-
     specs = load_specs(sources)
     cells = [_cell(specs, module, recipe, options)]
     observe = verify_pass if verify else None
@@ -269,12 +172,6 @@ def draft_after(
             cannot be made up to there.
         VerifyError: with ``verify``, the first pass that breaks a rule of the IR.
     """
-    from .ir.text import text
-    from .passes.contract import Pass
-    from .passes.draft import Draft, NotPossible
-    from .passes.pipeline import PASSES, context_of, run_passes
-    from .passes.verify import verify_pass
-
     known("pass", after, [each.name for each in PASSES])
     specs = load_specs(sources)
     cell = _cell(specs, module, recipe, options)

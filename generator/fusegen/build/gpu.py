@@ -7,9 +7,9 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from .selection import UsageError, known
-from .spec.kinds import SpecKind
-from .spec.load import SpecSet
+from ..spec.kinds import SpecKind
+from ..spec.load import SpecSet
+from ..spec.usage import UsageError, known
 
 NATIVE = "native"
 """What stands for the architecture of the visible GPU where an arch is asked for."""
