@@ -14,6 +14,7 @@ from ..ir.fields import STRICT
 from ..ir.plan import Access
 from ..ir.primitives import SIGNATURES, Primitive
 from ..ir.quantization import Role
+from ..ir.shapes import Expr, Shape
 from ..ir.words import AttributeType, Broadcast, Init
 from .diagnostics import did_you_mean
 from .fields import Edition, Line, Name, Scalar, ShapeField, Symbol, problem_at, require_known
@@ -169,6 +170,24 @@ class OpSpec:
     def tensors(self) -> dict[str, TensorSpec]:
         """Every declared tensor by name."""
         return {**self.inputs, **self.parameters, **self.internal, **self.outputs}
+
+    @property
+    def any_shape(self) -> bool:
+        """Whether its first input is all leading dimensions: elements, in whatever shape."""
+        shape = next(iter(self.inputs.values())).shape
+        return shape.leading is not None and not shape.dims
+
+    def shape_of(self, tensor: TensorSpec, dims: Mapping[str, Expr], read: Shape) -> Shape:
+        """The shape of a tensor of the op in a chain.
+
+        Args:
+            tensor: one of the op's.
+            dims: what the op's symbols stand for.
+            read: of what it reads as its first input; an op on elements of any shape gives that.
+        """
+        if self.any_shape and tensor.shape == next(iter(self.inputs.values())).shape:
+            return read
+        return tensor.shape.substitute(dims)
 
 
 _BROADCAST = {Broadcast.ROW: Access.ROW, Broadcast.COLUMN: Access.COLUMN, None: Access.FULL}
