@@ -135,6 +135,9 @@ DELAYED = "linear__fp8_delayed"
         ),
         (MAIN_GRAD, "saved", "sizes dtype=int64", "sizes dtype=float32", "but groups is int64"),
         (DELAYED, "saved", "x_rowwise dtype=e4m3", "x_rowwise dtype=io", "x_rowwise is io, but a"),
+        # copies are whole
+        (DELAYED, "saved", " rowwise_scale:x_rowwise_scale", "", "x_rowwise_scale is of a copy"),
+        (DELAYED, "saved", " b_scale:weight_rowwise_scale", "", "step reads it nowhere"),
         # expressions
         (SWIGLU, "saved", "{dup buffer=dx", "{dup buffer=dscales", "dscales is float32, but io"),
         (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .dtypes import DType, bits
 from .plan import HALVES, Access, Buffer, ModulePlan, PointwiseOperand, Program, Step
-from .primitives import DTYPES, PRINTED, PRODUCTS, SHAPES, SIGNATURES
+from .primitives import DECODING, DTYPES, PRINTED, PRODUCTS, SHAPES, SIGNATURES, Primitive
 from .shapes import Const, Expr, Shape, mul, product
 
 
@@ -246,6 +246,22 @@ def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
     return (DType.IO, DType.FLOAT32) if changed else (DType.IO,)
 
 
+def _copies(view: View, _: Buffers) -> Iterator[Fault]:
+    """A step writes all of the copies that it makes, or reads all of those that it is given.
+
+    What decodes a copy may leave its amax to the product that reads what it decoded.
+    """
+    for step in view.steps:
+        makes = step.primitive is Primitive.QUANTIZE or bool(step.parts)
+        touched = step.writes if makes else step.reads
+        for copy in () if step.decoded else step.copies:
+            left = {copy.amax} if step.primitive in DECODING else set()
+            for name in copy.buffers:
+                if name not in touched and name not in left:
+                    missing = "writes" if makes else "reads"
+                    yield view.fault(step, name, f"is of a copy, but the step {missing} it nowhere")
+
+
 def _math(view: View, buffers: Buffers) -> Iterator[Fault]:
     """An expression reads operands of its step and computes its results, in their sizes."""
     for step in view.steps:
@@ -284,6 +300,7 @@ _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
     _use,
     _slots,
     _shapes,
+    _copies,
     _math,
 )
 
