@@ -166,7 +166,7 @@ def toy(tmp_path: Path) -> api.Request:
         archs=tuple(report.selection.arch for report in fresh.bundles),
         modules=("grouped_mlp",),
         recipes=("toy",),
-        sources=api.Sources(specs=(specs,)),
+        folders=api.Folders(specs=(specs,)),
     )
 
 

@@ -34,9 +34,9 @@ def command(
     """Say what one module does, keeps, runs and costs, or why it cannot be made."""
     # Late: help needs none of it.
     from ..commands import plans
-    from ..publish.folders import Sources
+    from ..publish.folders import Folders
 
-    found = plans.explain(module, recipe, arch, Sources(specs, templates), options)
+    found = plans.explain(module, recipe, arch, Folders(specs, templates), options)
     if as_json:
         answer({"version": 1, **found.to_json()})
     else:

@@ -15,7 +15,7 @@ from ..ir.plan import ModulePlan, Status, Unsupported
 from ..ir.predicate import Predicate
 from ..ir.shapes import Binary, Const, Shape, Sym
 from ..passes.pipeline import resolve
-from ..publish.folders import BUILTIN, Sources, load_specs
+from ..publish.folders import BUILTIN, Folders, load_specs
 from ..publish.inputs import derivations
 from ..spec.cells import product, target_cells, targets_or_names, with_options
 from ..spec.kinds import SpecKind
@@ -55,14 +55,14 @@ class PlanRow:
         return fields if self.options else {k: v for k, v in fields.items() if k != "options"}
 
 
-def plan(query: Query = EVERYTHING, sources: Sources = BUILTIN) -> tuple[PlanRow, ...]:
+def plan(query: Query = EVERYTHING, folders: Folders = BUILTIN) -> tuple[PlanRow, ...]:
     """Plan cells and write nothing; sorted by architecture, module and recipe.
 
     Raises:
         SpecError: the specs are wrong.
         UsageError: an unknown name, a target together with other names, `native` without a GPU.
     """
-    specs = load_specs(sources)
+    specs = load_specs(folders)
     named = (*query.archs, *query.modules, *query.recipes, *query.options)
     targets_or_names(query.targets, named)
     if query.targets:
@@ -125,7 +125,7 @@ def explain(
     module: str,
     recipe: str,
     arch: str,
-    sources: Sources = BUILTIN,
+    folders: Folders = BUILTIN,
     options: Sequence[str] = (),
 ) -> Explanation:
     """What one module does, keeps, runs and costs, or why it cannot be made.
@@ -134,7 +134,7 @@ def explain(
         SpecError: the specs are wrong.
         UsageError: an unknown name, or `native` without a GPU.
     """
-    specs = load_specs(sources)
+    specs = load_specs(folders)
     cell = Cell(
         spec_named(specs, SpecKind.MODULES, module), spec_named(specs, SpecKind.RECIPES, recipe)
     )
