@@ -6,7 +6,7 @@ from .commands.build import build, find_tools
 from .commands.check import check
 from .commands.generate import Policy, generate
 from .commands.listing import Entry, list_specs, validate
-from .commands.plans import Explanation, PlanRow, Query, explain, plan
+from .commands.plans import Explanation, PlanRow, Query, draft_after, explain, plan
 from .commands.report import BundleReport, Generated
 from .commands.request import Request
 from .publish.folders import BUILTIN, Folders, load_specs
@@ -24,6 +24,7 @@ __all__ = [
     "Request",
     "build",
     "check",
+    "draft_after",
     "explain",
     "find_tools",
     "generate",

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from fusegen import api, cli, paths
+from fusegen.commands import scaffold
 from fusegen.publish.lock import LOCK_NAME
-from fusegen.spec import scaffold
 
 ROOT = Path(__file__).parents[2]
 TARGETS = (

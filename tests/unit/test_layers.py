@@ -57,7 +57,7 @@ ROOMS: Mapping[str, int] = {
     **dict.fromkeys(("files", "columns", "ir", "math"), 0),
     **dict.fromkeys(("paths", "spec"), 1),
     **dict.fromkeys(("families", "steps", "options"), 2),
-    "passes": 3,
+    **dict.fromkeys(("checks", "passes"), 3),
     "emit": 4,
     "build": 5,
     "publish": 6,

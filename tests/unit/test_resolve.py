@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.emit.text.explain import explain, size_in_bytes
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell, gradient, need
@@ -26,7 +27,7 @@ from fusegen.ir.primitives import (
 from fusegen.ir.shapes import symbols, to_python
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.spec.load import SpecSet, load
+from fusegen.spec.load import SpecSet
 from fusegen.spec.module import OptionName
 
 RECIPE = "bf16"

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from fusegen import api, paths
+from fusegen.checks.load import SpecWarning
 from fusegen.commands import scaffold
 from fusegen.commands.scaffold import ExistsError, new
 from fusegen.spec.diagnostics import SpecError
-from fusegen.spec.load import SpecWarning
 from fusegen.spec.usage import UsageError
 
 

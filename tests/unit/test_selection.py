@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusegen import api, paths
+from fusegen.checks.load import load
 from fusegen.emit.fileset import RenderError
 from fusegen.ir.naming import Cell
 from fusegen.publish import folders, remedies, selection
@@ -23,7 +24,6 @@ from fusegen.publish.publish import PublishError
 from fusegen.publish.selection import Selection, SelectionError
 from fusegen.spec.cells import target_cells, with_options
 from fusegen.spec.diagnostics import SpecError
-from fusegen.spec.load import load
 from fusegen.spec.usage import UsageError
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,5}(_[a-z0-9]{1,4}){0,2}", fullmatch=True)

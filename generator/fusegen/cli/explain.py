@@ -20,12 +20,16 @@ from .output import answer
 @click.argument("recipe")
 @click.argument("arch")
 @click.option("--option", "options", multiple=True, help="Choice of the module. Repeatable.")
+@click.option("--after", metavar="PASS", help="Print the draft as it is after this pass.")
+@click.option("--verify", is_flag=True, help="Check the rules of the IR after every pass.")
 @folders
 @json_flag
 def command(
     module: str,
     recipe: str,
     arch: str,
+    after: str | None,
+    verify: bool,
     options: tuple[str, ...],
     specs: tuple[Path, ...],
     templates: tuple[Path, ...],
@@ -36,7 +40,15 @@ def command(
     from ..commands import plans
     from ..publish.folders import Folders
 
-    found = plans.explain(module, recipe, arch, Folders(specs, templates), options)
+    folders = Folders(specs, templates)
+    if after:
+        draft = plans.draft_after(after, module, recipe, arch, folders, options, verify=verify)
+        if as_json:
+            answer({"version": 1, "after": after, "text": draft.splitlines()})
+        else:
+            click.echo(draft, nl=False)
+        return
+    found = plans.explain(module, recipe, arch, folders, options, verify=verify)
     if as_json:
         answer({"version": 1, **found.to_json()})
     else:

@@ -14,12 +14,17 @@ from ..ir.naming import Cell
 from ..ir.plan import ModulePlan, Status, Unsupported
 from ..ir.predicate import Predicate
 from ..ir.shapes import Binary, Const, Shape, Sym
-from ..passes.pipeline import resolve
+from ..ir.text import text
+from ..passes.contract import Pass
+from ..passes.draft import Draft, NotPossible
+from ..passes.pipeline import PASSES, context_of, resolve, run_passes
+from ..passes.verify import verify_pass
 from ..publish.folders import BUILTIN, Folders, load_specs
 from ..publish.inputs import derivations
 from ..spec.cells import product, target_cells, targets_or_names, with_options
 from ..spec.kinds import SpecKind
-from ..spec.usage import spec_named
+from ..spec.load import SpecSet
+from ..spec.usage import UsageError, known, spec_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,25 +132,78 @@ def explain(
     arch: str,
     folders: Folders = BUILTIN,
     options: Sequence[str] = (),
+    *,
+    verify: bool = False,
 ) -> Explanation:
     """What one module does, keeps, runs and costs, or why it cannot be made.
 
     Raises:
         SpecError: the specs are wrong.
         UsageError: an unknown name, or `native` without a GPU.
+        VerifyError: with ``verify``, the first pass that breaks a rule of the IR.
     """
     specs = load_specs(folders)
-    cell = Cell(
-        spec_named(specs, SpecKind.MODULES, module), spec_named(specs, SpecKind.RECIPES, recipe)
-    )
-    cells = with_options(specs, [cell], options)
-    found = resolve(specs, arch_named(arch, specs), cells, derivations())
+    cells = [_cell(specs, module, recipe, options)]
+    observe = verify_pass if verify else None
+    found = resolve(specs, arch_named(arch, specs), cells, derivations(), observe)
     if found.unsupported:
         row = unsupported_row(found.unsupported[0])
         name = found.unsupported[0].cell
         return Explanation(row, (f"{name} on {row.arch}: {row.status} ({row.reason})",), None)
     made = found.modules[0]
     return Explanation(_plan_row(made), tuple(explain_plan(made)), made)
+
+
+def draft_after(
+    after: str,
+    module: str,
+    recipe: str,
+    arch: str,
+    folders: Folders = BUILTIN,
+    options: Sequence[str] = (),
+    *,
+    verify: bool = False,
+) -> str:
+    """The draft of one module after a pass, as text that ``ir.text.parse`` reads back.
+
+    Raises:
+        SpecError: the specs are wrong.
+        UsageError: an unknown name, a pass that does not run for the module, or a module that
+            cannot be made up to there.
+        VerifyError: with ``verify``, the first pass that breaks a rule of the IR.
+    """
+    known("pass", after, [each.name for each in PASSES])
+    specs = load_specs(folders)
+    cell = _cell(specs, module, recipe, options)
+    seen: dict[str, Draft] = {}
+
+    def observe(done: Pass, before: Draft, draft: Draft) -> None:
+        seen[done.name] = draft
+        if verify:
+            verify_pass(done, before, draft)
+
+    reason = ""
+    try:
+        run_passes(context_of(specs, cell, arch_named(arch, specs), derivations()), observe)
+    except NotPossible as error:
+        reason = str(error)
+    if after in seen:
+        return text(seen[after])
+    if reason:
+        raise UsageError(f"{cell} on {arch} cannot be made up to the pass {after!r}: {reason}")
+    words = next(each.options for each in PASSES if each.name == after)
+    raise UsageError(
+        f"the pass {after!r} does not run for {cell}: choose it with --option {' or '.join(words)}"
+    )
+
+
+def _cell(specs: SpecSet, module: str, recipe: str, options: Sequence[str]) -> Cell:
+    """The one cell that names and options stand for.  Raises UsageError for an unknown name."""
+    cell = Cell(
+        spec_named(specs, SpecKind.MODULES, module), spec_named(specs, SpecKind.RECIPES, recipe)
+    )
+    (found,) = with_options(specs, [cell], options)
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import paths
+from ..checks.load import SpecWarning, load_usable
 from ..families.table import FAMILIES
 from ..files import named, resolve
 from ..ir.naming import camel
 from ..math.expression import CALLABLE
 from ..spec.arch import ArchSpec
 from ..spec.kinds import SpecKind
-from ..spec.load import SpecSet, SpecWarning, adapter, load_usable
+from ..spec.load import SpecSet, adapter
 from ..spec.usage import UsageError, known, spec_named
 
 KINDS = (SpecKind.RECIPES, SpecKind.OPS, SpecKind.ARCHS, SpecKind.MODULES)

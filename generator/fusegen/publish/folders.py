@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import paths
+from ..checks.load import load, load_usable
 from ..emit.fileset import FileSet
 from ..files import resolve
 from ..ir.plan import ModulePlan
 from ..passes.expand import chain_of
 from ..spec.kinds import SpecKind
-from ..spec.load import SpecSet, load, load_usable
+from ..spec.load import SpecSet
 from ..spec.usage import UsageError
 from .lock import LOCK_NAME
 from .remedies import regeneration

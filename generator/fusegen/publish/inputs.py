@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..build.objcache import default_root
+from ..checks.load import load_usable
 from ..emit.render import Renderer
 from ..math import Derivations
-from ..spec.load import SpecSet, load_usable
+from ..spec.load import SpecSet
 from .folders import spec_folders, template_folders
 
 

@@ -15,6 +15,12 @@ from ..ir.primitives import MERGED, Primitive
 from .fields import Edition, Line, Name
 from .module import OptionName
 
+MERGES = {
+    Primitive.POINTWISE: Primitive.POINTWISE_QUANTIZE,
+    Primitive.POINTWISE_GRAD: Primitive.POINTWISE_GRAD_QUANTIZE,
+}
+"""What an expression becomes that quantises its result."""
+
 
 class FusionPass(str, Enum):
     """When a fusion applies; a joint one owns both directions."""

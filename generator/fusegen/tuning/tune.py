@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..checks.load import load
 from ..ir.primitives import GemmKind
 from ..spec.arch import RuleSpec
-from ..spec.load import SpecSet, load
+from ..spec.load import SpecSet
 from ..spec.usage import UsageError
 from .cases import Case, Measured
 from .fit import Choice, choose, chosen

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 
-from ...ir.dtypes import DType
-from ...ir.words import AttributeType
-from ..diagnostics import Problem, did_you_mean
-from ..load import Source
-from ..op import AttributeSpec, TensorSpec
+from ..ir.dtypes import DType
+from ..ir.words import AttributeType
+from ..spec.diagnostics import Problem, did_you_mean
+from ..spec.load import Source
+from ..spec.op import AttributeSpec, TensorSpec
 
 _KEPT = (DType.IO, DType.FLOAT32, DType.INT64, DType.UINT8)
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...ir.primitives import PRINTED, SHAPES, SIGNATURES, Primitive
-from ..diagnostics import Problem
-from ..fusion import FusionPass, FusionSpec, PatternStep
-from ..load import Source, SpecSet
-from ..op import kind_problem
+from ..ir.primitives import PRINTED, SHAPES, SIGNATURES, Primitive
+from ..spec.diagnostics import Problem
+from ..spec.fusion import MERGES, FusionPass, FusionSpec, PatternStep
+from ..spec.load import Source, SpecSet
+from ..spec.op import kind_problem
 from .common import unknown
 
-_MERGES = {
-    Primitive.POINTWISE: Primitive.POINTWISE_QUANTIZE,
-    Primitive.POINTWISE_GRAD: Primitive.POINTWISE_GRAD_QUANTIZE,
-}
-"""What an expression becomes that quantises its result."""
 _REWRITABLE = sorted({primitive.value for primitive, _ in SHAPES} - {Primitive.QUANTIZE.value})
 
 
@@ -33,6 +28,8 @@ def check_fusion(
         yield source.problem("a backward fusion has no forward steps; say pass: joint", "pass")
     yield from _check_pattern(fusion, specs, source, complete)
     yield from _check_replacement(fusion, source)
+    if match and rewrite and not fusion.merges:
+        yield from _check_nothing_lost(match, rewrite, source)
     yield from _check_saving(fusion, source)
     yield from _check_merge(fusion, source) if fusion.merges else _check_fuse(fusion, source)
     if complete:
@@ -83,6 +80,12 @@ def _check_replacement(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         ("backward", fusion.match.backward, fusion.rewrite.backward),
     ):
         variables |= _variables(pattern)
+        if steps and not pattern:
+            yield source.problem(
+                f"no step of 'match' is in the {section}, so that these have no place there",
+                "rewrite",
+                section,
+            )
         for index, step in enumerate(steps):
             yield from _check_step_kind(step, source, "rewrite", section, index)
             yield from _check_arity(step, source, "rewrite", section, index)
@@ -101,6 +104,28 @@ def _check_replacement(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
                 )
 
 
+def _check_nothing_lost(
+    match: tuple[PatternStep, ...], rewrite: tuple[PatternStep, ...], source: Source
+) -> Iterator[Problem]:
+    """The replacement reads what the pattern reads from outside, and gives what that gives."""
+    written = {name for step in match for name in step.out}
+    read = {name for step in match for name in step.in_}
+    still_read = {name for step in rewrite for name in (*step.in_, *step.with_.values())}
+    given = {name for step in rewrite for name in step.out}
+    for name in sorted(read - written - still_read):
+        yield source.problem(
+            f"the pattern reads {name!r}, so a step of the replacement must: add it to 'in' or"
+            " 'with'",
+            "rewrite",
+        )
+    for name in sorted(written - read - given):
+        yield source.problem(
+            f"the pattern gives {name!r} to others, so a step of the replacement must: add it to"
+            " 'out'",
+            "rewrite",
+        )
+
+
 def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
     """What pass ``fuse`` applies: steps of ops before their operands are quantised."""
     for section, pattern, steps in (
@@ -112,25 +137,31 @@ def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
             if made_later and step.step not in PRINTED:
                 yield source.problem(
                     f"no {step.step.value} is there yet when this fusion applies; what quantises"
-                    f" takes part in {' and '.join(p.value for p in _MERGES.values())} alone",
+                    f" takes part in {' and '.join(p.value for p in MERGES.values())} alone",
                     "match",
                     section,
                     index,
                     "step",
                 )
         kept = [step for step in pattern if step.step in PRINTED and not step.op]
-        yield from _check_expressions(section, kept, steps, source)
+        before = fusion.match.forward if section == "backward" else ()
+        again = [step for step in before if step.step in PRINTED and not step.op]
+        yield from _check_expressions(section, kept, again, steps, source)
         for index, step in enumerate(steps):
             if step.step not in PRINTED:
                 yield from _check_replacing_step(step, source, "rewrite", section, index)
 
 
 def _check_expressions(
-    section: str, kept: list[PatternStep], steps: tuple[PatternStep, ...], source: Source
+    section: str,
+    kept: list[PatternStep],
+    again: list[PatternStep],
+    steps: tuple[PatternStep, ...],
+    source: Source,
 ) -> Iterator[Problem]:
-    """An expression has a step of its own before and after."""
+    """An expression has a step of its own before and after; the backward may make one again."""
     for index, step in enumerate(steps):
-        if step.step in PRINTED and not any(_same(step, each) for each in kept):
+        if step.step in PRINTED and not any(_same(step, each) for each in (*kept, *again)):
             yield source.problem(
                 f"no {step.step.value} step of 'match' without 'op' has these names, so that this"
                 " one has no expression",
@@ -139,10 +170,10 @@ def _check_expressions(
                 index,
             )
     for each in kept:
-        again = sum(_same(step, each) for step in steps)
-        if again != 1:
+        found = sum(_same(step, each) for step in steps)
+        if found != 1:
             yield source.problem(
-                f"expected one step that computes {', '.join(each.out)}, got {again}: repeat"
+                f"expected one step that computes {', '.join(each.out)}, got {found}: repeat"
                 f" {{step: {each.step.value}, in: [{', '.join(each.in_)}], out:"
                 f" [{', '.join(each.out)}]}}, since no other step has an expression",
                 "rewrite",
@@ -185,7 +216,7 @@ def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         yield source.problem("a merged step quantises; remove it", "when", "quantized")
     match = getattr(fusion.match, section)
     rewrite = getattr(fusion.rewrite, section)
-    if [step.step for step in match[1:]] != [Primitive.QUANTIZE] or match[0].step not in _MERGES:
+    if [step.step for step in match[1:]] != [Primitive.QUANTIZE] or match[0].step not in MERGES:
         yield source.problem(
             f"expected {_merge_text(Primitive.POINTWISE, section)} or the same of pointwise_grad:"
             " a merged step replaces an expression and the quantisation of its result",
@@ -194,9 +225,9 @@ def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         )
         return
     first, second = match
-    if [step.step for step in rewrite] != [_MERGES[first.step]]:
+    if [step.step for step in rewrite] != [MERGES[first.step]]:
         yield source.problem(
-            f"expected {_MERGES[first.step].value} alone in the place of {first.step.value} and"
+            f"expected {MERGES[first.step].value} alone in the place of {first.step.value} and"
             " quantize",
             "rewrite",
             section,

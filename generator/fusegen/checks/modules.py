@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from keyword import iskeyword
 
-from ...ir.naming import gradient
-from ...ir.primitives import Primitive
-from ...ir.shapes import symbols
-from ..diagnostics import Problem
-from ..load import Source, SpecSet
-from ..module import ChainItem, ModuleSpec
-from ..op import OpSpec, TensorSpec
+from ..ir.naming import gradient
+from ..ir.primitives import Primitive
+from ..ir.shapes import Shape, symbols
+from ..spec.diagnostics import Problem
+from ..spec.load import Source, SpecSet
+from ..spec.module import ChainItem, ModuleSpec
+from ..spec.op import OpSpec, TensorSpec
 from .common import check_input_types, check_symbols, fits, unknown
 from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_keywords
 
@@ -92,9 +92,12 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
             return
         op = specs.ops[item.op]
         yield from _check_item(module, item, op, available, source, index)
+        first = item.with_.get(next(iter(op.inputs)), previous)
+        known = available[first].shape if first in available else None
         for position, (name, spec) in enumerate(op.inputs.items()):
             tensor = item.with_.get(name, name if position else previous)
-            yield from _check_reading(item, spec, tensor, available, source, index)
+            shape = op.shape_of(spec, item.dims, known or spec.shape)
+            yield from _check_reading(item, spec, shape, tensor, available, source, index)
             if tensor in read and spec.differentiable:
                 yield source.problem(
                     f"{tensor!r} is read by two ops, so its gradient would be a sum; split it with"
@@ -112,8 +115,8 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
                     "chain",
                     index,
                 )
-            shape = spec.shape.substitute(item.dims).led_by(leading)
-            available[name] = replace(spec, shape=shape)
+            shape = op.shape_of(spec, item.dims, known or spec.shape)
+            available[name] = replace(spec, shape=shape.led_by(leading))
         previous = results[0]
     yield from _check_rows(module, specs, source)
     yield from _check_unread(module, specs, source)
@@ -188,6 +191,7 @@ def _check_unread(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterato
 def _check_reading(
     item: ChainItem,
     spec: TensorSpec,
+    expected: Shape,
     tensor: str,
     available: Mapping[str, TensorSpec],
     source: Source,
@@ -196,7 +200,7 @@ def _check_reading(
     """The tensor an op reads has the shape and the type that the op's input has."""
     if tensor not in available:
         return
-    got, expected = available[tensor], spec.shape.substitute(item.dims)
+    got = available[tensor]
     if expected.fixed() != got.shape.fixed():
         yield source.problem(
             f"{item.op} reads {expected}, but {tensor!r} is {got.shape}; map the dimensions with"
@@ -247,8 +251,10 @@ def _check_item(
         yield from unknown(source, "dimension", symbol, op.dims, *path, "dims", symbol)
         for used in sorted(symbols(expr)):
             yield from unknown(source, "dimension", used, module.dims, *path, "dims", symbol)
+    first = next(iter(op.inputs.values())).shape
+    elements = {first.leading} if op.any_shape else set()
     for symbol in op.dims:
-        if symbol not in item.dims and symbol not in module.dims:
+        if symbol not in item.dims and symbol not in module.dims and symbol not in elements:
             yield source.problem(f"{item.op} needs dimension {symbol!r} in 'dims'", *path)
     for name, value in item.attributes.items():
         yield from unknown(source, "attribute", name, op.attributes, *path, "attributes", name)

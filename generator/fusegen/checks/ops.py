@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from ...ir.dtypes import DType
-from ...ir.naming import gradient
-from ...ir.primitives import SIGNATURES
-from ...ir.shapes import Const, Shape, mul
-from ...ir.words import AttributeType, Broadcast
-from ...math import ExpressionError, names_in, parse
-from ...passes.math import operand_symbols
-from ..diagnostics import Problem
-from ..load import Source
-from ..op import OpSpec, StepSpec, TensorSpec
+from ..ir.dtypes import DType
+from ..ir.naming import gradient
+from ..ir.primitives import SIGNATURES
+from ..ir.shapes import Const, Shape, mul
+from ..ir.words import AttributeType, Broadcast
+from ..math import ExpressionError, names_in, parse
+from ..spec.diagnostics import Problem
+from ..spec.load import Source
+from ..spec.op import OpSpec, StepSpec, TensorSpec, operand_symbols
 from .common import check_input_types, check_symbols, check_type, fits, unknown
 from .names import check_public_names, taken_by_function, takes_all_keywords
 from .steps import check_step_tensors

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ...ir.dtypes import DType
-from ...ir.primitives import GemmKind
-from ...ir.quantization import (
+from ..ir.dtypes import DType
+from ..ir.primitives import GemmKind
+from ..ir.quantization import (
+    OPERANDS,
     Accumulation,
     AmaxSource,
     Extent,
@@ -19,10 +20,9 @@ from ...ir.quantization import (
     ScaleRule,
     ScaleSpec,
 )
-from ...passes.quantize import OPERANDS
-from ..diagnostics import Problem
-from ..load import Source
-from ..recipe import RecipeSpec
+from ..spec.diagnostics import Problem
+from ..spec.load import Source
+from ..spec.recipe import RecipeSpec
 
 _QUANTIZED = (DType.E4M3, DType.E5M2, DType.E2M1)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..diagnostics import Problem
-from ..kinds import SpecKind
-from ..load import SpecKey, SpecSet
+from ..spec.diagnostics import Problem
+from ..spec.kinds import SpecKind
+from ..spec.load import SpecKey, SpecSet
 from .archs import check_arch
 from .fusions import check_fusion
 from .modules import check_module

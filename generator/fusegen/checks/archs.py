@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from ...families.table import FAMILIES, LIMITS, PITCH, Family
-from ...ir.dtypes import DType
-from ..arch import ArchSpec, FamilySpec, KindSpec
-from ..diagnostics import Problem
-from ..load import Source
+from ..families.table import FAMILIES, LIMITS, PITCH, Family
+from ..ir.dtypes import DType
+from ..spec.arch import ArchSpec, FamilySpec, KindSpec
+from ..spec.diagnostics import Problem
+from ..spec.load import Source
 from .common import unknown
 
 _CODE = re.compile(r"\b(?:compute|sm)_(\w+)")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ...ir.naming import Cell
-from ..cells import with_options
-from ..diagnostics import Problem
-from ..load import Source, SpecSet
-from ..target import TargetSpec
-from ..usage import UsageError
+from ..ir.naming import Cell
+from ..spec.cells import with_options
+from ..spec.diagnostics import Problem
+from ..spec.load import Source, SpecSet
+from ..spec.target import TargetSpec
+from ..spec.usage import UsageError
 from .common import unknown
 
 

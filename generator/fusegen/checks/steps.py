@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ...ir.dtypes import DType
-from ...ir.naming import gradient
-from ...ir.primitives import DTYPES, SHAPES, SIGNATURES
-from ...ir.shapes import Expr, Shape
-from ..diagnostics import Problem
-from ..load import Source
-from ..op import OpSpec, StepSpec, TensorSpec
+from ..ir.dtypes import DType
+from ..ir.naming import gradient
+from ..ir.primitives import DTYPES, SHAPES, SIGNATURES
+from ..ir.shapes import Expr, Shape
+from ..spec.diagnostics import Problem
+from ..spec.load import Source
+from ..spec.op import OpSpec, StepSpec, TensorSpec
 
 Sizes = dict[str, tuple[Expr | str, ...]]
 """What each name of a rule stands for in a step: one size, or several leading ones."""
