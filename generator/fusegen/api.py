@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 
 from .generation import BundleReport, Generated, Policy, Request, check, generate
 from .gpu import arch_named, arch_of, visible_capability
-from .queries import Entry, Explanation, PlanRow, Query, explain, list_specs, plan, validate
+from .queries import (
+    Entry,
+    Explanation,
+    OptionEntry,
+    PlanRow,
+    Query,
+    explain,
+    list_options,
+    list_specs,
+    plan,
+    validate,
+)
 from .sources import BUILTIN, Sources, load_specs
 
 if TYPE_CHECKING:
@@ -26,6 +37,7 @@ __all__ = [
     "Entry",
     "Explanation",
     "Generated",
+    "OptionEntry",
     "PlanRow",
     "Policy",
     "Query",
@@ -38,6 +50,7 @@ __all__ = [
     "explain",
     "find_tools",
     "generate",
+    "list_options",
     "list_specs",
     "load_specs",
     "plan",

@@ -24,7 +24,7 @@ from . import __version__
 from .columns import aligned
 
 if TYPE_CHECKING:
-    from .api import BundleReport, Generated, PlanRow, Sources
+    from .api import BundleReport, Generated, OptionEntry, PlanRow, Sources
     from .bench import Benchmarks
     from .build.library import BuildReport, Progress
 
@@ -267,19 +267,25 @@ def program() -> None:
 @program.command(
     "list",
     short_help="Show what exists.",
-    epilog=_examples("fusegen list", "fusegen list recipes --json"),
+    epilog=_examples("fusegen list options", "fusegen list recipes --json"),
 )
 @click.argument(
-    "kind", required=False, callback=_one_of("kind", KINDS), metavar=f"[{'|'.join(KINDS)}]"
+    "kind",
+    required=False,
+    callback=_one_of("kind", (*KINDS, "options")),
+    metavar=f"[{'|'.join((*KINDS, 'options'))}]",
 )
 @_folders
 @_json
 def list_command(
     kind: str | None, specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool
 ) -> None:
-    """Show what exists: ops, fusions, modules, recipes, archs and targets."""
+    """Show what exists: ops, fusions, modules, recipes, archs, targets, and options of modules."""
     from . import api
 
+    if kind == "options":
+        _list_options(api.list_options(_sources(specs, templates)), as_json)
+        return
     entries = api.list_specs(kind, _sources(specs, templates))
     if as_json and kind:
         _answer([entry.to_json() for entry in entries])
@@ -290,6 +296,20 @@ def list_command(
         if kind is None:
             rows = [(f"{entry.kind}/{entry.name}", entry.summary) for entry in entries]
         _show_rows(rows)
+
+
+def _list_options(options: Sequence[OptionEntry], as_json: bool) -> None:
+    """Each option with its choices, and where it applies."""
+    if as_json:
+        _answer([option.to_json() for option in options])
+        return
+    for option in options:
+        click.echo(f"{option.name}: {option.summary}")
+        for word, summary in option.choices.items():
+            default = " (default)" if word == option.default else ""
+            click.echo(f"  {word}{default}: {summary}")
+        click.echo(f"  modules: {', '.join(option.modules)}")
+        click.echo(f"  recipes: {', '.join(option.recipes)}")
 
 
 @program.command(

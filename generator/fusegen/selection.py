@@ -12,11 +12,12 @@ from .emit.fileset import FileSet
 from .files import resolve
 from .ir.naming import Cell, default_namespace
 from .ir.plan import ModulePlan
-from .passes.expand import chain_of
+from .options import OPTIONS, of_one_option
 from .publish.lock import LOCK_NAME, PENDING_NAME, LockError, read_lock, read_pending
 from .spec.diagnostics import did_you_mean
 from .spec.kinds import SpecKind
 from .spec.load import SpecSet
+from .spec.offers import not_offered
 
 DEFAULT_PREFIX = "fusegen"
 
@@ -162,7 +163,7 @@ def product(modules: Iterable[str], recipes: Iterable[str]) -> tuple[Cell, ...]:
 
 
 def with_options(specs: SpecSet, cells: Iterable[Cell], words: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells with these choices, in the order of their modules' options.
+    """The cells with these choices, in the order of the registry.
 
     A first choice is what a module is without being asked, so no cell is named after it.
 
@@ -173,19 +174,13 @@ def with_options(specs: SpecSet, cells: Iterable[Cell], words: Sequence[str]) ->
 
 
 def _with_options(specs: SpecSet, cell: Cell, words: Sequence[str]) -> Cell:
-    offered = specs.modules[spec_named(specs, SpecKind.MODULES, cell.module)].options
-    choices = [word for option in offered.values() for word in option]
-    for word in words:
-        if word not in choices:
-            hint = did_you_mean(word, choices) or "; it offers none" * (not choices)
-            raise UsageError(f"module {cell.module!r} offers no option {word!r}{hint}")
-    chosen = []
-    for option, of_option in offered.items():
-        named = list(dict.fromkeys(word for word in words if word in of_option))
-        if len(named) > 1:
-            raise UsageError(f"{' and '.join(named)} are choices of one option, {option.value}")
-        chosen += [word for word in named if word != of_option[0]]
-    return Cell(cell.module, cell.recipe, tuple(chosen))
+    module = specs.modules[spec_named(specs, SpecKind.MODULES, cell.module)]
+    reasons = (not_offered(word, module, specs.ops) for word in words)
+    reason = next((reason for reason in reasons if reason), None) or of_one_option(words)
+    if reason:
+        raise UsageError(reason)
+    further = (word for option in OPTIONS for word in option.further)
+    return Cell(cell.module, cell.recipe, tuple(word for word in further if word in words))
 
 
 def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, tuple[Cell, ...]]:
@@ -348,9 +343,10 @@ def used_specs(
         module = specs.modules[plan.module]
         names |= {(SpecKind.MODULES, plan.module), (SpecKind.RECIPES, plan.recipe)}
         names |= {(SpecKind.ARCHS, plan.arch)}
-        names |= {(SpecKind.OPS, item.op) for item in chain_of(module)}
+        names |= {(SpecKind.OPS, op) for op in module.ops}
         names |= {(SpecKind.FUSIONS, step.rule) for step in plan.steps if step.rule}
-    files = {Path(kind.folder) / f"{name}.yaml" for kind, name in names}
+    named = (Path(specs.source(kind, name).file) for kind, name in names)
+    files = {Path(*file.parts[1:]) for file in named}  # behind the folder's own name
     return tuple(folder for folder in folders if any((folder / file).is_file() for file in files))
 
 

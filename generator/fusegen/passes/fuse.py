@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from ..ir.plan import Operand, Pointwise, Step
 from ..ir.primitives import SIGNATURES
 from ..spec.fusion import FusionPass, FusionSpec, PatternStep
-from ..spec.module import OptionName
 from ..spec.recipe import RecipeSpec
 from .draft import Draft
 
 Variables = Mapping[str, str]
 Indices = tuple[int, ...]
-Choices = Mapping[OptionName, str]
-"""Options of a module and the choice of each."""
+Choices = Mapping[str, str]
+"""Names of a module's options and the choice of each."""
 
 
 def fuse(

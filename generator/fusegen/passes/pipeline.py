@@ -10,17 +10,28 @@ from ..ir.plan import Dimension, ModulePlan, Status, Step, Tolerance, Unsupporte
 from ..ir.primitives import Primitive
 from ..ir.shapes import symbols
 from ..math import Derivations
+from ..options.amax_reduction import REDUCED_AMAX
+from ..options.backward_precision import BackwardPrecision
+from ..options.debug import STATISTICS
+from ..options.delay_wgrad import DELAYED_WGRAD
+from ..options.glu_interleave import INTERLEAVED
+from ..options.main_grad import MainGrad
+from ..options.ranges import NVTX_RANGES
+from ..options.save import RECOMPUTE
+from ..options.scale_bias import SCALED_BIAS
+from ..options.weight_cache import ALONE, CACHED
 from ..spec.arch import ArchSpec
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
-from ..spec.module import BackwardPrecision, MainGrad, ModuleSpec, OptionName
+from ..spec.module import ModuleSpec
+from ..spec.offers import choices_of, refusal
 from ..spec.recipe import RecipeSpec
 from .as_bytes import pass_as_bytes
 from .backward import write_backward
 from .conversions import conversions
 from .delay_wgrad import delay_wgrad, delayed_steps
 from .draft import Draft, NotPossible
-from .expand import chain_of, expand
+from .expand import expand
 from .fuse import fuse
 from .interleave import interleave_halves
 from .kernels import choose_kernels
@@ -80,42 +91,44 @@ def resolve_module(
     """
     module, recipe = specs.modules[cell.module], specs.recipes[cell.recipe]
     arch = specs.archs[arch_name]
-    options = chosen_options(module, cell)
+    words = cell.options
+    reason = refusal(words, module, recipe, specs.ops)
+    if reason:
+        raise NotPossible(reason)
     draft = write_backward(expand(module, specs.ops))
-    if OptionName.SCALE_BIAS in options:
+    if SCALED_BIAS in words:
         draft = scale_bias(draft)
     draft = derive_math(draft, derivations)
-    if OptionName.GLU_INTERLEAVE in options:
+    if INTERLEAVED in words:
         draft = interleave_halves(draft)
-    choices = {name: words[0] for name, words in module.options.items()} | options
+    choices = choices_of(module, specs.ops, words)
     draft = fuse(draft, specs.fusions, arch.name, recipe, choices)
-    if OptionName.SAVE in options:
+    if RECOMPUTE in words:
         draft = recompute_activations(draft)
-    if OptionName.MAIN_GRAD in options:
-        draft = keep_in_main_grad(draft, MainGrad(options[OptionName.MAIN_GRAD]))
+    main_grad = next((each for each in MainGrad if each.value in words), None)
+    if main_grad:
+        draft = keep_in_main_grad(draft, main_grad)
     quantizes = all(step.primitive is Primitive.QUANTIZE for step in draft.forward)
     exact, exact_output = unquantized(draft)
+    precision = (each for each in BackwardPrecision if each.value in words)
     draft = quantize(
         draft,
         recipe,
         arch,
-        reduced=OptionName.AMAX_REDUCTION in options,
-        backward=BackwardPrecision(
-            options.get(OptionName.BACKWARD_PRECISION, BackwardPrecision.QUANTIZED)
-        ),
+        reduced=REDUCED_AMAX in words,
+        backward=next(precision, BackwardPrecision.QUANTIZED),
     )
-    if OptionName.WEIGHT_CACHE in options:
-        alone = options[OptionName.WEIGHT_CACHE] == "quantized_weights"
-        draft = keep_quantized(draft, recipe, alone=alone)
+    if CACHED in words or ALONE in words:
+        draft = keep_quantized(draft, alone=ALONE in words)
     draft = fold_sums(draft, arch)
     draft = add_conditions(draft)
-    waiting = delayed_steps(draft) if OptionName.DELAY_WGRAD in options else ()
+    waiting = delayed_steps(draft) if DELAYED_WGRAD in words else ()
     draft = tell_lengths(draft, saved(draft), waiting)
     kept = saved(draft)
-    if OptionName.DEBUG in options:
+    if STATISTICS in words:
         draft = take_statistics(draft, recipe, arch)
     draft, kernel_sets = choose_kernels(draft, arch, recipe)
-    if OptionName.DELAY_WGRAD in options:
+    if DELAYED_WGRAD in words:
         draft = delay_wgrad(draft)
     draft = pass_as_bytes(draft)
     dims = module_dims(module, specs)
@@ -160,44 +173,9 @@ def resolve_module(
         layout=arch.layout,
         tolerance=_tolerance(recipe),
         sources=_sources(specs, module, recipe, arch, steps),
-        ranges=OptionName.RANGES in options,
+        ranges=NVTX_RANGES in words,
     )
     return replace(plan, shardings=module_shardings(plan.unmerged))
-
-
-_IMPLEMENTED = {
-    OptionName.AMAX_REDUCTION: ("reduced_amax",),
-    OptionName.BACKWARD_PRECISION: (
-        BackwardPrecision.HIGH.value,
-        BackwardPrecision.DEQUANTIZED.value,
-    ),
-    OptionName.DEBUG: ("debug",),
-    OptionName.DELAY_WGRAD: ("delayed_wgrad",),
-    OptionName.GLU_INTERLEAVE: ("interleaved_32",),
-    OptionName.MAIN_GRAD: tuple(each.value for each in MainGrad if each is not MainGrad.RETURNED),
-    OptionName.RANGES: ("nvtx_ranges",),
-    OptionName.SCALE_BIAS: ("scaled_bias",),
-    OptionName.SAVE: ("recompute_activations",),
-    OptionName.WEIGHT_CACHE: ("cached_weights", "quantized_weights"),
-}
-"""Choices that a pass knows, by their words; the first choice of an option needs none."""
-
-
-def chosen_options(module: ModuleSpec, cell: Cell) -> dict[OptionName, str]:
-    """What the cell asks for besides the first choice of every option.
-
-    Raises:
-        NotPossible: the module does not offer it, or no pass knows it.
-    """
-    chosen: dict[OptionName, str] = {}
-    for word in cell.options:
-        option = next((name for name, words in module.options.items() if word in words), None)
-        if option is None:
-            raise NotPossible(f"module {module.name!r} offers no option {word!r}")
-        if word not in _IMPLEMENTED.get(option, ()):
-            raise NotPossible(f"no pass implements option {option.value}: {word}")
-        chosen[option] = word
-    return chosen
 
 
 def _reason(arch: ArchSpec) -> str:
@@ -232,7 +210,7 @@ def _sources(
     arch: ArchSpec,
     steps: tuple[Step, ...],
 ) -> tuple[str, ...]:
-    ops = dict.fromkeys(item.op for item in chain_of(module))
+    ops = dict.fromkeys(module.ops)
     rules = dict.fromkeys(step.rule for step in steps if step.rule)
     keys = [(SpecKind.MODULES, module.name), *((SpecKind.OPS, op) for op in ops)]
     keys += [(SpecKind.FUSIONS, rule) for rule in rules]
