@@ -5,7 +5,7 @@ from __future__ import annotations
 from .commands.build import build, find_tools
 from .commands.check import check
 from .commands.generate import Policy, generate
-from .commands.listing import Entry, list_specs, validate
+from .commands.listing import Entry, OptionEntry, list_options, list_specs, validate
 from .commands.plans import Explanation, PlanRow, Query, draft_after, explain, plan
 from .commands.report import BundleReport, Generated
 from .commands.request import Request
@@ -18,6 +18,7 @@ __all__ = [
     "Explanation",
     "Folders",
     "Generated",
+    "OptionEntry",
     "PlanRow",
     "Policy",
     "Query",
@@ -28,6 +29,7 @@ __all__ = [
     "explain",
     "find_tools",
     "generate",
+    "list_options",
     "list_specs",
     "load_specs",
     "plan",

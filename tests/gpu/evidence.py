@@ -21,11 +21,13 @@ from fusegen import api
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.primitives import Primitive
+from fusegen.options import OPTIONS
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.expand import chain_of
 from fusegen.passes.pipeline import resolve_module
 from fusegen.spec.cells import with_options
 from fusegen.spec.load import SpecSet
+from fusegen.spec.offers import modules_with
 
 SPECS = bundles.EVIDENCE / "specs"
 PLAIN = "bf16"
@@ -62,10 +64,9 @@ TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 """Module, recipes and options of what users combine."""
 
 
-def option_words(specs: SpecSet) -> tuple[str, ...]:
-    """Every choice that some module offers besides the first of its option, sorted."""
-    offered = (words[1:] for module in specs.modules.values() for words in module.options.values())
-    return tuple(sorted({word for words in offered for word in words}))
+def option_words() -> tuple[str, ...]:
+    """Every choice besides the first of its option, sorted."""
+    return tuple(sorted(word for option in OPTIONS for word in option.further))
 
 
 def activations(specs: SpecSet) -> tuple[str, ...]:
@@ -108,10 +109,9 @@ def _alone(specs: SpecSet, arch: str) -> Iterator[Cell]:
     """Every option by itself, under every recipe that knows it."""
     order = [name for name in PREFERRED if name in specs.modules]
     order += [name for name in specs.modules if name not in order]
-    for word in option_words(specs):
-        module = next(
-            name for name in order if any(word in w for w in specs.modules[name].options.values())
-        )
+    for word in option_words():
+        offering = modules_with(word, specs)
+        module = next(name for name in order if name in offering)
         made = [
             cell
             for recipe in specs.recipes

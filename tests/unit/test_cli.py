@@ -281,6 +281,12 @@ def test_list() -> None:
     assert tuple(everything) == KINDS == tuple(kind.folder for kind in generation_kinds())
     for entries in everything.values():
         assert all(entry["name"] and entry["summary"] and entry["file"] for entry in entries)
+    options = json.loads(run("list", "options", "--json").stdout)
+    assert [each["name"] for each in options][-1] == "debug"
+    assert options[-1]["choices"].keys() == {"no_statistics", "debug"}
+    shown = run("list", "options").stdout
+    assert "\n  own_amax (default): Those of the rank itself\n" in shown
+    assert "\n  recipes: fp8_delayed\n" in shown
     assert re.search(r"^archs/sm_90a +Hopper", run("list").stdout, re.MULTILINE)
     assert re.search(r"^sm_90a +Hopper", run("list", "archs").stdout, re.MULTILINE)
 

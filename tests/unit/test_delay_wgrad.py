@@ -13,11 +13,12 @@ from fusegen.ir.plan import ModulePlan, Program, Step
 from fusegen.ir.primitives import DECODING, PRODUCTS, GemmKind
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
+from fusegen.spec.offers import modules_with
 
 DELAYED = "delayed_wgrad"
 ARCHS = ("cpu", "sm_90a")
 SPECS = load([builtin_specs()])
-MODULES = tuple(name for name, module in SPECS.modules.items() if DELAYED in str(module.options))
+MODULES = modules_with(DELAYED, SPECS)
 OTHERS = (
     (),
     ("add_to_main_grad",),

@@ -10,6 +10,7 @@ import pytest
 
 from fusegen import api
 from fusegen.ir.naming import Cell
+from fusegen.options import OPTIONS
 from fusegen.passes.pipeline import resolve_module
 from fusegen.spec.load import SpecSet
 from fusegen.spec.module import ModuleSpec
@@ -38,12 +39,7 @@ def cells(specs: SpecSet) -> tuple[Cell, ...]:
 def test_every_option_runs_alone_under_every_recipe_that_knows_it(
     specs: SpecSet, cells: tuple[Cell, ...]
 ) -> None:
-    offered = {
-        word
-        for module in specs.modules.values()
-        for words in module.options.values()
-        for word in words[1:]
-    }
+    offered = {word for option in OPTIONS for word in option.further}
     alone = {cell.options[0]: cell.module for cell in cells if len(cell.options) == 1}
     assert alone.keys() == offered
     for word, module in alone.items():

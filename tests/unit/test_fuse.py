@@ -24,7 +24,6 @@ from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.fusion import FusionSpec
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import SpecSet, parse_spec
-from fusegen.spec.module import OptionName
 
 MLP = """edition: 1
 module: toy
@@ -84,7 +83,7 @@ def written(tmp_path: Path, **fusions: tuple[str, str, str]) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-CHOICES = {OptionName.SAVE: "activations"}
+CHOICES = {"save": "save_activations"}
 
 
 def fused(specs: SpecSet, arch: str = "cpu", fuel: int | None = None) -> Draft:
@@ -250,7 +249,7 @@ def test_conditions(tmp_path: Path) -> None:
             ("{recipes: [bf16]}", True),
             ("{quantized: false}", True),
             ("{quantized: true}", False),
-            ("{options: {save: activations}}", True),
+            ("{options: {save: save_activations}}", True),
             ("{options: {save: recompute_activations}}", False),
             ("{options: {debug: debug}}", False),
         ]

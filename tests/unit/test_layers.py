@@ -54,9 +54,9 @@ def importers(top: str) -> set[str]:
 
 
 ROOMS: Mapping[str, int] = {
-    **dict.fromkeys(("files", "columns", "ir", "math"), 0),
+    **dict.fromkeys(("files", "columns", "ir", "math", "options"), 0),
     **dict.fromkeys(("paths", "spec"), 1),
-    **dict.fromkeys(("families", "steps", "options"), 2),
+    **dict.fromkeys(("families", "steps"), 2),
     **dict.fromkeys(("checks", "passes"), 3),
     "emit": 4,
     "build": 5,

@@ -16,6 +16,7 @@ from fusegen.ir.shapes import evaluate
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
 from fusegen.spec.load import SpecSet
+from fusegen.spec.offers import modules_with
 
 AGAIN = "recompute_activations"
 ARCHS = ("cpu", "sm_90a")
@@ -45,7 +46,7 @@ def quantizing(steps: tuple[Step, ...], source: str) -> list[Step]:
 
 
 def test_the_modules_with_a_chain_offer_it() -> None:
-    offering = {name for name, module in SPECS.modules.items() if AGAIN in str(module.options)}
+    offering = {*modules_with(AGAIN, SPECS)}
     assert offering == {*MODULES} == {name for name, m in SPECS.modules.items() if m.chain}
 
 
@@ -178,7 +179,6 @@ class: Toy
 summary: toy
 dims: {T: tokens, H: hidden}
 inputs: {x: {shape: [T, H], role: input}}
-options: {save: [save_activations, recompute_activations]}
 chain:
 """
 
@@ -246,7 +246,8 @@ def test_nothing_to_make_again(tmp_path: Path, items: tuple[str, ...]) -> None:
     """What products give is not; the last activation is nothing that the backward reads."""
     found = resolve(layer(tmp_path, items), "cpu", [Cell("toy", "bf16", (AGAIN,))])
     assert [cell.reason for cell in found.unsupported] == [
-        "no pointwise step gives an activation that is saved for the backward"
+        "module 'toy' offers no option 'recompute_activations': no pointwise step gives an"
+        " activation that is saved for the backward"
     ]
 
 

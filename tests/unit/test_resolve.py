@@ -25,10 +25,11 @@ from fusegen.ir.primitives import (
     Primitive,
 )
 from fusegen.ir.shapes import symbols, to_python
+from fusegen.options.weight_cache import WEIGHT_CACHE
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
 from fusegen.spec.load import SpecSet
-from fusegen.spec.module import OptionName
+from fusegen.spec.offers import options_of
 
 RECIPE = "bf16"
 
@@ -369,13 +370,12 @@ def test_e8m0_is_bytes_next_to_what_an_op_changes(arch: str) -> None:
     assert delayed == {x: DType.UINT8, weight: DType.E8M0}
 
 
-def test_choices_that_lead_nowhere_say_why(tmp_path: Path) -> None:
-    text = "edition: 1\nmodule: toy\nclass: Toy\nop: silu\n"
-    text += "options: {main_grad: [returned_grad, add_to_main_grad]}\n"
-    specs = layer(tmp_path, modules__toy=text)
-    cells = [Cell("toy", RECIPE, ("add_to_main_grad",)), Cell("linear", RECIPE, ("reduced_amax",))]
+def test_choices_that_lead_nowhere_say_why() -> None:
+    specs = builtin()
+    cells = [Cell("silu", RECIPE, ("add_to_main_grad",)), Cell("linear", RECIPE, ("reduced_amax",))]
     assert {cell.reason for cell in resolve(specs, "cpu", cells).unsupported} == {
-        "no product gives the gradient of a weight",
+        "module 'silu' offers no option 'add_to_main_grad': no product gives the gradient of a"
+        " weight",
         "recipe 'bf16' keeps no amaxes that ranks could share",
     }
     plain = Cell("linear", RECIPE, ("high_precision_backward",))
@@ -386,7 +386,7 @@ def test_choices_that_lead_nowhere_say_why(tmp_path: Path) -> None:
         Cell("linear", "fp8_delayed", ("cached_weights", "reduced_amax")),
     ]
     assert [cell.reason for cell in resolve(specs, "cpu", cached).unsupported] == [
-        "recipe 'bf16' quantises no weight that could be cached",
+        "recipe 'bf16' quantises no weight whose copies could be kept",
         "amaxes of cached weights are not shared between ranks",
     ]
 
@@ -436,8 +436,8 @@ def test_what_tells_lengths_is_there_under_every_flag(kept: str) -> None:
 def test_sizes_of_what_is_there_are_known(arch: str, module: str) -> None:
     """Whatever two choices are made: no check compares with a dimension that nothing told."""
     specs, cells = builtin(), []
-    offered = specs.modules[module].options
-    chosen = [(name, word) for name, words in offered.items() for word in words[1:]]
+    offered = options_of(specs.modules[module], specs.ops)
+    chosen = [(option.name, word) for option in offered for word in option.further]
     for (first, one), (second, other) in itertools.combinations(chosen, 2):
         if first != second:
             cells += [Cell(module, recipe, (one, other)) for recipe in ("fp8_block", "nvfp4")]
@@ -497,7 +497,8 @@ every_cached_plan = pytest.mark.parametrize(
 
 def test_every_quantised_product_can_have_its_weights_cached() -> None:
     made = {(plan.arch, plan.module, plan.recipe) for plan in CACHED}
-    offering = {n for n, m in builtin().modules.items() if OptionName.WEIGHT_CACHE in m.options}
+    specs = builtin()
+    offering = {n for n, m in specs.modules.items() if WEIGHT_CACHE in options_of(m, specs.ops)}
     assert offering >= {"linear", "grouped_linear", "grouped_mlp"}
     assert made == {
         (plan.arch, plan.module, plan.recipe)
@@ -660,17 +661,6 @@ def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
         "sm_100: kernel family products has no fprop"
     ]
     assert reasons(specs, "silu", arch="sm_100") == []
-
-
-def test_options(tmp_path: Path) -> None:
-    text = "edition: 1\nmodule: toy\nclass: Toy\nop: silu\n"
-    text += "options: {save: [all, recompute]}\n"
-    specs = layer(tmp_path, modules__toy=text)
-    cells = [Cell("toy", RECIPE, ("recompute",)), Cell("toy", RECIPE, ("fast",))]
-    assert [cell.reason for cell in resolve(specs, "cpu", cells).unsupported] == [
-        "module 'toy' offers no option 'fast'",
-        "no pass implements option save: recompute",
-    ]
 
 
 def test_a_size_that_no_argument_tells(tmp_path: Path) -> None:

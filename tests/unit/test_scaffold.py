@@ -43,7 +43,7 @@ def test_the_minimal_file_is_valid_and_commented(tmp_path: Path, kind: str, name
     [
         ("recipe", "bf16", "mine"),
         ("op", "grouped_linear", "mine"),
-        ("module", "grouped_mlp", "my_mlp"),
+        ("module", "grouped_linear", "my_linear"),
     ],
 )
 def test_a_copy_keeps_everything_but_the_names(
@@ -58,7 +58,7 @@ def test_a_copy_keeps_everything_but_the_names(
         )
         if before != after
     ]
-    expected = {"module": ["module: my_mlp", "class: MyMlp"]}
+    expected = {"module": ["module: my_linear", "class: MyLinear"]}
     assert changed == expected.get(kind, [f"{kind}: {name}"])
     load(tmp_path)
 
@@ -75,6 +75,16 @@ def test_a_copy_of_an_arch_has_the_kernels_that_it_can_run(tmp_path: Path, name:
     assert facts.get("kernels", {}) == (kept if name == "sm_100a" else {})
     assert "MMA" not in made.text and "sweep" not in made.text, "comments go with their family"
     load(tmp_path)
+
+
+def test_a_copy_of_a_module_leaves_its_variants(tmp_path: Path) -> None:
+    made = new("module", "my_mlp", origin="grouped_mlp", folder=tmp_path)
+    source = (paths.builtin_specs() / "modules" / "grouped_mlp.yaml").read_text()
+    kept = source.partition("variants:")[0].replace("module: grouped_mlp", "module: my_mlp")
+    assert made.text == kept.replace("GroupedMLP", "MyMlp")
+    load(tmp_path)
+    with pytest.raises(UsageError, match=r"is a variant in specs/modules/grouped_mlp\.yaml"):
+        new("module", "other", origin="grouped_mlp_srelu", folder=tmp_path)
 
 
 def test_a_copy_of_a_users_spec_keeps_its_comments(tmp_path: Path) -> None:

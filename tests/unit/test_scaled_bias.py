@@ -11,6 +11,7 @@ from fusegen.ir.primitives import Primitive
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
+from fusegen.spec.offers import modules_with
 
 SCALED = "scaled_bias"
 SPECS = load([builtin_specs()])
@@ -33,7 +34,7 @@ def dot(plan: ModulePlan) -> Step:
 
 
 def test_the_modules_with_a_grouped_bias_offer_it() -> None:
-    offering = {name for name, module in SPECS.modules.items() if SCALED in str(module.options)}
+    offering = {*modules_with(SCALED, SPECS)}
     assert offering == {"grouped_linear", *MLPS}
 
 

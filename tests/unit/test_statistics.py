@@ -17,10 +17,11 @@ from fusegen.ir.primitives import Primitive
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.spec.offers import modules_with
 
 SPECS = load([builtin_specs()])
 QUANTIZED = [name for name, recipe in SPECS.recipes.items() if recipe.roles]
-OFFERING = [name for name, module in SPECS.modules.items() if "debug" in str(module.options)]
+OFFERING = modules_with("debug", SPECS)
 MODULES = ("linear", "grouped_linear", "grouped_mlp")
 ARCHS = ("cpu", "sm_90a")
 CHOICES = (

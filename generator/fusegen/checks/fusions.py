@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..ir.primitives import PRINTED, SHAPES, SIGNATURES, Primitive
+from ..options import OPTIONS
 from ..spec.diagnostics import Problem
 from ..spec.fusion import MERGES, FusionPass, FusionSpec, PatternStep
 from ..spec.load import Source, SpecSet
@@ -34,9 +35,9 @@ def check_fusion(
     yield from _check_merge(fusion, source) if fusion.merges else _check_fuse(fusion, source)
     if complete:
         for option, word in fusion.when.options.items():
-            offered = {w for m in specs.modules.values() for w in m.options.get(option, ())}
+            words = next(each.words for each in OPTIONS if each.name == option)
             yield from unknown(
-                source, f"choice of {option.value}", word, offered, "when", "options", option.value
+                source, f"choice of {option}", word, words, "when", "options", option
             )
         for key, words, known in (
             ("archs", fusion.when.archs, specs.archs),

@@ -9,9 +9,11 @@ from keyword import iskeyword
 from ..ir.naming import gradient
 from ..ir.primitives import Primitive
 from ..ir.shapes import Shape, symbols
+from ..options import OPTIONS
 from ..spec.diagnostics import Problem
 from ..spec.load import Source, SpecSet
 from ..spec.module import ChainItem, ModuleSpec
+from ..spec.offers import module_facts
 from ..spec.op import OpSpec, TensorSpec
 from .common import check_input_types, check_symbols, fits, unknown
 from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_keywords
@@ -36,7 +38,8 @@ def check_module(
         got = "both" if module.op else "none"
         yield source.problem(f"a module has either 'op' or 'chain', got {got}", "module")
         return
-    yield from _check_options(module, source)
+    if complete:
+        yield from _check_without(module, specs, source)
     if module.op:
         for key in ("summary", "dims", "inputs"):
             if getattr(module, key):
@@ -56,19 +59,18 @@ def check_module(
         yield from _check_chain(module, specs, source)
 
 
-def _check_options(module: ModuleSpec, source: Source) -> Iterator[Problem]:
-    """An option has a default, and a word on the command line is one choice of one option."""
-    further = [word for words in module.options.values() for word in words[1:]]
-    for option, words in module.options.items():
-        if not words:
+def _check_without(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
+    """What a module is not to have it would have, and is said once."""
+    facts = module_facts(module, specs.ops)
+    for index, name in enumerate(module.without):
+        if name in module.without[:index]:
+            yield source.problem(f"{name!r} is listed twice; remove one", "without", index)
+        option = next(option for option in OPTIONS if option.name == name)
+        reason = option.applies_to(facts)
+        if reason:
             yield source.problem(
-                f"expected choices of {option.value}, the default first", "options", option.value
+                f"{name!r} does not apply anyway: {reason}; remove it", "without", index
             )
-        for index, word in enumerate(words):
-            if further.count(word) > (index > 0):
-                yield source.problem(
-                    f"{word!r} is offered twice; remove one", "options", option.value, index
-                )
 
 
 def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:

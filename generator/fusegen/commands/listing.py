@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from ..passes.expand import chain_of
+from ..options import OPTIONS
 from ..publish.folders import BUILTIN, Folders, load_specs, validate_specs
 from ..spec.arch import ArchSpec
 from ..spec.fusion import FusionSpec
 from ..spec.kinds import AnySpec, SpecKind
 from ..spec.load import SpecSet
 from ..spec.module import ModuleSpec
+from ..spec.offers import options_of, recipe_facts
 from ..spec.recipe import RecipeSpec
 from ..spec.target import TargetSpec
 from ..spec.usage import known
@@ -65,7 +66,11 @@ def validate(folders: Folders = BUILTIN) -> tuple[Entry, ...]:
 def _entries(specs: SpecSet, kind: str | None) -> tuple[Entry, ...]:
     return tuple(
         Entry(
-            each.folder, name, _summary(spec, specs), specs.source(each, name).file, _details(spec)
+            each.folder,
+            name,
+            _summary(spec, specs),
+            specs.source(each, name).file,
+            _details(spec, specs),
         )
         for each in SpecKind
         if kind in (None, each.folder)
@@ -79,12 +84,11 @@ def _summary(spec: AnySpec, specs: SpecSet) -> str:
     return spec.summary
 
 
-def _details(spec: AnySpec) -> dict[str, object]:
+def _details(spec: AnySpec, specs: SpecSet) -> dict[str, object]:
     match spec:
         case ModuleSpec():
-            ops = [item.op for item in chain_of(spec)]
-            options = {option.value: list(words) for option, words in spec.options.items()}
-            return {"class": spec.class_, "ops": ops, "options": options}
+            options = {each.name: list(each.words) for each in options_of(spec, specs.ops)}
+            return {"class": spec.class_, "ops": list(spec.ops), "options": options}
         case RecipeSpec():
             return {"source": spec.source, "roles": [role.value for role in spec.roles]}
         case ArchSpec():
@@ -100,3 +104,50 @@ def _details(spec: AnySpec) -> dict[str, object]:
         case FusionSpec():
             return {"pass": spec.pass_.value}
     return {}
+
+
+@dataclass(frozen=True, slots=True)
+class OptionEntry:
+    """An option as `list options` shows it.
+
+    Attributes:
+        name: what specs call it.
+        summary: what it decides.
+        default: the choice that no cell is named after.
+        choices: summaries of all choices by word, the default first.
+        modules: those that have it.
+        recipes: those under which it has something to choose.
+    """
+
+    name: str
+    summary: str
+    default: str
+    choices: Mapping[str, str]
+    modules: tuple[str, ...]
+    recipes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """All fields."""
+        return asdict(self)
+
+
+def list_options(folders: Folders = BUILTIN) -> tuple[OptionEntry, ...]:
+    """The options of modules, in the order in which cells are named after them.
+
+    Raises:
+        SpecError: a folder is not there.
+    """
+    specs = load_specs(folders)
+    offered = {name: options_of(module, specs.ops) for name, module in specs.modules.items()}
+    recipes = {name: recipe_facts(recipe) for name, recipe in specs.recipes.items()}
+    return tuple(
+        OptionEntry(
+            option.name,
+            option.summary,
+            option.default,
+            {choice.word: choice.summary for choice in option.choices},
+            tuple(name for name, options in offered.items() if option in options),
+            tuple(name for name, facts in recipes.items() if option.applies_under(facts) is None),
+        )
+        for option in OPTIONS
+    )

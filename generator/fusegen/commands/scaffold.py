@@ -105,11 +105,18 @@ def _article(kind: SpecKind) -> str:
 
 def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Sequence[Path]) -> str:
     spec_named(specs, kind, origin)
+    written = Path(specs.source(kind, origin).file)
+    if written.stem != origin:
+        raise UsageError(
+            f"{origin!r} is a variant in {written}; add a variant there, or copy the module:"
+            f" --from {written.stem}"
+        )
     files = [folder / kind.folder / f"{origin}.yaml" for folder in folders]
     text = next(file for file in files if file.is_file()).read_text(encoding="utf-8")
     text = _set(text, kind.key, name)
     if kind is SpecKind.MODULES:
         text = _set(text, "class", camel(name))
+        text = re.sub(r"^variants:.*\n(?:[ #].*\n|\s*\n)*", "", text, flags=re.MULTILINE)
     if kind is SpecKind.ARCHS and name.startswith("sm_"):
         for key, value in _gpu(name).items():
             text = _set(text, key, value)

@@ -125,7 +125,7 @@ def _why_not(when: FusionConditions, bound: Bound, facts: Facts) -> str | None:
         return f"recipe {recipe.name!r} needs {'an' if amax_pass else 'no'} amax first"
     for option, word in when.options.items():
         if facts.choices.get(option) != word:
-            return f"the choice of {option.value} is not {word}"
+            return f"the choice of {option} is not {word}"
     return None
 
 

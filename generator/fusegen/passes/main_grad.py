@@ -11,7 +11,7 @@ from ..ir.dtypes import DType
 from ..ir.naming import main_grad
 from ..ir.plan import Buffer, Operand, Step
 from ..ir.primitives import PRODUCTS, GemmKind
-from ..spec.module import MainGrad
+from ..options.main_grad import MainGrad
 from .draft import Draft, NotPossible
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..ir.naming import Cell
 from ..ir.plan import ModulePlan, Unsupported
 from ..math import Derivations
+from ..options.amax_reduction import REDUCED_AMAX
+from ..options.backward_precision import BackwardPrecision
+from ..options.debug import STATISTICS
+from ..options.delay_wgrad import DELAYED_WGRAD
+from ..options.glu_interleave import INTERLEAVED
+from ..options.main_grad import MainGrad
+from ..options.save import RECOMPUTE
+from ..options.scale_bias import SCALED_BIAS
+from ..options.weight_cache import ALONE, CACHED
 from ..spec.load import SpecSet
-from ..spec.module import BackwardPrecision, MainGrad, ModuleSpec, OptionName
+from ..spec.offers import choices_of, refusal
 from .as_bytes import pass_as_bytes
 from .backward import write_backward
 from .contract import Context, Observer, Pass
@@ -42,8 +51,6 @@ from .weight_cache import keep_quantized
 
 ANEW = Derivations()
 """Keeps no derived program beyond this process."""
-
-DELAYED_WGRAD = ("delayed_wgrad",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +103,15 @@ def context_of(
     """What the passes of a cell may read.
 
     Raises:
-        NotPossible: an option that the module does not offer, or that no pass knows.
+        NotPossible: module, recipe or another option rules one out.
         KeyError: an unknown module, recipe or arch.
     """
     module, recipe = specs.modules[cell.module], specs.recipes[cell.recipe]
-    words = tuple(chosen_options(module, cell).values())
-    return Context(cell, specs, module, recipe, specs.archs[arch_name], words, derivations)
+    reason = refusal(cell.options, module, recipe, specs.ops)
+    if reason:
+        raise NotPossible(reason)
+    arch = specs.archs[arch_name]
+    return Context(cell, specs, module, recipe, arch, cell.options, derivations)
 
 
 def run_passes(context: Context, observe: Observer | None = None) -> Draft:
@@ -122,14 +132,9 @@ def run_passes(context: Context, observe: Observer | None = None) -> Draft:
     return draft
 
 
-def _choices(context: Context) -> Mapping[OptionName, str]:
-    """The word of every option of the module."""
-    options = context.module.options
-    return {name: context.chosen(words) or words[0] for name, words in options.items()}
-
-
 def _rewrite(draft: Draft, context: Context, stage: Stage) -> Draft:
-    facts = Facts(context.arch, context.recipe, _choices(context))
+    choices = choices_of(context.module, context.specs.ops, context.options)
+    facts = Facts(context.arch, context.recipe, choices)
     return rewrite(draft, rules_of(context.specs.fusions), stage, facts, context.fuel)
 
 
@@ -148,18 +153,17 @@ def _quantize(draft: Draft, context: Context) -> Draft:
         draft,
         context.recipe,
         context.arch,
-        reduced="reduced_amax" in context.options,
+        reduced=REDUCED_AMAX in context.options,
         backward=next(chosen, BackwardPrecision.QUANTIZED),
     )
 
 
 def _weight_cache(draft: Draft, context: Context) -> Draft:
-    alone = "quantized_weights" in context.options
-    return keep_quantized(draft, context.recipe, alone=alone)
+    return keep_quantized(draft, alone=ALONE in context.options)
 
 
 def _lengths(draft: Draft, context: Context) -> Draft:
-    delayed = delayed_steps(draft) if context.chosen(DELAYED_WGRAD) else ()
+    delayed = delayed_steps(draft) if DELAYED_WGRAD in context.options else ()
     return tell_lengths(draft, saved(draft), delayed)
 
 
@@ -234,7 +238,7 @@ PASSES: tuple[Pass, ...] = (
         lambda draft, _: scale_bias(draft),
         needs=_of(Property.DIFFERENTIATED),
         before=_of(Property.MATH),
-        options=("scaled_bias",),
+        options=(SCALED_BIAS,),
     ),
     Pass(
         "math",
@@ -250,7 +254,7 @@ PASSES: tuple[Pass, ...] = (
         lambda draft, _: interleave_halves(draft),
         needs=_of(Property.MATH),
         before=_of(Property.KERNELS),
-        options=("interleaved_32",),
+        options=(INTERLEAVED,),
     ),
     Pass(
         "fuse",
@@ -266,7 +270,7 @@ PASSES: tuple[Pass, ...] = (
         lambda draft, _: recompute_activations(draft),
         needs=_of(Property.MATH),
         before=_of(Property.QUANTIZED),
-        options=("recompute_activations",),
+        options=(RECOMPUTE,),
     ),
     Pass(
         "main_grad",
@@ -297,7 +301,7 @@ PASSES: tuple[Pass, ...] = (
         _weight_cache,
         needs=_of(Property.QUANTIZED),
         before=_of(Property.FLAGGED),
-        options=("cached_weights", "quantized_weights"),
+        options=(CACHED, ALONE),
     ),
     Pass(
         "sums",
@@ -333,7 +337,7 @@ PASSES: tuple[Pass, ...] = (
         lambda draft, context: take_statistics(draft, context.recipe, context.arch),
         needs=_of(Property.SAVED),
         before=_of(Property.KERNELS),
-        options=("debug",),
+        options=(STATISTICS,),
     ),
     Pass(
         "kernels",
@@ -348,7 +352,7 @@ PASSES: tuple[Pass, ...] = (
         lambda draft, _: delay_wgrad(draft),
         needs=_of(Property.KERNELS),
         before=_of(Property.PROGRAMS),
-        options=DELAYED_WGRAD,
+        options=(DELAYED_WGRAD,),
     ),
     Pass(
         "as_bytes",
@@ -384,38 +388,3 @@ PASSES: tuple[Pass, ...] = (
     ),
 )
 """Every pass in its order, which is checked wherever they run."""
-
-
-_IMPLEMENTED = {
-    OptionName.AMAX_REDUCTION: ("reduced_amax",),
-    OptionName.BACKWARD_PRECISION: (
-        BackwardPrecision.HIGH.value,
-        BackwardPrecision.DEQUANTIZED.value,
-    ),
-    OptionName.DEBUG: ("debug",),
-    OptionName.DELAY_WGRAD: ("delayed_wgrad",),
-    OptionName.GLU_INTERLEAVE: ("interleaved_32",),
-    OptionName.MAIN_GRAD: tuple(each.value for each in MainGrad if each is not MainGrad.RETURNED),
-    OptionName.RANGES: ("nvtx_ranges",),
-    OptionName.SCALE_BIAS: ("scaled_bias",),
-    OptionName.SAVE: ("recompute_activations",),
-    OptionName.WEIGHT_CACHE: ("cached_weights", "quantized_weights"),
-}
-"""Choices that a pass knows, by their words; the first choice of an option needs none."""
-
-
-def chosen_options(module: ModuleSpec, cell: Cell) -> dict[OptionName, str]:
-    """What the cell asks for besides the first choice of every option.
-
-    Raises:
-        NotPossible: the module does not offer it, or no pass knows it.
-    """
-    chosen: dict[OptionName, str] = {}
-    for word in cell.options:
-        option = next((name for name, words in module.options.items() if word in words), None)
-        if option is None:
-            raise NotPossible(f"module {module.name!r} offers no option {word!r}")
-        if word not in _IMPLEMENTED.get(option, ()):
-            raise NotPossible(f"no pass implements option {option.value}: {word}")
-        chosen[option] = word
-    return chosen

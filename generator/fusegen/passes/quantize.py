@@ -26,8 +26,8 @@ from ..ir.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
 from ..ir.primitives import PRODUCTS, GemmKind, Primitive
 from ..ir.quantization import OPERANDS, AmaxSource, Orientation, Role, Rounding
 from ..ir.shapes import Const, Shape
+from ..options.backward_precision import BackwardPrecision
 from ..spec.arch import ArchSpec
-from ..spec.module import BackwardPrecision
 from ..spec.recipe import RecipeSpec
 from .copies import Source, copy_slots, make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
@@ -53,14 +53,8 @@ def quantize(
         backward: what products of the backward read.
 
     Raises:
-        NotPossible: a product would have one quantised operand only, or an option has nothing to
-            choose.
+        NotPossible: a product would have one quantised operand only.
     """
-    if backward is not BackwardPrecision.QUANTIZED and not recipe.roles:
-        raise NotPossible(f"recipe {recipe.name!r} quantises nothing, forward or backward")
-    kept = any(spec.scale.source is AmaxSource.HISTORY for spec in recipe.roles.values())
-    if reduced and not kept:
-        raise NotPossible(f"recipe {recipe.name!r} keeps no amaxes that ranks could share")
     draft = _drop_identities(_round_trips(draft, recipe))
     return _Copies(recipe, arch, reduced, backward).insert(draft) if recipe.roles else draft
 

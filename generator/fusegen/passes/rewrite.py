@@ -19,7 +19,6 @@ from ..ir.plan import Buffer, Operand, Rewriting, Step
 from ..ir.primitives import Primitive
 from ..spec.arch import ArchSpec
 from ..spec.fusion import FusionPass
-from ..spec.module import OptionName
 from ..spec.recipe import RecipeSpec
 from .draft import Draft
 
@@ -54,7 +53,7 @@ class Facts:
 
     arch: ArchSpec
     recipe: RecipeSpec
-    choices: Mapping[OptionName, str]
+    choices: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ..ir.plan import Buffer, Operand, Step
 from ..ir.primitives import Primitive
 from ..ir.shapes import Shape
 from ..ir.words import Broadcast
-from .draft import Draft, NotPossible
+from .draft import Draft
 
 _SCALES = "scales"
 """Input of a module whose activation has none."""
@@ -26,15 +26,9 @@ def scale_bias(draft: Draft) -> Draft:
 
     The scales are those that a pointwise op multiplies its rows by, or one more input ``scales``.
     Their gradient is the pointwise op's plus the dot product of a row of dy with its group's bias.
-
-    Raises:
-        NotPossible: no grouped product adds a bias.
     """
     grouped = (step for step in draft.forward if step.primitive is Primitive.GROUPED_GEMM)
-    products = [step for step in grouped if step.input("add")]
-    if not products:
-        raise NotPossible("no grouped product adds a bias that could be scaled")
-    scaled = products[-1]
+    scaled = [step for step in grouped if step.input("add")][-1]
     draft, scales = _with_scales(draft, scaled)
     forward = tuple(
         replace(step, inputs=(*step.inputs, Operand("add_scales", scales)))

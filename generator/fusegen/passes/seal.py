@@ -7,7 +7,6 @@ from ..ir.shapes import symbols
 from ..spec.kinds import SpecKind
 from .contract import Context
 from .draft import Draft
-from .expand import chain_of
 
 
 def seal(draft: Draft, context: Context) -> ModulePlan:
@@ -76,7 +75,7 @@ def _dimensions(draft: Draft, context: Context) -> tuple[Dimension, ...]:
 
 def _sources(draft: Draft, context: Context) -> tuple[str, ...]:
     """Files of every spec that the plan was made from."""
-    ops = dict.fromkeys(item.op for item in chain_of(context.module))
+    ops = dict.fromkeys(context.module.ops)
     steps = (step for program in draft.programs for step in program.steps)
     rules = dict.fromkeys(step.rule for step in steps if step.rule)
     keys = [(SpecKind.MODULES, context.module.name), *((SpecKind.OPS, op) for op in ops)]

@@ -27,12 +27,12 @@ def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
     """Put one step per copy behind every step that quantises.
 
     Raises:
-        NotPossible: the recipe quantises nothing.
+        NotPossible: the recipe quantises no tensor of the module.
     """
     steps = (*draft.forward, *draft.backward, *draft.refresh)
     copies = [copy for step in steps for copy in _made_by(step)]
     if not copies:
-        raise NotPossible(f"recipe {recipe.name!r} quantises nothing to take statistics of")
+        raise NotPossible(f"recipe {recipe.name!r} quantises no tensor of the module")
     buffers = [Buffer(_numbers(c), DType.FLOAT32, Shape(None, (Const(_NUMBERS),))) for c in copies]
     states = tuple(State(each.name, each.name, StateFill.RECORD) for each in buffers)
     if arch.has_kernels:

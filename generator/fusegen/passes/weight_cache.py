@@ -14,33 +14,23 @@ from dataclasses import replace
 from ..ir.dtypes import DType, bits
 from ..ir.plan import Buffer, Copy, State, StateFill, Step
 from ..ir.primitives import Primitive
-from ..spec.recipe import RecipeSpec
 from .draft import Draft, NotPossible
 
 
-def keep_quantized(draft: Draft, recipe: RecipeSpec, *, alone: bool = False) -> Draft:
+def keep_quantized(draft: Draft, *, alone: bool = False) -> Draft:
     """Move the steps that quantise parameters into ``refresh``, which changes the copies in place.
 
     What reads the copies stays where it is; the copies become state of the module.
 
     Args:
         draft: the module.
-        recipe: formats of the copies.
         alone: the module has copies, and no weight in high precision.
 
     Raises:
-        NotPossible: the recipe quantises no parameter; or its amaxes are shared between ranks,
-            which happens next to the forward and the backward only; or copies are alone and a
-            step reads the weight itself.
+        NotPossible: copies are alone and a step reads the weight itself.
     """
     paths = {parameter.buffer: parameter.path for parameter in draft.parameters}
     moved = tuple(step for step in draft.forward if _quantizes(step) and step.reads[0] in paths)
-    if not moved:
-        kept = "kept so" if alone else "cached"
-        raise NotPossible(f"recipe {recipe.name!r} quantises no weight that could be {kept}")
-    if draft.reductions:
-        kept = "quantised" if alone else "cached"
-        raise NotPossible(f"amaxes of {kept} weights are not shared between ranks")
     copies = [copy for step in moved for copy in step.copies]
     caches = tuple(
         State(buffer, _path(paths[copy.source], copy, buffer), StateFill.COPY)

@@ -12,7 +12,6 @@ from ..checks.load import load, load_usable
 from ..emit.fileset import FileSet
 from ..files import resolve
 from ..ir.plan import ModulePlan
-from ..passes.expand import chain_of
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
 from ..spec.usage import UsageError
@@ -100,9 +99,10 @@ def used_specs(
         module = specs.modules[plan.module]
         names |= {(SpecKind.MODULES, plan.module), (SpecKind.RECIPES, plan.recipe)}
         names |= {(SpecKind.ARCHS, plan.arch)}
-        names |= {(SpecKind.OPS, item.op) for item in chain_of(module)}
+        names |= {(SpecKind.OPS, op) for op in module.ops}
         names |= {(SpecKind.FUSIONS, step.rule) for step in plan.steps if step.rule}
-    files = {Path(kind.folder) / f"{name}.yaml" for kind, name in names}
+    named = (Path(specs.source(kind, name).file) for kind, name in names)
+    files = {Path(*file.parts[1:]) for file in named}  # behind the folder's own name
     return tuple(folder for folder in folders if any((folder / file).is_file() for file in files))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..ir.naming import Cell
-from .diagnostics import did_you_mean
+from ..options import OPTIONS, of_one_option
 from .kinds import SpecKind
 from .load import SpecSet
+from .offers import not_offered
 from .usage import UsageError, spec_named
 
 
@@ -18,7 +19,7 @@ def product(modules: Iterable[str], recipes: Iterable[str]) -> tuple[Cell, ...]:
 
 
 def with_options(specs: SpecSet, cells: Iterable[Cell], words: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells with these choices, in the order of their modules' options.
+    """The cells with these choices, in the order of the registry.
 
     A first choice is what a module is without being asked, so no cell is named after it.
 
@@ -29,19 +30,13 @@ def with_options(specs: SpecSet, cells: Iterable[Cell], words: Sequence[str]) ->
 
 
 def _with_options(specs: SpecSet, cell: Cell, words: Sequence[str]) -> Cell:
-    offered = specs.modules[spec_named(specs, SpecKind.MODULES, cell.module)].options
-    choices = [word for option in offered.values() for word in option]
-    for word in words:
-        if word not in choices:
-            hint = did_you_mean(word, choices) or "; it offers none" * (not choices)
-            raise UsageError(f"module {cell.module!r} offers no option {word!r}{hint}")
-    chosen = []
-    for option, of_option in offered.items():
-        named = list(dict.fromkeys(word for word in words if word in of_option))
-        if len(named) > 1:
-            raise UsageError(f"{' and '.join(named)} are choices of one option, {option.value}")
-        chosen += [word for word in named if word != of_option[0]]
-    return Cell(cell.module, cell.recipe, tuple(chosen))
+    module = specs.modules[spec_named(specs, SpecKind.MODULES, cell.module)]
+    reasons = (not_offered(word, module, specs.ops) for word in words)
+    reason = next((reason for reason in reasons if reason), None) or of_one_option(words)
+    if reason:
+        raise UsageError(reason)
+    further = (word for option in OPTIONS for word in option.further)
+    return Cell(cell.module, cell.recipe, tuple(word for word in further if word in words))
 
 
 def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, tuple[Cell, ...]]:

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from ..ir.names import MARK
 from ..ir.predicate import Comparison, Predicate, SizeVariable, parse_predicate
 from ..ir.shapes import Binary, Const, Expr, Shape, Sym, parse_expr
+from ..options import OPTIONS
 from .diagnostics import did_you_mean
 
 _NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
@@ -126,6 +127,13 @@ def require_known(what: str, word: object, choices: type[Enum], *path: str) -> N
         )
 
 
+def _option_name(word: str) -> str:
+    known = [option.name for option in OPTIONS]
+    if word not in known:
+        raise problem_at("unknown", f"unknown option {word!r}{did_you_mean(word, known)}")
+    return word
+
+
 def one_line(text: str) -> str:
     """Text without control characters, line breaks, bidirectional marks and the like."""
     odd = next((c for c in text if not c.isprintable() or c == MARK), "")
@@ -168,3 +176,11 @@ ExprField = Annotated[Expr, BeforeValidator(_expr), WithJsonSchema({"type": ["st
 PredicateField = Annotated[
     Predicate, BeforeValidator(_predicate), WithJsonSchema({"type": "object"})
 ]
+
+
+OptionName = Annotated[
+    str,
+    AfterValidator(_option_name),
+    WithJsonSchema({"enum": [option.name for option in OPTIONS], "type": "string"}),
+]
+"""An option of the registry."""

@@ -12,8 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from ..ir.fields import STRICT
 from ..ir.primitives import MERGED, Primitive
-from .fields import Edition, Line, Name
-from .module import OptionName
+from .fields import Edition, Line, Name, OptionName
 
 MERGES = {
     Primitive.POINTWISE: Primitive.POINTWISE_QUANTIZE,

@@ -369,22 +369,83 @@ def read_folders(
             except SpecError as error:
                 broken.setdefault((kind, path.stem), []).extend(error.problems)
                 continue
-            if spec.name in specs[kind]:
-                first = sources[kind, spec.name].loc(kind.key)
-                broken.setdefault((kind, spec.name), []).append(
-                    source.problem(
-                        f"{kind.key} {spec.name!r} is already defined at {first}; give it another"
-                        " name",
-                        kind.key,
+            for each, place, wrong in _with_variants(spec, source):
+                problems = list(wrong)
+                if each.name in specs[kind]:
+                    first = sources[kind, each.name].loc(kind.key)
+                    problems.append(
+                        place.problem(
+                            f"{kind.key} {each.name!r} is already defined at {first}; give it"
+                            " another name",
+                            kind.key,
+                        )
                     )
-                )
-                continue
-            specs[kind][spec.name] = spec
-            sources[kind, spec.name] = source
+                if problems:
+                    broken.setdefault((kind, each.name), []).extend(problems)
+                    continue
+                specs[kind][each.name] = each
+                sources[kind, each.name] = place
     by_folder: dict[str, Any] = {
         kind.folder: dict(sorted(specs[kind].items())) for kind in SpecKind
     }
     return SpecSet(**by_folder, sources=sources), broken, others
+
+
+def _with_variants(
+    spec: AnySpec, source: Source
+) -> Iterator[tuple[AnySpec, Source, tuple[Problem, ...]]]:
+    """A spec and, where it is a module with variants, those: each with its source and problems."""
+    if not isinstance(spec, ModuleSpec) or not spec.variants:
+        yield spec, source, ()
+        return
+    if not spec.chain:
+        reason = "variants change ops of a 'chain'; there is none, so remove them"
+        yield spec, source, (source.problem(reason, "variants"),)
+        return
+    yield spec, source, ()
+    for name in spec.variants:
+        wrong = tuple(_variant_problems(spec, name, source))
+        yield spec.variant(name), _variant_source(spec, name, source), wrong
+
+
+def _variant_problems(spec: ModuleSpec, name: str, source: Source) -> Iterator[Problem]:
+    """A variant changes an op of the chain, or several."""
+    items = [item.as_ for item in spec.chain if item.as_]
+    changes = spec.variants[name].chain
+    for item in changes:
+        if item not in items:
+            hint = did_you_mean(item, items)
+            path = ("variants", name, "chain", item)
+            yield source.problem(f"no op of the chain has 'as: {item}'{hint}", *path)
+    if not changes:
+        yield source.problem(
+            f"{name!r} changes no op of the chain; say which, such as act: {{op: srelu}}",
+            *("variants", name, "chain"),
+        )
+
+
+def _variant_source(spec: ModuleSpec, name: str, source: Source) -> Source:
+    """The source of a variant: what it says otherwise stands where it says so."""
+    variant: KeyPath = ("variants", name)
+    indices = {item.as_: index for index, item in enumerate(spec.chain)}
+
+    def moved(path: KeyPath) -> KeyPath | None:
+        """The key of a module that a key of the variant stands for."""
+        match path[len(variant) :]:
+            case ("chain", item, *rest) if item in indices:
+                return ("chain", indices[item], *rest)
+            case ("class" | "summary") as key, *rest:
+                return (key, *rest)
+            case ():
+                return ("module",)
+        return None
+
+    def overlaid(places: Mapping[KeyPath, Loc]) -> dict[KeyPath, Loc]:
+        own = {path: loc for path, loc in places.items() if path[: len(variant)] == variant}
+        said = {key: loc for path, loc in own.items() if (key := moved(path)) is not None}
+        return {**places, **said}
+
+    return Source(source.file, overlaid(source.places), overlaid(source.texts))
 
 
 def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Path]]:

@@ -4,64 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from ..ir.fields import STRICT
-from .fields import ClassName, Edition, ExprField, Line, Name, Scalar, Symbol
+from .fields import (
+    ClassName,
+    Edition,
+    ExprField,
+    Line,
+    Name,
+    OptionName,
+    Scalar,
+    Symbol,
+    problem_at,
+)
 from .op import TensorSpec
-
-
-class OptionName(str, Enum):
-    """What a module may offer to be decided at generation time."""
-
-    MAIN_GRAD = "main_grad"
-    DELAY_WGRAD = "delay_wgrad"
-    WEIGHT_CACHE = "weight_cache"
-    SCALE_BIAS = "scale_bias"
-    GLU_INTERLEAVE = "glu_interleave"
-    SAVE = "save"
-    BACKWARD_PRECISION = "backward_precision"
-    QUANTIZED_INPUT = "quantized_input"
-    QUANTIZED_OUTPUT = "quantized_output"
-    OUTPUT_DTYPE = "output_dtype"
-    PARAMETER_PER_GROUP = "parameter_per_group"
-    TENSOR_PARALLEL = "tensor_parallel"
-    SEQUENCE_PARALLEL = "sequence_parallel"
-    AMAX_REDUCTION = "amax_reduction"
-    DEBUG = "debug"
-    RANGES = "ranges"
-
-
-class MainGrad(str, Enum):
-    """Where a product leaves the gradient of a weight: in fp32 where the type is not named."""
-
-    RETURNED = "returned_grad"
-    ADD = "add_to_main_grad"
-    WRITE = "write_main_grad"
-    ADD_16 = "add_to_16_bit_main_grad"
-    WRITE_16 = "write_16_bit_main_grad"
-
-    @property
-    def adds(self) -> bool:
-        """Whether to what is there."""
-        return self in (MainGrad.ADD, MainGrad.ADD_16)
-
-    @property
-    def narrow(self) -> bool:
-        """Whether in the type of the weight."""
-        return self in (MainGrad.ADD_16, MainGrad.WRITE_16)
-
-
-class BackwardPrecision(str, Enum):
-    """What the products of a backward read."""
-
-    QUANTIZED = "quantized_backward"
-    HIGH = "high_precision_backward"
-    DEQUANTIZED = "dequantized_backward"
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -89,14 +49,62 @@ class ChainItem:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
+class ItemChange:
+    """What a variant says otherwise of one op of the chain.
+
+    Attributes:
+        op: another op.
+        with_: further or other tensors of its inputs.
+        dims: further or other dimensions.
+        attributes: further or other values.
+    """
+
+    op: Name | None = None
+    with_: Annotated[Mapping[Name, Name], Field(alias="with", default_factory=dict)] = field(
+        default_factory=dict
+    )
+    dims: Mapping[Symbol, ExprField] = field(default_factory=dict)
+    attributes: Mapping[Name, Scalar] = field(default_factory=dict)
+
+    def applied(self, item: ChainItem) -> ChainItem:
+        """The item with what is said otherwise."""
+        keywords: dict[str, Any] = {"as": item.as_, "with": {**item.with_, **self.with_}}
+        return ChainItem(
+            op=self.op or item.op,
+            out=item.out,
+            dims={**item.dims, **self.dims},
+            attributes={**item.attributes, **self.attributes},
+            **keywords,
+        )
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class VariantSpec:
+    """A further module of the same spec: the same chain with other ops or sizes in it.
+
+    Attributes:
+        class_: name of the generated ``nn.Module``.
+        summary: of the variant.
+        chain: what it says otherwise, by the ``as`` of the ops of the chain.
+    """
+
+    class_: Annotated[ClassName, Field(alias="class")]
+    summary: Line
+    chain: Mapping[Name, ItemChange]
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
 class ModuleSpec:
     """What a user asks for by name: one op, or a chain of them.
+
+    A module has every option that applies to its ops; see ``offers``.
 
     Attributes:
         class_: name of the generated ``nn.Module``.
         op: the one op; its summary, dims and inputs are the module's.
         chain: or several ops in a row; then summary, dims and inputs stand here.
-        options: choices the module offers at generation time; the first is the default.
+        without: options that apply, and that the module does not have all the same.
+        variants: further modules by name, each the same chain but for what it says otherwise.
     """
 
     edition: Edition
@@ -107,8 +115,46 @@ class ModuleSpec:
     dims: Mapping[Symbol, Name] = field(default_factory=dict)
     inputs: Mapping[Name, TensorSpec] = field(default_factory=dict)
     chain: tuple[ChainItem, ...] = ()
-    options: Mapping[OptionName, tuple[Name, ...]] = field(default_factory=dict)
+    without: tuple[OptionName, ...] = ()
+    variants: Mapping[Name, VariantSpec] = field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_list_of_options(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "options" in value:
+            raise problem_at(
+                "options",
+                "modules inherit every option that applies to them (`fusegen list options`);"
+                " remove 'options', and name what this module is not to have, such as"
+                " without: [debug]",
+                "options",
+            )
+        return value
 
     @property
     def name(self) -> str:
         return self.module
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Names of its ops, in order."""
+        return tuple(item.op for item in self.chain) or (self.op or "",)
+
+    def variant(self, name: str) -> ModuleSpec:
+        """The module that one of its variants is."""
+        said = self.variants[name]
+        unchanged = ItemChange()
+        chain = tuple(
+            said.chain.get(item.as_ or "", unchanged).applied(item) for item in self.chain
+        )
+        keywords: dict[str, Any] = {"class": said.class_}
+        return ModuleSpec(
+            edition=self.edition,
+            module=name,
+            summary=said.summary,
+            dims=self.dims,
+            inputs=self.inputs,
+            chain=chain,
+            without=self.without,
+            **keywords,
+        )
