@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fusegen import api
+from fusegen import api, options
 from fusegen.ir.naming import Cell
-from fusegen.options import OPTIONS
+from fusegen.options import OPTIONS, Choice, Option
 from fusegen.passes.pipeline import resolve_module
+from fusegen.spec import offers
 from fusegen.spec.load import SpecSet
-from fusegen.spec.module import ModuleSpec
 
 from .gpu_files import load
 
@@ -82,12 +82,15 @@ def changed(specs: SpecSet, kind: str, name: str, spec: Any) -> SpecSet:
     return dataclasses.replace(specs, **{kind: {**getattr(specs, kind), name: spec}})
 
 
-def test_a_new_option_is_asked_for_or_refused(specs: SpecSet) -> None:
-    module: dict[str, Any] = {"edition": 1, "module": "mine", "class": "Mine", "op": "linear"}
-    module["options"] = {"ranges": ("no_ranges", "brand_new")}
-    more = changed(specs, "modules", "mine", ModuleSpec(**module))
+def test_a_new_option_is_asked_for_or_refused(
+    specs: SpecSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = (Choice("no_mine", "None"), Choice("brand_new", "No recipe has it"))
+    mine = Option("mine", "toy", choices, applies_under=lambda facts: "not yet")
+    for module in (evidence, offers, options):
+        monkeypatch.setattr(module, "OPTIONS", (*OPTIONS, mine))
     with pytest.raises(evidence.LedgerError, match="option brand_new: no recipe can be generated"):
-        evidence.cells(more, ARCH)
+        evidence.cells(specs, ARCH)
 
 
 def test_an_activation_without_a_module_is_refused(specs: SpecSet) -> None:

@@ -31,7 +31,7 @@ class Cell:
     Attributes:
         module: name of the module spec.
         recipe: name of the recipe spec.
-        options: choices made at generation time, in the order of the module's spec.
+        options: choices made at generation time, in the order of the registry.
     """
 
     module: str
