@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -182,6 +183,7 @@ CELLS = [
 RUNNING = [cell for cell in CELLS if cell.module != "quantize"]
 
 
+@cache
 def words_of_text() -> tuple[list[str], list[str]]:
     """Every word of the cells' generated files that a spec may use: names, and symbols."""
     words: set[str] = set()
@@ -195,9 +197,6 @@ def words_of_text() -> tuple[list[str], list[str]]:
         sorted(w for w in names if not taken_by_class(w) and w not in CONSTRUCTOR_KEYWORDS),
         sorted({*symbols, "NULL", "EOF", "B0"} - {"I", "O", "None", "True", "False"}),
     )
-
-
-WORDS, CAPITALS = words_of_text()
 
 
 @pytest.fixture(scope="session")
@@ -221,9 +220,17 @@ def expected(packages: Path) -> dict[Cell, list[torch.Tensor | None]]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    words=st.lists(st.sampled_from(WORDS), min_size=len(NAMES), max_size=len(NAMES), unique=True),
+    words=st.lists(
+        st.deferred(lambda: st.sampled_from(words_of_text()[0])),
+        min_size=len(NAMES),
+        max_size=len(NAMES),
+        unique=True,
+    ),
     capitals=st.lists(
-        st.sampled_from(CAPITALS), min_size=len(SYMBOLS), max_size=len(SYMBOLS), unique=True
+        st.deferred(lambda: st.sampled_from(words_of_text()[1])),
+        min_size=len(SYMBOLS),
+        max_size=len(SYMBOLS),
+        unique=True,
     ),
 )
 def test_words_of_the_text_are_names_like_others(

@@ -237,6 +237,8 @@ def test_every_attribute_exists(path: Path) -> None:
     assert not wrong, f"{label(path)}: {', '.join(wrong)}"
 
 
+ADDING_FILES = ("debug", "scaled_bias")
+"""Options with templates or kernels of their own."""
 INCLUDE = re.compile(r'<% include "(.+)" %>')
 
 
@@ -261,12 +263,8 @@ def test_every_template_and_static_file_is_used() -> None:
 
     recorder = Recorder([FOLDER])
     specs = load([builtin_specs()])
-    cells = [
-        Cell(module, recipe, options)
-        for module in specs.modules
-        for recipe in specs.recipes
-        for options in ((), ("debug",), ("scaled_bias",))
-    ]
+    cells = [Cell(module, recipe) for module in specs.modules for recipe in specs.recipes]
+    cells += [Cell("grouped_linear", r, (o,)) for r in specs.recipes for o in ADDING_FILES]
     for name, arch in specs.archs.items():
         plans = resolve(specs, name, cells).modules
         render_bundle(plans, arch, f"fusegen_{name}", recorder)
