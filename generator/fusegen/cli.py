@@ -211,6 +211,16 @@ def _folders(command: F) -> F:
     )(command)
 
 
+def _no_fusion(command: F) -> F:
+    return click.option(
+        "--no-fusion",
+        "no_fusions",
+        metavar="NAME",
+        multiple=True,
+        help="Leave this fusion out. Repeatable.",
+    )(command)
+
+
 def _json(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(command)
 
@@ -302,6 +312,7 @@ def list_command(
 @click.argument("recipe")
 @click.argument("arch")
 @click.option("--option", "options", multiple=True, help="Choice of the module. Repeatable.")
+@_no_fusion
 @_folders
 @_json
 def explain(
@@ -309,6 +320,7 @@ def explain(
     recipe: str,
     arch: str,
     options: tuple[str, ...],
+    no_fusions: tuple[str, ...],
     specs: tuple[Path, ...],
     templates: tuple[Path, ...],
     as_json: bool,
@@ -316,7 +328,7 @@ def explain(
     """Say what one module does, keeps, runs and costs, or why it cannot be made."""
     from . import api
 
-    found = api.explain(module, recipe, arch, _sources(specs, templates), options)
+    found = api.explain(module, recipe, arch, _sources(specs, templates), options, no_fusions)
     if as_json:
         _answer({"version": 1, **found.to_json()})
     else:
@@ -417,6 +429,8 @@ def _plan_row(row: PlanRow) -> tuple[str, ...]:
 @click.option("--dry-run", is_flag=True, help="Write nothing; say which files would change.")
 @click.option("--no-prune", is_flag=True, help="Keep files that are no longer generated.")
 @click.option("--accept-format", is_flag=True, help="Overwrite files that were only laid out anew.")
+@_no_fusion
+@click.option("--all-fusions", is_flag=True, help="Leave out no fusion that the bundles did.")
 @_folders
 @_json
 def generate(
@@ -433,6 +447,8 @@ def generate(
     dry_run: bool,
     no_prune: bool,
     accept_format: bool,
+    no_fusions: tuple[str, ...],
+    all_fusions: bool,
     specs: tuple[Path, ...],
     templates: tuple[Path, ...],
     as_json: bool,
@@ -441,10 +457,12 @@ def generate(
 
     A target replaces what the bundles it names hold; --arch, --module and --recipe add to it, and
     with --remove take away. Without any of them every bundle below --out is made anew from what
-    its lock records.
+    its lock records. --no-fusion and --all-fusions are about whole bundles; locks record them.
     """
     from . import api
 
+    if no_fusions and all_fusions:
+        raise click.UsageError("--all-fusions leaves none out; remove it, or --no-fusion")
     request = api.Request(
         out,
         targets,
@@ -455,6 +473,7 @@ def generate(
         remove,
         namespace,
         _sources(specs, templates),
+        no_fusions if no_fusions or all_fusions else None,
     )
     writing = not (check or show_diff or dry_run)
     done = api.generate(

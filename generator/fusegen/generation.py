@@ -40,6 +40,7 @@ class Request:
         remove: take the named cells away instead.
         namespace: new prefix of the bundles' namespaces; the recorded or default one if None.
         sources: folders to read besides the built-in and the recorded ones.
+        no_fusions: fusions that the bundles leave out, and no others; those recorded if None.
     """
 
     out: Path = DEFAULT_OUT
@@ -51,6 +52,7 @@ class Request:
     remove: bool = False
     namespace: str | None = None
     sources: Sources = BUILTIN
+    no_fusions: tuple[str, ...] | None = None
 
 
 class Policy(Enum):
@@ -275,7 +277,9 @@ def _wishes(request: Request, inputs: Inputs) -> tuple[_Wish, ...]:
         raise UsageError("--remove: say what: --arch, --module and --recipe, or --target")
     else:
         wishes = list(_recorded_wishes(request, inputs))
-    renamed = (_renamed(wish, request.namespace) for wish in wishes)
+    renamed = [_renamed(wish, request.namespace) for wish in wishes]
+    if request.no_fusions is not None:
+        renamed = [_without_fusions(wish, request.no_fusions, inputs) for wish in renamed]
     return tuple(sorted(renamed, key=lambda wish: wish.bundle))
 
 
@@ -283,6 +287,17 @@ def _renamed(wish: _Wish, namespace: str | None) -> _Wish:
     if namespace is None:
         return wish
     return replace(wish, selection=replace(wish.selection, namespace=namespace))
+
+
+def _without_fusions(wish: _Wish, names: tuple[str, ...], inputs: Inputs) -> _Wish:
+    """The bundle without these fusions.
+
+    Raises:
+        UsageError: an unknown one.
+    """
+    specs = inputs.specs(wish.specs)
+    known = tuple(sorted({spec_named(specs, SpecKind.FUSIONS, name) for name in names}))
+    return replace(wish, selection=replace(wish.selection, no_fusions=known))
 
 
 def _target_wishes(request: Request, inputs: Inputs) -> Iterator[_Wish]:
@@ -454,7 +469,7 @@ def _render(wish: _Wish, inputs: Inputs) -> _Rendered:
     from .passes.pipeline import resolve
 
     wanted = wish.selection
-    specs = inputs.specs(wish.specs)
+    specs = selection.without_fusions(inputs.specs(wish.specs), wanted.no_fusions)
     selection.check_cells(specs, wanted, wish.bundle, wish.given)
     plan = resolve(specs, wanted.arch, wanted.cells, derivations())
     if wish.strict and plan.unsupported:

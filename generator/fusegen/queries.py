@@ -14,7 +14,15 @@ from .ir.plan import ModulePlan, Status, Unsupported
 from .ir.predicate import Predicate
 from .ir.shapes import Binary, Const, Shape, Sym
 from .passes.expand import chain_of
-from .selection import known, product, spec_named, target_cells, targets_or_names, with_options
+from .selection import (
+    known,
+    product,
+    spec_named,
+    target_cells,
+    targets_or_names,
+    with_options,
+    without_fusions,
+)
 from .sources import BUILTIN, Sources, derivations, load_specs, validate_specs
 from .spec.arch import ArchSpec
 from .spec.fusion import FusionSpec
@@ -217,14 +225,19 @@ def explain(
     arch: str,
     sources: Sources = BUILTIN,
     options: Sequence[str] = (),
+    no_fusions: Sequence[str] = (),
 ) -> Explanation:
-    """What one module does, keeps, runs and costs, or why it cannot be made.
+    """What one module does, keeps, runs and costs, and what fusions did, or why it cannot be made.
+
+    Args:
+        no_fusions: fusions to leave out.
 
     Raises:
         SpecError: the specs are wrong.
         UsageError: an unknown name, or `native` without a GPU.
     """
     from .emit.text.explain import explain as explain_plan
+    from .emit.text.explain import explain_rewrites
     from .passes.pipeline import resolve
 
     specs = load_specs(sources)
@@ -232,13 +245,16 @@ def explain(
         spec_named(specs, SpecKind.MODULES, module), spec_named(specs, SpecKind.RECIPES, recipe)
     )
     cells = with_options(specs, [cell], options)
+    left_out = [spec_named(specs, SpecKind.FUSIONS, name) for name in no_fusions]
+    specs = without_fusions(specs, left_out)
     found = resolve(specs, arch_named(arch, specs), cells, derivations())
     if found.unsupported:
         row = unsupported_row(found.unsupported[0])
         name = found.unsupported[0].cell
         return Explanation(row, (f"{name} on {row.arch}: {row.status} ({row.reason})",), None)
     made = found.modules[0]
-    return Explanation(_plan_row(made), tuple(explain_plan(made)), made)
+    lines = (*explain_plan(made), *explain_rewrites(made, left_out))
+    return Explanation(_plan_row(made), lines, made)
 
 
 def _plain(value: Any) -> Any:

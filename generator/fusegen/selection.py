@@ -23,6 +23,8 @@ DEFAULT_PREFIX = "fusegen"
 _PREFIX = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _ARCH = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 _KEYS = ("arch", "namespace", "cells", "specs", "templates")
+_NO_FUSIONS = "no_fusions"
+"""Key of a lock that names fusions which are left out; most locks have none."""
 
 
 class UsageError(Exception):
@@ -44,6 +46,7 @@ class Selection:
         specs: spec folders that its cells need besides the built-in ones, relative to the lock
             and separated by `/`, sorted.
         templates: template folders, likewise.
+        no_fusions: fusions that are left out, sorted.
     """
 
     arch: str
@@ -51,6 +54,7 @@ class Selection:
     cells: tuple[Cell, ...] = ()
     specs: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
+    no_fusions: tuple[str, ...] = ()
 
     @property
     def op_namespace(self) -> str:
@@ -59,13 +63,14 @@ class Selection:
 
     def to_json(self) -> dict[str, object]:
         """The `selection` of a lock."""
-        return {
+        data: dict[str, object] = {
             "arch": self.arch,
             "namespace": self.namespace,
             "cells": [str(cell) for cell in self.cells],
             "specs": list(self.specs),
             "templates": list(self.templates),
         }
+        return data | ({_NO_FUSIONS: list(self.no_fusions)} if self.no_fusions else {})
 
     @classmethod
     def parse(cls, data: Mapping[str, object], lock: Path) -> Selection:
@@ -74,7 +79,7 @@ class Selection:
         Raises:
             SelectionError: naming the lock, the key at fault and the remedy.
         """
-        unknown = sorted(set(data) ^ set(_KEYS))
+        unknown = sorted((set(data) - {_NO_FUSIONS}) ^ set(_KEYS))
         if unknown:
             what = "unknown" if unknown[0] in data else "missing"
             raise _malformed(lock, f"{what} key {unknown[0]!r} in selection")
@@ -93,6 +98,7 @@ class Selection:
             cells=cells,
             specs=tuple(sorted(set(lists["specs"]))),
             templates=tuple(sorted(set(lists["templates"]))),
+            no_fusions=tuple(sorted(set(_strings(data.get(_NO_FUSIONS, []), _NO_FUSIONS, lock)))),
         )
 
 
@@ -153,6 +159,13 @@ def spec_named(specs: SpecSet, kind: SpecKind, word: str) -> str:
     """
     specs.require(kind, word)
     return known(kind.key, word, specs.of(kind))
+
+
+def without_fusions(specs: SpecSet, names: Iterable[str]) -> SpecSet:
+    """The specs without these fusions; one that they do not have is left out already."""
+    left_out = {*names}
+    fusions = {name: fusion for name, fusion in specs.fusions.items() if name not in left_out}
+    return replace(specs, fusions=fusions)
 
 
 def product(modules: Iterable[str], recipes: Iterable[str]) -> tuple[Cell, ...]:
@@ -349,7 +362,7 @@ def used_specs(
         names |= {(SpecKind.MODULES, plan.module), (SpecKind.RECIPES, plan.recipe)}
         names |= {(SpecKind.ARCHS, plan.arch)}
         names |= {(SpecKind.OPS, item.op) for item in chain_of(module)}
-        names |= {(SpecKind.FUSIONS, step.rule) for step in plan.steps if step.rule}
+        names |= {(SpecKind.FUSIONS, each.rule) for each in plan.rewrites if not each.reason}
     files = {Path(kind.folder) / f"{name}.yaml" for kind, name in names}
     return tuple(folder for folder in folders if any((folder / file).is_file() for file in files))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..ir.naming import Cell
-from ..ir.plan import Dimension, ModulePlan, Status, Step, Tolerance, Unsupported
+from ..ir.plan import Dimension, ModulePlan, Status, Tolerance, Unsupported
 from ..ir.primitives import Primitive
 from ..ir.shapes import symbols
 from ..math import Derivations
@@ -170,7 +170,7 @@ def resolve_module(
         quantizations=tuple(recipe.roles.items()),
         layout=arch.layout,
         tolerance=_tolerance(recipe),
-        sources=_sources(specs, module, recipe, arch, steps),
+        sources=_sources(specs, module, recipe, arch, draft),
         ranges=OptionName.RANGES in options,
         rewrites=draft.rewrites,
     )
@@ -242,10 +242,12 @@ def _sources(
     module: ModuleSpec,
     recipe: RecipeSpec,
     arch: ArchSpec,
-    steps: tuple[Step, ...],
+    draft: Draft,
 ) -> tuple[str, ...]:
     ops = dict.fromkeys(item.op for item in chain_of(module))
+    steps = (*draft.forward, *draft.backward, *draft.refresh, *draft.wgrad)
     rules = dict.fromkeys(step.rule for step in steps if step.rule)
+    rules |= dict.fromkeys(each.rule for each in draft.rewrites if not each.reason)
     keys = [(SpecKind.MODULES, module.name), *((SpecKind.OPS, op) for op in ops)]
     keys += [(SpecKind.FUSIONS, rule) for rule in rules]
     keys += [(SpecKind.RECIPES, recipe.name), (SpecKind.ARCHS, arch.name)]
