@@ -92,8 +92,8 @@ def test_a_lock_records_what_is_left_out(folder: Path) -> None:
     whole = cell.read_text()
     bundle = generate(folder, "kept", ["linear_activation_again"])
     assert cell.read_text() != whole
-    assert not check([bundle]).drifted
-    api.generate(api.Request(out=folder / "kept"))
+    assert not check([bundle], sources=sources(folder)).drifted
+    api.generate(api.Request(out=folder / "kept", sources=sources(folder)))
     assert cell.read_text() != whole
-    api.generate(api.Request(out=folder / "kept", no_fusions=()))
+    api.generate(api.Request(out=folder / "kept", sources=sources(folder), no_fusions=()))
     assert cell.read_text() == whole
