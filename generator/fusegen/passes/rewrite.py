@@ -26,7 +26,7 @@ from .draft import Draft
 Slot = str | int
 """A slot by its name, or by its position where the op names the slots of a step."""
 ANY = "any"
-"""Whichever slot of a step: no step has one of this name."""
+"""In a pattern, whichever slot of a step."""
 
 Variables = Mapping[str, str]
 """Variables of a pattern and the buffers that they stand for."""
