@@ -16,8 +16,9 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
+from fusegen import checks
+from fusegen.checks import load as loading
 from fusegen.paths import builtin_specs
-from fusegen.spec import check as checks
 from fusegen.spec import diagnostics as source
 from fusegen.spec import fields, load, op
 
@@ -40,7 +41,7 @@ Line = tuple[str, int]
 def messages(*folders: Path) -> str:
     """The messages of a run, one a line; empty where the specs are right."""
     try:
-        load.load(folders)
+        loading.load(folders)
     except source.SpecError as error:
         return f"{error}\n"
     return ""

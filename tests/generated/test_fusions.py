@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from fusegen.generation import check
 from torch import Tensor
 
 from fusegen import api
-from fusegen.generation import check
 
 from .loading import load_bundle, run_generated_tests
 from .test_docs import PAGES, write_files
@@ -41,15 +41,15 @@ def generate(folder: Path, name: str, no_fusions: Iterable[str] | None) -> Path:
         modules=("silu_mlp",),
         recipes=RECIPES,
         namespace=name,
-        sources=sources(folder),
+        folders=sources(folder),
         no_fusions=None if no_fusions is None else tuple(no_fusions),
     )
     api.generate(request)
     return folder / name / "cpu"
 
 
-def sources(folder: Path) -> api.Sources:
-    return api.Sources(specs=(folder / "my_specs",))
+def sources(folder: Path) -> api.Folders:
+    return api.Folders(specs=(folder / "my_specs",))
 
 
 def trained(bundle: Path, name: str, recipe: str) -> tuple[list[Tensor], int]:
@@ -92,8 +92,8 @@ def test_a_lock_records_what_is_left_out(folder: Path) -> None:
     whole = cell.read_text()
     bundle = generate(folder, "kept", ["linear_activation_again"])
     assert cell.read_text() != whole
-    assert not check([bundle], sources=sources(folder)).drifted
-    api.generate(api.Request(out=folder / "kept", sources=sources(folder)))
+    assert not check([bundle], folders=sources(folder)).drifted
+    api.generate(api.Request(out=folder / "kept", folders=sources(folder)))
     assert cell.read_text() != whole
-    api.generate(api.Request(out=folder / "kept", sources=sources(folder), no_fusions=()))
+    api.generate(api.Request(out=folder / "kept", folders=sources(folder), no_fusions=()))
     assert cell.read_text() == whole

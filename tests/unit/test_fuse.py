@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import Operand, Step
 from fusegen.ir.primitives import Primitive
@@ -23,7 +24,7 @@ from fusegen.paths import builtin_specs
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.fusion import FusionPass, FusionSpec
 from fusegen.spec.kinds import SpecKind
-from fusegen.spec.load import SpecSet, load, parse_spec
+from fusegen.spec.load import SpecSet, parse_spec
 from fusegen.spec.module import OptionName
 
 MLP = """edition: 1

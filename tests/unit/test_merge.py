@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.reference.steps import reference_context
 from fusegen.ir.naming import Cell, need
@@ -13,7 +14,7 @@ from fusegen.ir.plan import ModulePlan, Step
 from fusegen.ir.primitives import MERGED, ROW_PARTIALS, Primitive
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import SpecSet, load
+from fusegen.spec.load import SpecSet
 
 SPECS = load([builtin_specs()])
 APART = replace(SPECS, fusions={})

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
@@ -16,7 +17,6 @@ from fusegen.ir.primitives import Primitive
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.spec.load import load
 
 SPECS = load([builtin_specs()])
 QUANTIZED = [name for name, recipe in SPECS.recipes.items() if recipe.roles]

@@ -1,4 +1,4 @@
-"""Pass 1, expand: the chain of a module becomes forward steps over named buffers."""
+"""Expand: the chain of a module becomes forward steps over named buffers."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT
+from ..ir.plan import Access
 from ..ir.primitives import SIGNATURES, Primitive
 from ..ir.quantization import Role
 from ..ir.shapes import Expr, Shape
@@ -187,3 +188,20 @@ class OpSpec:
         if self.any_shape and tensor.shape == next(iter(self.inputs.values())).shape:
             return read
         return tensor.shape.substitute(dims)
+
+
+_BROADCAST = {Broadcast.ROW: Access.ROW, Broadcast.COLUMN: Access.COLUMN, None: Access.FULL}
+
+
+def symbols_of(op: OpSpec, tensor: str) -> tuple[tuple[str, Access], ...]:
+    """What an expression calls a tensor: its name, or the names of its halves."""
+    spec = op.tensors[tensor]
+    if spec.halves:
+        return ((spec.halves[0], Access.FIRST_HALF), (spec.halves[1], Access.SECOND_HALF))
+    return ((tensor, _BROADCAST[spec.broadcast]),)
+
+
+def operand_symbols(op: OpSpec) -> tuple[str, ...]:
+    """Every symbol an expression of the op may use for a tensor."""
+    names = (*op.inputs, *op.parameters)
+    return tuple(symbol for name in names for symbol, _ in symbols_of(op, name))

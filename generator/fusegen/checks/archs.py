@@ -1,0 +1,281 @@
+"""Architectures: a primitive has one family of kernels, and its rules choose points it can run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import product
+
+from ..families.family import Configured, Family, Offer
+from ..families.registry import FAMILIES, known_family
+from ..ir.dtypes import DType
+from ..ir.kernel import PointSpec
+from ..ir.plan import Variant
+from ..ir.primitives import GemmKind
+from ..ir.quantization import Accumulation, Scaling
+from ..spec.arch import ArchSpec, FamilySpec, KindSpec
+from ..spec.diagnostics import Problem
+from ..spec.load import Source
+from .common import unknown
+
+_LIMITS = sorted(
+    {limit for family in FAMILIES if family.configured for limit in family.configured.limits}
+)
+"""What families read of an architecture's limits."""
+
+_CODE = re.compile(r"\b(?:compute|sm)_(\w+)")
+
+
+def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
+    """Every problem of an architecture."""
+    compiled = [arch.capability is not None, arch.gencode is not None, arch.toolkit is not None]
+    if any(compiled) != all(compiled):
+        yield source.problem(
+            "'capability', 'gencode' and 'toolkit' go together; write all or none", "arch"
+        )
+    if arch.kernels and not arch.gencode:
+        yield source.problem("kernels need 'capability', 'gencode' and 'toolkit'", "kernels")
+    yield from _check_code(arch, source)
+    for limit in arch.limits:
+        yield from unknown(source, "limit", limit, _LIMITS, "limits", limit)
+    owners: dict[str, str] = {}
+    for name, family in arch.kernels.items():
+        for index, primitive in enumerate(family.implements):
+            for served in _served(primitive.value, family):
+                if owners.get(served, name) != name:
+                    yield source.problem(
+                        f"{served} is already implemented by {owners[served]!r}; remove one",
+                        "kernels",
+                        name,
+                        "implements",
+                        index,
+                    )
+                owners[served] = name
+        yield from _check_family(name, family, source)
+        known = known_family(family.template or name)
+        if known:
+            yield from _check_device_code(name, family, known, arch, source)
+        else:
+            yield from _check_words(name, family, source)
+
+
+def _check_code(arch: ArchSpec, source: Source) -> Iterator[Problem]:
+    """What an architecture is compiled for is what its name says."""
+    if not arch.name.startswith("sm_"):
+        return
+    code = arch.name.removeprefix("sm_")
+    if arch.gencode and {*_CODE.findall(arch.gencode)} != {code}:
+        yield source.problem(
+            f"expected code for {arch.name}, arch=compute_{code},code=sm_{code}, got"
+            f" {arch.gencode!r}",
+            "gencode",
+        )
+    digits = code.rstrip("a").rjust(2, "0")
+    capability = (int(digits[:-1]), int(digits[-1]))
+    if arch.capability not in (None, capability):
+        yield source.problem(
+            f"expected {[*capability]}, as the name {arch.name!r} says, got {[*arch.capability]}",
+            "capability",
+        )
+
+
+def _served(primitive: str, family: FamilySpec) -> Iterator[str]:
+    """What a family does, one by one: formats and scales that it takes in one primitive."""
+    for format in family.formats:
+        if format is DType.IO:
+            yield primitive
+        else:
+            ways = [f" {each.value}" for each in family.accumulations] or [""]
+            for scaling, way in product(family.scalings, ways):
+                yield f"{primitive} of {format.value} {scaling}{way}"
+
+
+def _check_words(name: str, family: FamilySpec, source: Source) -> Iterator[Problem]:
+    """Scalings of users' own families are some that a recipe can have."""
+    for index, word in enumerate(family.scalings):
+        if Scaling.parse(word) is None:
+            yield source.problem(
+                f"{word!r} is no scaling; expected tensor, row, or one such as block_1x128, mx_1x32"
+                " and nv_1x16",
+                "kernels",
+                name,
+                "scalings",
+                index,
+            )
+
+
+def _check_device_code(
+    name: str, family: FamilySpec, known: Family, arch: ArchSpec, source: Source
+) -> Iterator[Problem]:
+    """What a spec says of a family whose device code is known is what that code does."""
+    path = ("kernels", name)
+    template = family.template or name
+    missing = known.cannot_run_on(arch.name, arch.capability or (0, 0))
+    if missing:
+        yield source.problem(f"{template} {missing}; remove it, or say template: <your own>", *path)
+    for key, words in _listed(family):
+        choices = dict(_listed(known))[key]
+        for index, word in enumerate(words):
+            if word not in choices:
+                yield source.problem(
+                    f"{template} has no {word}; it takes {', '.join(choices) or 'none'}",
+                    *path,
+                    key,
+                    index,
+                )
+    if known.accumulations and not family.accumulations:
+        ways = ", ".join(each.value for each in known.accumulations)
+        yield source.problem(f"{template} needs 'accumulations'; it takes {ways}", *path)
+    if family.row_alignment != known.row_alignment:
+        yield source.problem(
+            f"{template} has rows of multiples of {known.row_alignment}, got"
+            f" {family.row_alignment}; say row_alignment: {known.row_alignment}",
+            *path,
+            "row_alignment",
+        )
+    if known.layout:
+        for key, message in known.layout.problems(template, arch.layout, family.scalings):
+            yield source.problem(message, "layout", key)
+    yield from _check_scalings(template, name, family, known, source)
+    yield from _check_configurations(template, name, family, known, arch, source)
+
+
+def _check_scalings(
+    template: str, name: str, family: FamilySpec, known: Family, source: Source
+) -> Iterator[Problem]:
+    """Operands of a product scale in pairs, and each pair in sums that there is code for."""
+    path = ("kernels", name)
+    for pair in known.multiplies:
+        names = (pair.tokens.name, pair.weights.name)
+        listed = [each for each in names if each in family.scalings]
+        missing = [each for each in names if each not in family.scalings]
+        if listed and missing:
+            yield source.problem(
+                f"{template} multiplies {names[0]} of tokens and {names[1]} of weights; list"
+                f" {missing[0]}, too, or remove {listed[0]}",
+                *path,
+                "scalings",
+                family.scalings.index(listed[0]),
+            )
+        for index, way in enumerate(family.accumulations):
+            if listed and way in known.accumulations and way not in pair.accumulations:
+                words = ", ".join(each.value for each in pair.accumulations)
+                yield source.problem(
+                    f"{template} has no {way.value} sums of {names[0]}; it takes {words}",
+                    *path,
+                    "accumulations",
+                    index,
+                )
+
+
+def _check_configurations(
+    template: str, name: str, family: FamilySpec, known: Family, arch: ArchSpec, source: Source
+) -> Iterator[Problem]:
+    """Every configuration is one that the device code compiles for, on what it was written for."""
+    configured = known.configured
+    for kind, spec in family.kinds.items():
+        path = ("kernels", name, "kinds", kind.value)
+        if configured is None:
+            yield source.problem(f"{template} has no points to choose among; remove it", *path)
+            continue
+        for index, point in enumerate(spec.points):
+            for problem in _point_problems(configured, kind, point, family, known):
+                yield source.problem(
+                    f"{template} cannot run {point.name}: {problem}", *path, "points", index
+                )
+    for limit, number in configured.limits.items() if configured else ():
+        # Another architecture's limits are its own; that its instructions differ was said above.
+        got = arch.limits.get(limit, None if arch.name == known.arch else number)
+        if got != number:
+            yield source.problem(
+                f"{template} is written for {limit}: {number}, got {got or 'none'}",
+                "limits",
+                limit,
+            )
+
+
+def _point_problems(
+    configured: Configured, kind: GemmKind, point: PointSpec, family: FamilySpec, known: Family
+) -> Iterable[str]:
+    """Problems of a configuration in any product that a spec lists, each once."""
+    variants = [
+        Variant(family.formats[:1], scalings, tuple(way.value for way in ways), store)
+        for scalings in _scalings_of(kind, family, known)
+        for ways in _each(family.accumulations)
+        for store in family.stores
+    ]
+    return dict.fromkeys(
+        problem
+        for variant in variants
+        for problem in configured.problems(point, kind, variant, configured.limits)
+    )
+
+
+def _each(ways: tuple[Accumulation, ...]) -> Iterable[tuple[Accumulation, ...]]:
+    """Every accumulation by itself; one empty choice where a spec lists none."""
+    return [(way,) for way in ways] or [()]
+
+
+def _scalings_of(kind: GemmKind, family: FamilySpec, known: Family) -> tuple[tuple[str, ...], ...]:
+    """Scalings of the operands of the products that a spec lists; none where they have none."""
+    pairs = (pair.of(kind) for pair in known.multiplies)
+    return tuple(pair for pair in pairs if {*pair} <= {*family.scalings}) or ((),)
+
+
+def _listed(offer: Offer) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The words of each list of a family, by its key."""
+    return (
+        ("implements", tuple(each.value for each in offer.implements)),
+        ("formats", tuple(each.value for each in offer.formats)),
+        ("scalings", offer.scalings),
+        ("accumulations", tuple(each.value for each in offer.accumulations)),
+        ("stores", tuple(each.value for each in offer.stores)),
+    )
+
+
+def _check_family(name: str, family: FamilySpec, source: Source) -> Iterator[Problem]:
+    for key, words in _listed(family):
+        for index, word in enumerate(words):
+            if word in words[:index]:
+                yield source.problem(
+                    f"{word!r} is listed twice; remove one", "kernels", name, key, index
+                )
+    for kind, spec in family.kinds.items():
+        yield from _check_kind(spec, source, ("kernels", name, "kinds", kind.value))
+
+
+def _check_kind(spec: KindSpec, source: Source, path: tuple[str, ...]) -> Iterator[Problem]:
+    names = [point.name for point in spec.points]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield source.problem(
+                f"point {name} is written twice; remove one", *path, "points", index
+            )
+    if not spec.select:
+        yield source.problem("expected a rule; the last one has no condition", *path, "select")
+    for index, rule in enumerate(spec.select):
+        yield from unknown(source, "point", rule.use, names, *path, "select", index, "use")
+        last = index == len(spec.select) - 1
+        if last and rule.when.conditions:
+            yield source.problem(
+                "the last rule must have no condition; remove 'when' or add a rule",
+                *path,
+                "select",
+                index,
+                "when",
+            )
+        if not last and not rule.when.conditions:
+            yield source.problem(
+                "rules after this one are never used; move it to the end or give it a condition",
+                *path,
+                "select",
+                index,
+            )
+    unused = set(names) - {rule.use for rule in spec.select}
+    for name in sorted(unused):
+        yield source.problem(
+            f"no rule uses point {name}; remove it or add a rule",
+            *path,
+            "points",
+            names.index(name),
+        )

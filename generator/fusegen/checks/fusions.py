@@ -1,0 +1,295 @@
+"""Fusions: the pattern can occur, and a pass can put the replacement in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..ir.primitives import PRINTED, SHAPES, SIGNATURES, Primitive
+from ..spec.diagnostics import Problem
+from ..spec.fusion import MERGES, FusionPass, FusionSpec, PatternStep
+from ..spec.load import Source, SpecSet
+from ..spec.op import kind_problem
+from .common import unknown
+
+_REWRITABLE = sorted({primitive.value for primitive, _ in SHAPES} - {Primitive.QUANTIZE.value})
+
+
+def check_fusion(
+    fusion: FusionSpec, specs: SpecSet, source: Source, complete: bool
+) -> Iterator[Problem]:
+    """Every problem of a fusion."""
+    match = (*fusion.match.forward, *fusion.match.backward)
+    rewrite = (*fusion.rewrite.forward, *fusion.rewrite.backward)
+    if not match or not rewrite:
+        yield source.problem("a fusion needs steps in 'match' and in 'rewrite'", "fusion")
+    if fusion.pass_ is FusionPass.FORWARD and (fusion.match.backward or fusion.rewrite.backward):
+        yield source.problem("a forward fusion has no backward steps; say pass: joint", "pass")
+    if fusion.pass_ is FusionPass.BACKWARD and (fusion.match.forward or fusion.rewrite.forward):
+        yield source.problem("a backward fusion has no forward steps; say pass: joint", "pass")
+    yield from _check_pattern(fusion, specs, source, complete)
+    yield from _check_replacement(fusion, source)
+    if match and rewrite and not fusion.merges:
+        yield from _check_nothing_lost(match, rewrite, source)
+    yield from _check_saving(fusion, source)
+    yield from _check_merge(fusion, source) if fusion.merges else _check_fuse(fusion, source)
+    if complete:
+        for option, word in fusion.when.options.items():
+            offered = {w for m in specs.modules.values() for w in m.options.get(option, ())}
+            yield from unknown(
+                source, f"choice of {option.value}", word, offered, "when", "options", option.value
+            )
+        for key, words, known in (
+            ("archs", fusion.when.archs, specs.archs),
+            ("recipes", fusion.when.recipes, specs.recipes),
+        ):
+            for index, word in enumerate(words):
+                yield from unknown(source, key[:-1], word, known, "when", key, index)
+
+
+def _check_pattern(
+    fusion: FusionSpec, specs: SpecSet, source: Source, complete: bool
+) -> Iterator[Problem]:
+    """Steps that can occur, and at most one expression per direction, which the rewrite keeps."""
+    for section, steps in (("forward", fusion.match.forward), ("backward", fusion.match.backward)):
+        for index, step in enumerate(steps):
+            if step.kind is not None:
+                yield from _check_step_kind(step, source, "match", section, index)
+            yield from _check_arity(step, source, "match", section, index)
+            if step.op and complete:
+                yield from unknown(source, "op", step.op, specs.ops, "match", section, index, "op")
+            if step.with_:
+                yield source.problem(
+                    "a pattern names all operands in 'in'", "match", section, index, "with"
+                )
+        pointwise = [i for i, s in enumerate(steps) if s.step in PRINTED and not s.op]
+        for index in pointwise[1:]:
+            yield source.problem(
+                f"a second {steps[index].step.value} step without 'op'; a fusion keeps the"
+                " expression of one",
+                "match",
+                section,
+                index,
+            )
+
+
+def _check_replacement(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
+    """Replacing steps read and write what the pattern of their direction or the forward names."""
+    variables = _variables(fusion.match.forward)
+    for section, pattern, steps in (
+        ("forward", fusion.match.forward, fusion.rewrite.forward),
+        ("backward", fusion.match.backward, fusion.rewrite.backward),
+    ):
+        variables |= _variables(pattern)
+        if steps and not pattern:
+            yield source.problem(
+                f"no step of 'match' is in the {section}, so that these have no place there",
+                "rewrite",
+                section,
+            )
+        for index, step in enumerate(steps):
+            yield from _check_step_kind(step, source, "rewrite", section, index)
+            yield from _check_arity(step, source, "rewrite", section, index)
+            for key, names in (("in", step.in_), ("with", step.with_.values()), ("out", step.out)):
+                for name in names:
+                    path = ("rewrite", section, index, key)
+                    yield from unknown(source, "variable", name, variables, *path)
+            slots = SIGNATURES[step.step].optional_inputs
+            for slot in step.with_:
+                yield from unknown(
+                    source, "slot", slot, slots, "rewrite", section, index, "with", slot
+                )
+            if step.op:
+                yield source.problem(
+                    "a replacement names no op; remove it", "rewrite", section, index, "op"
+                )
+
+
+def _check_nothing_lost(
+    match: tuple[PatternStep, ...], rewrite: tuple[PatternStep, ...], source: Source
+) -> Iterator[Problem]:
+    """The replacement reads what the pattern reads from outside, and gives what that gives."""
+    written = {name for step in match for name in step.out}
+    read = {name for step in match for name in step.in_}
+    still_read = {name for step in rewrite for name in (*step.in_, *step.with_.values())}
+    given = {name for step in rewrite for name in step.out}
+    for name in sorted(read - written - still_read):
+        yield source.problem(
+            f"the pattern reads {name!r}, so a step of the replacement must: add it to 'in' or"
+            " 'with'",
+            "rewrite",
+        )
+    for name in sorted(written - read - given):
+        yield source.problem(
+            f"the pattern gives {name!r} to others, so a step of the replacement must: add it to"
+            " 'out'",
+            "rewrite",
+        )
+
+
+def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
+    """What is over steps of ops, before their operands are quantised."""
+    for section, pattern, steps in (
+        ("forward", fusion.match.forward, fusion.rewrite.forward),
+        ("backward", fusion.match.backward, fusion.rewrite.backward),
+    ):
+        for index, step in enumerate(pattern):
+            made_later = SIGNATURES[step.step].variadic or step.step is Primitive.QUANTIZE
+            if made_later and step.step not in PRINTED:
+                yield source.problem(
+                    f"no {step.step.value} is there yet when this fusion applies; what quantises"
+                    f" takes part in {' and '.join(p.value for p in MERGES.values())} alone",
+                    "match",
+                    section,
+                    index,
+                    "step",
+                )
+        kept = [step for step in pattern if step.step in PRINTED and not step.op]
+        before = fusion.match.forward if section == "backward" else ()
+        again = [step for step in before if step.step in PRINTED and not step.op]
+        yield from _check_expressions(section, kept, again, steps, source)
+        for index, step in enumerate(steps):
+            if step.step not in PRINTED:
+                yield from _check_replacing_step(step, source, "rewrite", section, index)
+
+
+def _check_expressions(
+    section: str,
+    kept: list[PatternStep],
+    again: list[PatternStep],
+    steps: tuple[PatternStep, ...],
+    source: Source,
+) -> Iterator[Problem]:
+    """An expression has a step of its own before and after; the backward may make one again."""
+    for index, step in enumerate(steps):
+        if step.step in PRINTED and not any(_same(step, each) for each in (*kept, *again)):
+            yield source.problem(
+                f"no {step.step.value} step of 'match' without 'op' has these names, so that this"
+                " one has no expression",
+                "rewrite",
+                section,
+                index,
+            )
+    for each in kept:
+        found = sum(_same(step, each) for step in steps)
+        if found != 1:
+            yield source.problem(
+                f"expected one step that computes {', '.join(each.out)}, got {found}: repeat"
+                f" {{step: {each.step.value}, in: [{', '.join(each.in_)}], out:"
+                f" [{', '.join(each.out)}]}}, since no other step has an expression",
+                "rewrite",
+                *((section,) if steps else ()),
+            )
+
+
+def _same(step: PatternStep, other: PatternStep) -> bool:
+    return (step.step, {*step.in_}, {*step.out}) == (other.step, {*other.in_}, {*other.out})
+
+
+def _check_replacing_step(step: PatternStep, source: Source, *path: str | int) -> Iterator[Problem]:
+    """A step by itself is one that the reference has, with operands that it has there."""
+    rules = SHAPES.get((step.step, step.kind))
+    if step.step.value not in _REWRITABLE:
+        yield source.problem(
+            f"no pass puts {step.step.value} in the place of other steps; known:"
+            f" {', '.join(_REWRITABLE)}",
+            *path,
+            "step",
+        )
+    elif rules is not None:
+        signature = SIGNATURES[step.step]
+        order = (*signature.inputs, *signature.optional_inputs)
+        named = [(slot, "in") for slot in order[: len(step.in_)]]
+        named += [(slot, "with") for slot in step.with_]
+        for slot, key in named:
+            if slot not in rules:
+                words = f"{step.step.value} {step.kind}" if step.kind else step.step.value
+                yield source.problem(f"{words} takes {', '.join(rules)}, not {slot!r}", *path, key)
+
+
+def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
+    """What is over steps that quantise: an expression and the quantisation of its result as one."""
+    section = fusion.pass_.value
+    if fusion.pass_ is FusionPass.JOINT:
+        yield source.problem("a merged step has one direction; say forward or backward", "pass")
+        return
+    if fusion.when.quantized is False:
+        yield source.problem("a merged step quantises; remove it", "when", "quantized")
+    match = getattr(fusion.match, section)
+    rewrite = getattr(fusion.rewrite, section)
+    if [step.step for step in match[1:]] != [Primitive.QUANTIZE] or match[0].step not in MERGES:
+        yield source.problem(
+            f"expected {_merge_text(Primitive.POINTWISE, section)} or the same of pointwise_grad:"
+            " a merged step replaces an expression and the quantisation of its result",
+            "match",
+            section,
+        )
+        return
+    first, second = match
+    if [step.step for step in rewrite] != [MERGES[first.step]]:
+        yield source.problem(
+            f"expected {MERGES[first.step].value} alone in the place of {first.step.value} and"
+            " quantize",
+            "rewrite",
+            section,
+        )
+        return
+    (merged,) = rewrite
+    if first.op:
+        yield source.problem("every expression is merged; remove 'op'", "match", section, 0, "op")
+    for got, expected, path in (
+        (second.in_, first.out[:1], ("match", section, 1, "in")),
+        (first.out, second.in_[:1], ("match", section, 0, "out")),
+        (merged.in_, first.in_, ("rewrite", section, 0, "in")),
+        (merged.out, second.out, ("rewrite", section, 0, "out")),
+    ):
+        if got != expected:
+            yield source.problem(f"expected [{', '.join(expected)}], got [{', '.join(got)}]", *path)
+
+
+def _merge_text(primitive: Primitive, section: str) -> str:
+    return (
+        f"{section}: [{{step: {primitive.value}, in: [x], out: [a]}}, {{step: quantize, in: [a],"
+        " out: [q]}]"
+    )
+
+
+def _variables(steps: Iterable[PatternStep]) -> set[str]:
+    return {name for step in steps for name in (*step.in_, *step.out)}
+
+
+def _check_step_kind(step: PatternStep, source: Source, *path: str | int) -> Iterator[Problem]:
+    wrong = kind_problem(step.step, step.kind)
+    if wrong:
+        yield source.problem(wrong, *path, *(("kind",) if step.kind else ()))
+
+
+def _check_arity(step: PatternStep, source: Source, *path: str | int) -> Iterator[Problem]:
+    signature = SIGNATURES[step.step]
+    if signature.variadic:
+        return
+    least = len(signature.inputs)
+    for key, got, low, high in (
+        ("in", len(step.in_), least, least + len(signature.optional_inputs)),
+        ("out", len(step.out), 1, len(signature.outputs)),
+    ):
+        if not low <= got <= high:
+            span = str(low) if low == high else f"{low} to {high}"
+            yield source.problem(
+                f"{step.step.value} has {span} names in {key!r}, got {got}", *path, key
+            )
+
+
+def _check_saving(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
+    """What a joint fusion says of its saved tensors follows from its steps, and is checked."""
+    read = {name for step in fusion.rewrite.backward for name in (*step.in_, *step.with_.values())}
+    written = {name for step in fusion.rewrite.backward for name in step.out}
+    for key, names, found, verb in (
+        ("keep", fusion.keep, read, "reads"),
+        ("drop", fusion.drop, written, "writes"),
+    ):
+        if names and fusion.pass_ is not FusionPass.JOINT:
+            yield source.problem(f"only a joint fusion has {key!r}; remove it", key)
+            continue
+        for index, name in enumerate(names):
+            if name not in found:
+                yield source.problem(f"no backward step of 'rewrite' {verb} {name!r}", key, index)
