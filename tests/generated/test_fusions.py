@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fusegen.generation import check
 from torch import Tensor
 
 from fusegen import api
@@ -92,7 +91,7 @@ def test_a_lock_records_what_is_left_out(folder: Path) -> None:
     whole = cell.read_text()
     bundle = generate(folder, "kept", ["linear_activation_again"])
     assert cell.read_text() != whole
-    assert not check([bundle], folders=sources(folder)).drifted
+    assert not api.check([bundle], folders=sources(folder)).drifted
     api.generate(api.Request(out=folder / "kept", folders=sources(folder)))
     assert cell.read_text() != whole
     api.generate(api.Request(out=folder / "kept", folders=sources(folder), no_fusions=()))
