@@ -310,6 +310,29 @@ def test_plan() -> None:
     assert not list(Path().iterdir())
 
 
+def test_explain_says_what_fusions_did() -> None:
+    words = ("explain", "grouped_mlp", "fp8_block", "sm_90a")
+    done = run(*words, "--no-fusion", "activation_gradient_quantize")
+    told = {line.split()[0]: line for line in done.stdout.split("\nfusions\n")[1].splitlines()}
+    assert "fc2: quantize -> a_rowwise" in told["activation_quantize"]
+    assert told["activation_quantize"].endswith(" applied")
+    assert "left out by --no-fusion" in told["activation_gradient_quantize"]
+    assert "not applied: the backward has no pointwise" in told["recomputed_activation_quantize"]
+    rewrites = json.loads(run(*words, "--json").stdout)["plan"]["rewrites"]
+    assert [each["rule"] for each in rewrites if not each["reason"]] == [
+        "activation_quantize",
+        "activation_gradient_quantize",
+    ]
+
+
+def test_fusions_are_left_out_or_put_back() -> None:
+    done = run("generate", *SILU, "--no-fusion", "activation_quantise")
+    assert done.exit_code == cli.ExitCode.USAGE
+    assert "did you mean 'activation_quantize'?" in done.stderr
+    done = run("generate", *SILU, "--no-fusion", "activation_quantize", "--all-fusions")
+    assert done.exit_code == cli.ExitCode.USAGE and "remove it" in done.stderr
+
+
 def test_explain() -> None:
     text = run("explain", "silu", "bf16", "cpu").stdout
     assert text.startswith("silu__bf16 on cpu: native")

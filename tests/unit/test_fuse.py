@@ -9,7 +9,8 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import Step
+from fusegen.ir.plan import Operand, Step
+from fusegen.ir.primitives import Primitive
 from fusegen.math import Derivations
 from fusegen.passes.backward import write_backward
 from fusegen.passes.draft import Draft, NotPossible
@@ -18,10 +19,10 @@ from fusegen.passes.fusions import rules_of
 from fusegen.passes.liveness import add_conditions, saved
 from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
-from fusegen.passes.rewrite import Facts, Stage, rewrite
+from fusegen.passes.rewrite import Bound, Facts, Match, Replacement, Rewrite, Stage, rewrite
 from fusegen.paths import builtin_specs
 from fusegen.spec.diagnostics import SpecError
-from fusegen.spec.fusion import FusionSpec
+from fusegen.spec.fusion import FusionPass, FusionSpec
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import SpecSet, parse_spec
 
@@ -52,6 +53,9 @@ FUSED = "{step: gemm, kind: fprop, in: [x, w, b], out: [a]}"
 
 def section(**steps: list[str]) -> str:
     return "\n".join(f"  {key}: [{', '.join(value)}]" for key, value in steps.items())
+
+
+SAME = ("forward", section(forward=[ACTIVATION]), section(forward=[ACTIVATION]))
 
 
 def specs_with(tmp_path: Path, **fusions: tuple[str, str, str]) -> SpecSet:
@@ -273,6 +277,13 @@ def test_a_fused_plan_names_the_fusion_among_its_sources(tmp_path: Path) -> None
     )
 
 
+def test_a_fusion_whose_steps_another_replaced_is_among_the_sources_too(tmp_path: Path) -> None:
+    specs = specs_with(tmp_path, toy_a=SAME, toy_b=SAME)
+    plan = resolve_module(specs, Cell("toy", "bf16"), "cpu")
+    assert [step.rule for step in plan.forward.steps] == [None, "toy_b", None]
+    assert {f"mine/fusions/toy_{name}.yaml" for name in "ab"} <= {*plan.sources}
+
+
 def test_steps_that_no_kernel_has_are_told_with_their_fusion(tmp_path: Path) -> None:
     gemm = "{step: gemm, kind: fprop, in: [x, w, b], with: {accumulate: b}, out: [h]}"
     toy = ("forward", section(forward=[GEMM]), section(forward=[gemm]))
@@ -280,6 +291,127 @@ def test_steps_that_no_kernel_has_are_told_with_their_fusion(tmp_path: Path) -> 
         NotPossible, match=r"no gemm with 'accumulate' \(made by fusion 'toy_add'\)"
     ):
         resolve_module(specs_with(tmp_path, toy_add=toy), Cell("toy", "bf16"), "cpu")
+
+
+# What is on record
+
+
+def test_every_rule_says_where_it_fired_or_why_not(tmp_path: Path) -> None:
+    epilogue = ("forward", section(forward=[GEMM, ACTIVATION]), section(forward=[FUSED]))
+    sums = ("forward", section(forward=["{step: column_sum, in: [x], out: [s]}"]), "  {}")
+    plain = "{step: gemm, kind: fprop, in: [x, w], out: [h]}"
+    fusions = {
+        "toy_epilogue": epilogue,
+        "toy_plain": ("forward", section(forward=[plain]), section(forward=[plain])),
+        "toy_same": SAME,
+        "toy_sums": sums,
+        "toy_when": (*SAME[:2], SAME[2] + "\nwhen: {quantized: true, archs: [cpu]}"),
+    }
+    draft = fused(specs_with(tmp_path, **fusions))
+    assert [(each.rule, each.place, each.reason) for each in draft.rewrites] == [
+        (
+            "toy_epilogue",
+            "forward: fc1: gemm fprop -> h, act: pointwise -> a",
+            "h is read by act: pointwise_grad -> dh of the backward, too",
+        ),
+        (
+            "toy_plain",
+            "",
+            "no step of the forward is gemm fprop with 2 operands and 1 result",
+        ),
+        ("toy_same", "forward: act: pointwise -> a", ""),
+        ("toy_sums", "", "the forward has no column_sum"),
+        ("toy_when", "forward: act: pointwise -> a", "recipe 'bf16' quantises nothing"),
+    ]
+
+
+def test_a_result_of_the_module_stays(tmp_path: Path) -> None:
+    last = "{step: gemm, kind: fprop, in: [a, w, b], out: [y]}"
+    draft = fused(specs_with(tmp_path, toy_gone=("forward", section(forward=[last]), "  {}")))
+    assert {each.place: each.reason for each in draft.rewrites} == {
+        "forward: fc1: gemm fprop -> h": "h is read by act: pointwise -> a of the forward, too",
+        "forward: fc2: gemm fprop -> y": "y is a result of the forward",
+    }
+
+
+def test_steps_of_a_pattern_may_stand_in_any_order(tmp_path: Path) -> None:
+    wgrad = "{step: gemm, kind: wgrad, in: [dy, a], out: [dw]}"
+    dgrad = "{step: gemm, kind: dgrad, in: [dy, w], out: [da]}"
+    steps = section(backward=[wgrad, dgrad])
+    draft = fused(specs_with(tmp_path, toy_pair=("backward", steps, steps)))
+    assert [step.rule for step in draft.backward].count("toy_pair") == 4
+    assert sorted(shown(draft.backward)) == sorted(GRADIENTS)
+
+
+def test_larger_patterns_come_first(tmp_path: Path) -> None:
+    """A small one would take the step that the large one needs."""
+    both = section(forward=[GEMM, ACTIVATION])
+    fusions = {"toy_a": ("forward", section(forward=[GEMM]), section(forward=[GEMM])),
+               "toy_b": ("forward", both, both)}  # fmt: skip
+    draft = fused(specs_with(tmp_path, **fusions))
+    assert [each.rule for each in draft.rewrites] == ["toy_b", "toy_a", "toy_a"]
+
+
+@pytest.mark.parametrize("fuel", [0, 1, 2, 3])
+def test_fuel_lets_the_first_rewrites_happen(tmp_path: Path, fuel: int) -> None:
+    gemm = ("forward", section(forward=[GEMM]), section(forward=[GEMM]))
+    specs = specs_with(tmp_path, toy_a=gemm, toy_b=SAME)
+    draft = fused(specs, fuel=fuel)
+    rules = [step.rule for step in draft.forward]
+    assert rules == [
+        "toy_a" if fuel > 0 else None,
+        "toy_b" if fuel > 2 else None,
+        "toy_a" if fuel > 1 else None,
+    ]
+    plan = resolve_module(specs, Cell("toy", "bf16"), "cpu", fuel=fuel)
+    assert [step.rule for step in plan.forward.steps] == rules
+    stopped = [each.reason for each in draft.rewrites if each.reason]
+    assert set(stopped) <= {"no fuel is left"} and len(stopped) == 3 - fuel
+
+
+def test_a_rule_that_loses_something_is_found_out(tmp_path: Path) -> None:
+    """No fusion that loads does; the engine looks all the same."""
+    plain = GEMM.replace("[x, w, b]", "[x, w]")
+    toy = ("forward", section(forward=[GEMM]), section(forward=[plain]))
+    with pytest.raises(AssertionError, match=r"'toy_lossy' loses what it reads: \{'fc1_bias'\}"):
+        fused(specs_with(tmp_path, toy_lossy=toy))
+
+
+def test_what_changes_in_place_is_not_passed() -> None:
+    """A step that reads state stays on its side of the one that moves it on."""
+    reads, changes, last = (
+        Step(Primitive.SNAPSHOT, None, "", (Operand("a", a),), (Operand("out", out),))
+        for a, out in (("state", "copy"), ("x", "y"), ("copy", "z"))
+    )
+    changes = replace(changes, mutates=("state",))
+    empty = Draft((), {}, (), ("y", "z"), (), (), forward=(reads, changes, last))
+
+    def matched(a: str, out: str, *gone: str) -> Match:
+        kind = Primitive.SNAPSHOT
+        return Match("forward", kind, None, {"a": a}, {"out": out}, frozenset(gone), further=True)
+
+    def both(bound: Bound) -> Replacement:
+        first, second = bound.forward
+        return Replacement(forward=(replace(first, outputs=second.outputs, rule="both"),))
+
+    rule = Rewrite(
+        "both",
+        FusionPass.FORWARD,
+        Stage.OPS,
+        (matched("s", "c", "c"), matched("c", "z")),
+        lambda bound, facts: None,
+        both,
+    )
+    specs = load([builtin_specs()])
+    facts = Facts(specs.archs["cpu"], specs.recipes["bf16"], {})
+    draft = rewrite(empty, [rule], Stage.OPS, facts)
+    assert draft.forward == empty.forward
+    assert [each.reason for each in draft.rewrites] == [
+        "steps of the forward would wait for each other"
+    ]
+    (fine,) = (replace(empty, forward=(changes, reads, last)),)
+    draft = rewrite(fine, [rule], Stage.OPS, facts)
+    assert [step.rule for step in draft.forward] == [None, "both"]
 
 
 # What a user's folder may have

@@ -36,6 +36,7 @@ SELECTIONS = st.builds(
     cells=CELLS.map(lambda cells: tuple(sorted(cells))),
     specs=FOLDERS.map(lambda folders: tuple(sorted(folders))),
     templates=FOLDERS.map(lambda folders: tuple(sorted(folders))),
+    no_fusions=st.lists(NAMES, unique=True).map(lambda names: tuple(sorted(names))),
 )
 LOCK = Path("generated/cpu/fusegen.lock")
 
@@ -54,6 +55,7 @@ def test_a_selection_survives_the_lock(one: Selection) -> None:
         ({"cells": ["linear"]}, "'linear' is not <module>__<recipe>"),
         ({"cells": "linear__bf16"}, "expected a list of strings as 'cells'"),
         ({"specs": [1]}, "expected a list of strings as 'specs'"),
+        ({"no_fusions": [1]}, "expected a list of strings as 'no_fusions'"),
         ({"extra": 1}, "unknown key 'extra'"),
     ],
 )
@@ -253,6 +255,24 @@ def test_removing_everything_leaves_files_of_others(tmp_path: Path) -> None:
     note.write_text("mine")
     api.generate(request(tmp_path, **SILU, remove=True))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [note]
+
+
+def test_a_fusion_stays_left_out_until_all_are_back(tmp_path: Path) -> None:
+    def recorded() -> tuple[str, ...]:
+        found = selection.read_selection(tmp_path / "cpu")
+        assert found
+        return found.no_fusions
+
+    api.generate(request(tmp_path, **SILU, no_fusions=("activation_quantize",)))
+    assert recorded() == ("activation_quantize",)
+    api.generate(request(tmp_path))
+    assert recorded() == ("activation_quantize",)
+    assert not api.check([tmp_path / "cpu"]).drifted
+    api.generate(request(tmp_path, no_fusions=()))
+    assert recorded() == ()
+    assert "no_fusions" not in (tmp_path / "cpu" / "fusegen.lock").read_text()
+    with pytest.raises(UsageError, match="unknown fusion 'activation'"):
+        api.generate(request(tmp_path, no_fusions=("activation",)))
 
 
 def test_the_namespace_stays_until_another_is_named(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def _check_nothing_lost(
 
 
 def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
-    """What pass ``fuse`` applies: steps of ops before their operands are quantised."""
+    """What is over steps of ops, before their operands are quantised."""
     for section, pattern, steps in (
         ("forward", fusion.match.forward, fusion.rewrite.forward),
         ("backward", fusion.match.backward, fusion.rewrite.backward),
@@ -208,7 +208,7 @@ def _check_replacing_step(step: PatternStep, source: Source, *path: str | int) -
 
 
 def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
-    """What pass ``merge`` applies: an expression and the quantisation of its result as one step."""
+    """What is over steps that quantise: an expression and the quantisation of its result as one."""
     section = fusion.pass_.value
     if fusion.pass_ is FusionPass.JOINT:
         yield source.problem("a merged step has one direction; say forward or backward", "pass")

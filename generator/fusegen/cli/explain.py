@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .options import examples, folders, json_flag
+from .options import examples, folders, json_flag, no_fusion
 from .output import answer
 
 
@@ -22,6 +22,7 @@ from .output import answer
 @click.option("--option", "options", multiple=True, help="Choice of the module. Repeatable.")
 @click.option("--after", metavar="PASS", help="Print the draft as it is after this pass.")
 @click.option("--verify", is_flag=True, help="Check the rules of the IR after every pass.")
+@no_fusion
 @folders
 @json_flag
 def command(
@@ -31,6 +32,7 @@ def command(
     after: str | None,
     verify: bool,
     options: tuple[str, ...],
+    no_fusions: tuple[str, ...],
     specs: tuple[Path, ...],
     templates: tuple[Path, ...],
     as_json: bool,
@@ -42,13 +44,15 @@ def command(
 
     folders = Folders(specs, templates)
     if after:
-        draft = plans.draft_after(after, module, recipe, arch, folders, options, verify=verify)
+        draft = plans.draft_after(
+            after, module, recipe, arch, folders, options, no_fusions, verify=verify
+        )
         if as_json:
             answer({"version": 1, "after": after, "text": draft.splitlines()})
         else:
             click.echo(draft, nl=False)
         return
-    found = plans.explain(module, recipe, arch, folders, options, verify=verify)
+    found = plans.explain(module, recipe, arch, folders, options, no_fusions, verify=verify)
     if as_json:
         answer({"version": 1, **found.to_json()})
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .exits import ExitCode
-from .options import cells, examples, folders, json_flag
+from .options import cells, examples, folders, json_flag, no_fusion
 from .options import out as out_option
 from .output import answer
 
@@ -33,6 +33,8 @@ from .output import answer
 @click.option("--dry-run", is_flag=True, help="Write nothing; say which files would change.")
 @click.option("--no-prune", is_flag=True, help="Keep files that are no longer generated.")
 @click.option("--accept-format", is_flag=True, help="Overwrite files that were only laid out anew.")
+@no_fusion
+@click.option("--all-fusions", is_flag=True, help="Leave out no fusion that the bundles did.")
 @folders
 @json_flag
 def command(
@@ -49,6 +51,8 @@ def command(
     dry_run: bool,
     no_prune: bool,
     accept_format: bool,
+    no_fusions: tuple[str, ...],
+    all_fusions: bool,
     specs: tuple[Path, ...],
     templates: tuple[Path, ...],
     as_json: bool,
@@ -57,12 +61,14 @@ def command(
 
     A target replaces what the bundles it names hold; --arch, --module and --recipe add to it, and
     with --remove take away. Without any of them every bundle below --out is made anew from what
-    its lock records.
+    its lock records. --no-fusion and --all-fusions are about whole bundles; locks record them.
     """
     # Late: help needs none of it.
     from .. import api
     from . import differences
 
+    if no_fusions and all_fusions:
+        raise click.UsageError("--all-fusions leaves none out; remove it, or --no-fusion")
     request = api.Request(
         out,
         targets,
@@ -73,6 +79,7 @@ def command(
         remove,
         namespace,
         api.Folders(specs, templates),
+        no_fusions if no_fusions or all_fusions else None,
     )
     writing = not (check or show_diff or dry_run)
     done = api.generate(

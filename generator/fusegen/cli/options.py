@@ -33,6 +33,17 @@ def folders(command: F) -> F:
     )(command)
 
 
+def no_fusion(command: F) -> F:
+    """`--no-fusion`, as `no_fusions`."""
+    return click.option(
+        "--no-fusion",
+        "no_fusions",
+        metavar="NAME",
+        multiple=True,
+        help="Leave this fusion out. Repeatable.",
+    )(command)
+
+
 def json_flag(command: F) -> F:
     """`--json`, as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(command)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..build.gpu import arch_named
 from ..emit.text.explain import explain as explain_plan
+from ..emit.text.explain import explain_rewrites
 from ..ir.naming import Cell
 from ..ir.plan import ModulePlan, Status, Unsupported
 from ..ir.predicate import Predicate
@@ -21,7 +22,7 @@ from ..passes.pipeline import PASSES, context_of, resolve, run_passes
 from ..passes.verify import verify_pass
 from ..publish.folders import BUILTIN, Folders, load_specs
 from ..publish.inputs import derivations
-from ..spec.cells import product, target_cells, targets_or_names, with_options
+from ..spec.cells import product, target_cells, targets_or_names, with_options, without_fusions
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
 from ..spec.usage import UsageError, known, spec_named
@@ -132,10 +133,14 @@ def explain(
     arch: str,
     folders: Folders = BUILTIN,
     options: Sequence[str] = (),
+    no_fusions: Sequence[str] = (),
     *,
     verify: bool = False,
 ) -> Explanation:
-    """What one module does, keeps, runs and costs, or why it cannot be made.
+    """What one module does, keeps, runs and costs, and what fusions did, or why it cannot be made.
+
+    Args:
+        no_fusions: fusions to leave out.
 
     Raises:
         SpecError: the specs are wrong.
@@ -144,6 +149,8 @@ def explain(
     """
     specs = load_specs(folders)
     cells = [_cell(specs, module, recipe, options)]
+    left_out = [spec_named(specs, SpecKind.FUSIONS, name) for name in no_fusions]
+    specs = without_fusions(specs, left_out)
     observe = verify_pass if verify else None
     found = resolve(specs, arch_named(arch, specs), cells, derivations(), observe)
     if found.unsupported:
@@ -151,7 +158,8 @@ def explain(
         name = found.unsupported[0].cell
         return Explanation(row, (f"{name} on {row.arch}: {row.status} ({row.reason})",), None)
     made = found.modules[0]
-    return Explanation(_plan_row(made), tuple(explain_plan(made)), made)
+    lines = (*explain_plan(made), *explain_rewrites(made, left_out))
+    return Explanation(_plan_row(made), lines, made)
 
 
 def draft_after(
@@ -161,6 +169,7 @@ def draft_after(
     arch: str,
     folders: Folders = BUILTIN,
     options: Sequence[str] = (),
+    no_fusions: Sequence[str] = (),
     *,
     verify: bool = False,
 ) -> str:
@@ -175,6 +184,8 @@ def draft_after(
     known("pass", after, [each.name for each in PASSES])
     specs = load_specs(folders)
     cell = _cell(specs, module, recipe, options)
+    left_out = [spec_named(specs, SpecKind.FUSIONS, name) for name in no_fusions]
+    specs = without_fusions(specs, left_out)
     seen: dict[str, Draft] = {}
 
     def observe(done: Pass, before: Draft, draft: Draft) -> None:

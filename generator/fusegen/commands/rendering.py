@@ -18,6 +18,7 @@ from ..publish.folders import relative_folders, used_specs, used_templates
 from ..publish.inputs import Inputs, derivations
 from ..publish.remedies import removal
 from ..publish.selection import Selection, check_cells
+from ..spec.cells import without_fusions
 from ..spec.usage import UsageError
 from .report import BundleReport
 from .request import Job
@@ -54,7 +55,7 @@ def compare(
 
 def _render(job: Job, inputs: Inputs) -> Rendered:
     wanted = job.selection
-    specs = inputs.specs(job.specs)
+    specs = without_fusions(inputs.specs(job.specs), wanted.no_fusions)
     check_cells(specs, wanted, job.bundle, job.given)
     plan = resolve(specs, wanted.arch, wanted.cells, derivations())
     if job.strict and plan.unsupported:

@@ -45,6 +45,7 @@ class Request:
         remove: take the named cells away instead.
         namespace: new prefix of the bundles' namespaces; the recorded or default one if None.
         folders: folders to read besides the built-in and the recorded ones.
+        no_fusions: fusions that the bundles leave out, and no others; those recorded if None.
     """
 
     out: Path = DEFAULT_OUT
@@ -56,6 +57,7 @@ class Request:
     remove: bool = False
     namespace: str | None = None
     folders: Folders = BUILTIN
+    no_fusions: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ def jobs_of(request: Request, inputs: Inputs) -> tuple[Job, ...]:
         raise UsageError("--remove: say what: --arch, --module and --recipe, or --target")
     else:
         jobs = list(_recordedjobs_of(request, inputs))
-    renamed = (_renamed(job, request.namespace) for job in jobs)
+    renamed = [_renamed(job, request.namespace) for job in jobs]
+    if request.no_fusions is not None:
+        renamed = [_without_fusions(job, request.no_fusions, inputs) for job in renamed]
     return tuple(sorted(renamed, key=lambda job: job.bundle))
 
 
@@ -101,6 +105,17 @@ def _renamed(job: Job, namespace: str | None) -> Job:
     if namespace is None:
         return job
     return replace(job, selection=replace(job.selection, namespace=namespace))
+
+
+def _without_fusions(job: Job, names: tuple[str, ...], inputs: Inputs) -> Job:
+    """The bundle without these fusions.
+
+    Raises:
+        UsageError: an unknown one.
+    """
+    specs = inputs.specs(job.specs)
+    known = tuple(sorted({spec_named(specs, SpecKind.FUSIONS, name) for name in names}))
+    return replace(job, selection=replace(job.selection, no_fusions=known))
 
 
 def _targetjobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:

@@ -155,7 +155,8 @@ def _built(fusion: FusionSpec, program: str, bound: Bound) -> Iterator[Step]:
         if step.step in PRINTED and same is not None:
             yield replace(same, rule=fusion.name)
             continue
-        alike = next((p for p in kept if (p.primitive, p.kind) == (step.step, step.kind)), None)
+        found = (*kept, *again)
+        alike = next((p for p in found if (p.primitive, p.kind) == (step.step, step.kind)), None)
         signature = SIGNATURES[step.step]
         order: tuple[str, ...] = (*signature.inputs, *signature.optional_inputs)
         ins, outs = zip(order, reads, strict=False), zip(signature.outputs, writes, strict=False)

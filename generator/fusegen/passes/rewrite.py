@@ -25,7 +25,7 @@ from .draft import Draft
 Slot = str | int
 """A slot by its name, or by its position where the op names the slots of a step."""
 ANY = "any"
-"""Whichever slot of a step: no step has one of this name."""
+"""In a pattern, whichever slot of a step."""
 
 Variables = Mapping[str, str]
 """Variables of a pattern and the buffers that they stand for."""
@@ -89,7 +89,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A pattern that was found: its variables' buffers, and its steps by program, in order."""
+    """A pattern that was found: its variables' buffers, and by program where its steps stand."""
 
     draft: Draft
     variables: Variables
@@ -201,10 +201,8 @@ def _replaced(bound: Bound, rule: Rewrite, facts: Facts) -> Draft | str:
         return reason
     _check_covers(bound, rule, built)
     programs: dict[str, tuple[Step, ...]] = {}
-    for program, matched in bound.at.items():
-        steps = _steps(draft, program)
-        before = [step for i, step in enumerate(steps[: matched[-1]]) if i not in matched]
-        placed = _in_order((*before, *built.steps(program), *steps[matched[-1] + 1 :]))
+    for program in bound.at:
+        placed = _placed(bound, program, built)
         if placed is None:
             return f"steps of the {program} would wait for each other"
         programs[program] = placed
@@ -216,12 +214,23 @@ def _replaced(bound: Bound, rule: Rewrite, facts: Facts) -> Draft | str:
     )
 
 
+def _placed(bound: Bound, program: str, built: Replacement) -> tuple[Step, ...] | None:
+    """A program with the new steps at the place of the last one found; None for a cycle."""
+    steps, matched = _steps(bound.draft, program), bound.at[program]
+    last = max(matched)
+    passed = ((i, j) for i in matched for j in range(i, last) if j not in matched)
+    if any(_conflict(steps[i], steps[j]) for i, j in passed):
+        return None
+    before = [step for i, step in enumerate(steps[:last]) if i not in matched]
+    return _in_order((*before, *built.steps(program), *steps[last + 1 :]))
+
+
 # ---- what matches
 
 
 @dataclass(slots=True)
 class _Search:
-    """A pattern being looked for: steps of a program are bound in their order."""
+    """A pattern being looked for; its steps may stand in any order in a program."""
 
     draft: Draft
     pattern: Sequence[Match]
@@ -239,8 +248,10 @@ class _Search:
         match = self.pattern[done]
         before = at.get(match.program, ())
         steps = _steps(self.draft, match.program)
-        for index in range(before[-1] + 1 if before else 0, len(steps)):
-            for bound in self.unified(steps[index], match, variables):
+        for index, step in enumerate(steps):
+            if index in before:
+                continue
+            for bound in self.unified(step, match, variables):
                 yield from self.matches(bound, {**at, match.program: (*before, index)})
 
     def unified(self, step: Step, match: Match, variables: Variables) -> Iterator[Variables]:
@@ -283,6 +294,8 @@ def _unmatched(draft: Draft, rule: Rewrite) -> str:
         if next(_found(draft, rule.match[:n], rule.name), None) is None
     )
     match = rule.match[count - 1]
+    if all(step.primitive is not match.step for step in _steps(draft, match.program)):
+        return f"the {match.program} has no {match.step.value}"
     beside = ", connected as in the pattern" if count > 1 else ""
     return f"no step of the {match.program} is {match}{beside}"
 

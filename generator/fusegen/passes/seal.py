@@ -78,6 +78,7 @@ def _sources(draft: Draft, context: Context) -> tuple[str, ...]:
     ops = dict.fromkeys(context.module.ops)
     steps = (step for program in draft.programs for step in program.steps)
     rules = dict.fromkeys(step.rule for step in steps if step.rule)
+    rules |= dict.fromkeys(each.rule for each in draft.rewrites if not each.reason)
     keys = [(SpecKind.MODULES, context.module.name), *((SpecKind.OPS, op) for op in ops)]
     keys += [(SpecKind.FUSIONS, rule) for rule in rules]
     keys += [(SpecKind.RECIPES, context.recipe.name), (SpecKind.ARCHS, context.arch.name)]

@@ -100,7 +100,7 @@ def used_specs(
         names |= {(SpecKind.MODULES, plan.module), (SpecKind.RECIPES, plan.recipe)}
         names |= {(SpecKind.ARCHS, plan.arch)}
         names |= {(SpecKind.OPS, op) for op in module.ops}
-        names |= {(SpecKind.FUSIONS, step.rule) for step in plan.steps if step.rule}
+        names |= {(SpecKind.FUSIONS, each.rule) for each in plan.rewrites if not each.reason}
     named = (Path(specs.source(kind, name).file) for kind, name in names)
     files = {Path(*file.parts[1:]) for file in named}  # behind the folder's own name
     return tuple(folder for folder in folders if any((folder / file).is_file() for file in files))

@@ -20,6 +20,8 @@ DEFAULT_PREFIX = "fusegen"
 _PREFIX = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _ARCH = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 _KEYS = ("arch", "namespace", "cells", "specs", "templates")
+_NO_FUSIONS = "no_fusions"
+"""Key of a lock that names fusions which are left out; most locks have none."""
 
 
 class SelectionError(LockError):
@@ -37,6 +39,7 @@ class Selection:
         specs: spec folders that its cells need besides the built-in ones, relative to the lock
             and separated by `/`, sorted.
         templates: template folders, likewise.
+        no_fusions: fusions that are left out, sorted.
     """
 
     arch: str
@@ -44,6 +47,7 @@ class Selection:
     cells: tuple[Cell, ...] = ()
     specs: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
+    no_fusions: tuple[str, ...] = ()
 
     @property
     def op_namespace(self) -> str:
@@ -52,13 +56,14 @@ class Selection:
 
     def to_json(self) -> dict[str, object]:
         """The `selection` of a lock."""
-        return {
+        data: dict[str, object] = {
             "arch": self.arch,
             "namespace": self.namespace,
             "cells": [str(cell) for cell in self.cells],
             "specs": list(self.specs),
             "templates": list(self.templates),
         }
+        return data | ({_NO_FUSIONS: list(self.no_fusions)} if self.no_fusions else {})
 
     @classmethod
     def parse(cls, data: Mapping[str, object], lock: Path) -> Selection:
@@ -67,7 +72,7 @@ class Selection:
         Raises:
             SelectionError: naming the lock, the key at fault and the remedy.
         """
-        unknown = sorted(set(data) ^ set(_KEYS))
+        unknown = sorted((set(data) - {_NO_FUSIONS}) ^ set(_KEYS))
         if unknown:
             what = "unknown" if unknown[0] in data else "missing"
             raise _malformed(lock, f"{what} key {unknown[0]!r} in selection")
@@ -86,6 +91,7 @@ class Selection:
             cells=cells,
             specs=tuple(sorted(set(lists["specs"]))),
             templates=tuple(sorted(set(lists["templates"]))),
+            no_fusions=tuple(sorted(set(_strings(data.get(_NO_FUSIONS, []), _NO_FUSIONS, lock)))),
         )
 
 

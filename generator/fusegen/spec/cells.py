@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..ir.naming import Cell
 from ..options import OPTIONS, of_one_option
@@ -10,6 +11,13 @@ from .kinds import SpecKind
 from .load import SpecSet
 from .offers import not_offered
 from .usage import UsageError, spec_named
+
+
+def without_fusions(specs: SpecSet, names: Iterable[str]) -> SpecSet:
+    """The specs without these fusions; one that they do not have is left out already."""
+    left_out = {*names}
+    fusions = {name: fusion for name, fusion in specs.fusions.items() if name not in left_out}
+    return replace(specs, fusions=fusions)
 
 
 def product(modules: Iterable[str], recipes: Iterable[str]) -> tuple[Cell, ...]:

@@ -76,6 +76,24 @@ def _lines(plan: ModulePlan) -> Iterator[str]:
             yield from _dispatch(kernels)
 
 
+def explain_rewrites(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator[str]:
+    """Lines that say what each fusion replaced, and why it did not elsewhere.
+
+    Args:
+        plan: of the module.
+        left_out: fusions that were not to apply.
+    """
+    rows = [(name, "", "left out by --no-fusion") for name in left_out]
+    rows += [
+        (each.rule, each.place, f"not applied: {each.reason}" if each.reason else "applied")
+        for each in plan.rewrites
+    ]
+    if rows:
+        yield ""
+        yield "fusions"
+        yield from _table(rows)
+
+
 def _decoding_traffic(plan: ModulePlan) -> Iterator[Buffer]:
     """What decoding reads and writes, and what products read in place of codes."""
     for step in plan.steps:
