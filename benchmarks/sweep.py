@@ -23,7 +23,7 @@ import shapes
 from common import bundles
 
 from fusegen import api, gpu, paths
-from fusegen.ir.primitives import GemmKind
+from fusegen.ir.kernel import GemmKind
 from fusegen.selection import UsageError
 from fusegen.spec.load import SpecSet
 from fusegen.tuning import tune, variants

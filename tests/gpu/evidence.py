@@ -20,12 +20,12 @@ from entries import LedgerError
 from fusegen import api
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
-from fusegen.ir.primitives import Primitive
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.expand import chain_of
 from fusegen.passes.pipeline import resolve_module
 from fusegen.selection import with_options
 from fusegen.spec.load import SpecSet
+from fusegen.steps import STEPS
 
 SPECS = bundles.EVIDENCE / "specs"
 PLAIN = "bf16"
@@ -84,7 +84,7 @@ def plan_of(specs: SpecSet, arch: str, cell: Cell) -> ModulePlan | None:
 def merges(plan: ModulePlan) -> bool:
     """Whether an expression and the quantisation of its result are one step, both ways."""
     kinds = {step.primitive for step in (*plan.forward.steps, *plan.backward.steps)}
-    return kinds >= {Primitive.POINTWISE_QUANTIZE, Primitive.POINTWISE_GRAD_QUANTIZE}
+    return kinds >= {kind.name for kind in STEPS if kind.parts}
 
 
 # ---- cells

@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 from fusegen import api, bench, cli, gpu, paths
 from fusegen.build.library import HOST_FLAGS, HOST_STRICT, read_sources
 from fusegen.build.toolchain import find_toolchain
-from fusegen.ir.primitives import GemmKind
+from fusegen.ir.kernel import GemmKind
 from fusegen.selection import UsageError
 from fusegen.tuning import fit, variants
 from fusegen.tuning.cases import Case

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fusegen.families.table import _SHARED_BYTES, FAMILIES, PITCH, Family
-from fusegen.ir.kernel import PointSpec, Schedule
+from fusegen.ir.kernel import GemmKind, PointSpec, Schedule
 from fusegen.ir.naming import Cell
-from fusegen.ir.primitives import GemmKind
 from fusegen.ir.quantization import Accumulation, HadamardSpec, Orientation, QuantizationSpec, Role
 from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs, builtin_templates

@@ -12,10 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..ir.dtypes import DType
-from ..ir.kernel import PointSpec, Schedule, Store
-from ..ir.primitives import GemmKind, Primitive
+from ..ir.kernel import GemmKind, PointSpec, Schedule, Store
 from ..ir.quantization import Accumulation
 from ..spec.arch import FamilySpec
+from ..steps.dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
+from ..steps.gemm import GEMM, GROUPED_GEMM
+from ..steps.group_row_dot import GROUP_ROW_DOT
+from ..steps.pointwise import POINTWISE, POINTWISE_GRAD
+from ..steps.pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
+from ..steps.quantize import QUANTIZE
+from ..steps.statistics import STATISTICS
+from ..steps.sums import COLUMN_SUM, GROUP_SUM
 
 _FP8 = (DType.E4M3, DType.E5M2)
 _CODES = (*_FP8, DType.E2M1)
@@ -35,7 +42,7 @@ class Family:
     """A row of the table.
 
     Attributes:
-        implements: primitives it has code for.
+        implements: kinds of steps it has code for.
         formats: element formats of what it reads and writes quantised; ``io`` for none.
         scalings: how their elements may share scales.
         weights: of a product, the scaling that weights have beside each scaling of tokens.
@@ -55,7 +62,7 @@ class Family:
         operand_bytes: of an element that tiles of a product hold; 0 where there are no tiles.
     """
 
-    implements: tuple[Primitive, ...]
+    implements: tuple[str, ...]
     formats: tuple[DType, ...] = (DType.IO,)
     scalings: tuple[str, ...] = ()
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -132,7 +139,7 @@ LIMITS = {"shared_memory": _SHARED_BYTES, "registers": _REGISTERS}
 PITCH = 16
 """Bytes that rows of codes are padded to."""
 
-_PRODUCTS = (Primitive.GEMM, Primitive.GROUPED_GEMM)
+_PRODUCTS = (GEMM.name, GROUPED_GEMM.name)
 _GROUPS_START = (32, 64, 128)
 
 FAMILIES: Mapping[str, Family] = {
@@ -166,7 +173,7 @@ FAMILIES: Mapping[str, Family] = {
         operand_bytes=2,
     ),
     "quantize_sm90": Family(
-        (Primitive.QUANTIZE,),
+        (QUANTIZE.name,),
         formats=_CODES,
         scalings=_SCALINGS,
         row_alignment=8,
@@ -176,7 +183,7 @@ FAMILIES: Mapping[str, Family] = {
         most_history=1024,
     ),
     "pointwise_quantize_sm90": Family(
-        (Primitive.POINTWISE_QUANTIZE, Primitive.POINTWISE_GRAD_QUANTIZE),
+        (POINTWISE_QUANTIZE.name, POINTWISE_GRAD_QUANTIZE.name),
         formats=_CODES,
         scalings=_ACTIVATIONS,
         row_alignment=8,
@@ -186,7 +193,7 @@ FAMILIES: Mapping[str, Family] = {
         most_history=1024,
     ),
     "dequantize": Family(
-        (Primitive.DEQUANTIZE,),
+        (DEQUANTIZE.name,),
         formats=_CODES,
         scalings=_SCALINGS,
         row_alignment=8,
@@ -194,7 +201,7 @@ FAMILIES: Mapping[str, Family] = {
         reads_copies=True,
     ),
     "dequantize_groups": Family(
-        (Primitive.DEQUANTIZE_GROUPS,),
+        (DEQUANTIZE_GROUPS.name,),
         formats=_CODES,
         scalings=("mx_1x32", "nv_1x16"),
         row_alignment=8,
@@ -202,15 +209,15 @@ FAMILIES: Mapping[str, Family] = {
         reads_copies=True,
     ),
     "statistics": Family(
-        (Primitive.STATISTICS,),
+        (STATISTICS.name,),
         formats=_CODES,
         scalings=_SCALINGS,
         token_alignments=_GROUPS_START,
         reads_copies=True,
         transformed=("nv_1x16",),
     ),
-    "group_sum": Family((Primitive.GROUP_SUM, Primitive.COLUMN_SUM), row_alignment=8),
-    "group_row_dot": Family((Primitive.GROUP_ROW_DOT,)),
-    "pointwise": Family((Primitive.POINTWISE, Primitive.POINTWISE_GRAD)),
+    "group_sum": Family((GROUP_SUM.name, COLUMN_SUM.name), row_alignment=8),
+    "group_row_dot": Family((GROUP_ROW_DOT.name,)),
+    "pointwise": Family((POINTWISE.name, POINTWISE_GRAD.name)),
 }
 """By template."""

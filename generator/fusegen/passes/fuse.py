@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir.plan import Operand, Pointwise, Step
-from ..ir.primitives import SIGNATURES
 from ..spec.fusion import FusionPass, FusionSpec, PatternStep
 from ..spec.module import OptionName
 from ..spec.recipe import RecipeSpec
+from ..steps import definition
 from .draft import Draft
 
 Variables = Mapping[str, str]
@@ -124,7 +124,7 @@ class _Candidates:
                 yield from self.matches(bound, (*done, index))
 
     def _unify(self, step: Step, pattern: PatternStep, variables: Variables) -> Variables | None:
-        if step.primitive is not pattern.step or pattern.kind not in (None, step.kind):
+        if step.primitive != pattern.step or pattern.kind not in (None, step.kind):
             return None
         if step.rule == self.rule or pattern.op not in (None, self.ops[step.item]):
             return None
@@ -166,7 +166,7 @@ class _Candidates:
                 kind=step.kind,
                 item=alike.get((step.step, step.kind), found[-1]).item,
                 inputs=_inputs(step, variables, slots),
-                outputs=_operands(step, step.out, SIGNATURES[step.step].outputs, variables, slots),
+                outputs=_operands(step, step.out, definition(step.step).results, variables, slots),
                 pointwise=_expression(alike.get((step.step, step.kind))),
                 rule=self.rule,
             )
@@ -183,9 +183,8 @@ def _expression(step: Step | None) -> Pointwise | None:
 def _inputs(
     step: PatternStep, variables: Variables, slots: Mapping[str, str]
 ) -> tuple[Operand, ...]:
-    signature = SIGNATURES[step.step]
     named = tuple(Operand(slot, variables[name]) for slot, name in step.with_.items())
-    order = (*signature.inputs, *signature.optional_inputs)
+    order = definition(step.step).slots
     return _operands(step, step.in_, order, variables, slots) + named
 
 
@@ -198,7 +197,7 @@ def _operands(
 ) -> tuple[Operand, ...]:
     """Buffers in the slots of the step, in order; a step of the passes keeps those they had."""
     buffers = [variables[name] for name in names]
-    if SIGNATURES[step.step].variadic:
+    if definition(step.step).of_passes:
         return tuple(Operand(slots.get(buffer, buffer), buffer) for buffer in buffers)
     return tuple(Operand(slot, buffer) for slot, buffer in zip(order, buffers, strict=False))
 

@@ -7,24 +7,24 @@ from dataclasses import replace
 
 from ..families.table import FAMILIES
 from ..ir.dtypes import IO_DTYPES, DType
-from ..ir.kernel import Store
+from ..ir.kernel import GemmKind, Store
 from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
 from ..ir.plan import Buffer, Kernel, KernelSet, KernelUnit, SelectionRule, Step, Variant
 from ..ir.predicate import Predicate
-from ..ir.primitives import (
-    COPYING,
-    DECODING,
-    PRINTED,
-    PRODUCTS,
-    REFERENCE_SLOTS,
-    SUMS,
-    GemmKind,
-    Primitive,
-)
 from ..ir.quantization import Extent, Orientation, Role, Rounding
-from ..ir.shapes import Const, Expr, Shape, mul, product
 from ..spec.arch import ArchSpec, FamilySpec, KindSpec
 from ..spec.recipe import RecipeSpec
+from ..steps import (
+    copies_memory,
+    decodes,
+    is_printed,
+    is_product,
+    observes,
+    quantizes,
+    reads_decoded,
+    takes,
+)
+from ..steps import sizes as step_sizes
 from .draft import Draft, NotPossible
 
 DECODED = Variant((DType.BFLOAT16,), (), ())
@@ -42,7 +42,7 @@ def choose_kernels(
     sets: dict[str, KernelSet] = {}
 
     def choose(step: Step) -> Step:
-        if step.primitive in COPYING:
+        if copies_memory(step):
             return step
         _check_known(step)
         step = step if step.sizes else with_sizes(draft, step)
@@ -65,56 +65,34 @@ def _check_known(step: Step) -> None:
     Raises:
         NotPossible: no such step, no such operand, or math that the step does not print.
     """
-    name = step.primitive.value
-    made_by = f" (made by fusion {step.rule!r})" if step.rule else ""
-    if step.primitive in PRINTED:
+    name, made_by = step.primitive, _made_by(step)
+    if is_printed(step):
         results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
         if results != {*step.writes}:
             raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
         return
-    if step.primitive not in REFERENCE_SLOTS:
-        raise NotPossible(f"the reference has no step {name}{made_by}")
     if step.pointwise:
         raise NotPossible(f"the reference has no {name} with an expression{made_by}")
     for operand in step.inputs:
-        known = operand.slot in REFERENCE_SLOTS[step.primitive] or operand.buffer in step.mutates
-        if not known:
+        if not (takes(step, operand.slot) or operand.buffer in step.mutates):
             raise NotPossible(f"the reference has no {name} with {operand.slot!r}{made_by}")
 
 
 def with_sizes(draft: Draft, step: Step) -> Step:
-    """The step with the sizes its launch needs, and its operation count."""
+    """The step with the sizes its launch needs, and its operation count.
 
-    def shape(slot: str) -> Shape:
-        buffer = step.input(slot)
-        assert buffer is not None, f"{step.primitive.value} has no operand {slot}"
-        return draft.buffers[buffer].shape
+    Raises:
+        NotPossible: its operands have other shapes than its kind.
+    """
+    shapes = {operand.slot: draft.buffers[operand.buffer].shape for operand in step.inputs}
+    try:
+        return step_sizes.with_sizes(step, shapes)
+    except ValueError as error:
+        raise NotPossible(f"{step.primitive}{_made_by(step)}: {error}") from None
 
-    def sized(tokens: Expr, n: Expr, k: Expr) -> Step:
-        groups = shape("groups").dims[0] if step.input("groups") else Const(1)
-        sizes = (("tokens", tokens), ("groups", groups), ("n", n), ("k", k))
-        flops = mul(Const(2), product((tokens, n, k))) if step.primitive in PRODUCTS else None
-        return replace(step, sizes=sizes, flops=flops)
 
-    if step.primitive in PRODUCTS:
-        a, out = shape("a"), draft.buffers[step.out].shape
-        tokens = product(a.flat[:-1])
-        match GemmKind(step.kind):
-            case GemmKind.FPROP:
-                return sized(tokens, out.flat[-1], a.flat[-1])
-            case GemmKind.DGRAD:
-                return sized(tokens, a.flat[-1], out.flat[-1])
-            case GemmKind.WGRAD:
-                return sized(tokens, a.flat[-1], shape("b").flat[-1])
-    if step.primitive in SUMS:
-        a = shape("a")
-        step = sized(product(a.flat[:-1]), a.flat[-1], Const(1))
-        return replace(step, flops=a.elements)
-    if step.primitive is Primitive.GROUP_ROW_DOT:
-        a = shape("a")
-        step = sized(a.flat[0], a.flat[-1], Const(1))
-        return replace(step, flops=mul(Const(2), a.elements))
-    return step
+def _made_by(step: Step) -> str:
+    return f" (made by fusion {step.rule!r})" if step.rule else ""
 
 
 def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) -> Variant | None:
@@ -122,19 +100,19 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     store = _store_of(step, buffers)
     if not step.copies:
         return Variant((DType.IO,), (), (), store) if store is not Store.IO else None
-    if step.decoded:
+    if reads_decoded(step):
         return replace(DECODED, store=store)
     specs = [recipe.roles[copy.role] for copy in step.copies]
-    if step.primitive in DECODING:
+    if decodes(step):
         turned = step.copies[0].orientation is Orientation.COLUMNWISE
         return Variant((specs[0].format,), (specs[0].scaling,), ("turned",) if turned else ())
-    if step.primitive is Primitive.STATISTICS:
+    if observes(step):
         orientation = step.copies[0].orientation
         transform = specs[0].hadamard
         transformed = transform is not None and transform.orientation is orientation
         traits = [orientation.value, *(["hadamard"] if transformed else [])]
         return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
-    if step.primitive is Primitive.QUANTIZE or step.parts:
+    if quantizes(step) or step.parts:
         spec = specs[0]
         columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)
         traits = [spec.rounding.value] if spec.rounding is Rounding.STOCHASTIC else []
@@ -147,7 +125,7 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
 
 def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
     """A product that changes a buffer of the caller's leaves its result there, in that type."""
-    if step.primitive not in PRODUCTS:
+    if not is_product(step):
         return Store.IO
     if step.input("add_scales"):
         return Store.SCALED_BIAS
@@ -160,7 +138,7 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
 
 
 def family_of(
-    primitive: Primitive, arch: ArchSpec, variant: Variant | None = None
+    primitive: str, arch: ArchSpec, variant: Variant | None = None
 ) -> tuple[str, FamilySpec]:
     """The family that implements a primitive, for the formats and scales of a variant.
 
@@ -179,7 +157,7 @@ def family_of(
         ):
             return name, family
     of = f" of {variant}" if variant and str(variant) else ""
-    raise NotPossible(f"{arch.name} has no kernels for {primitive.value}{of}")
+    raise NotPossible(f"{arch.name} has no kernels for {primitive}{of}")
 
 
 def _accumulates(family: FamilySpec, variant: Variant | None) -> bool:
@@ -198,15 +176,15 @@ def kernel_set(
     variant = variant_of(step, recipe, buffers)
     name, family = family_of(step.primitive, arch, variant)
     _check_copies(step, arch, family.template or name, recipe)
-    if step.primitive in PRODUCTS:
+    if is_product(step):
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
         template = family.template or name
-        words = replace(variant, formats=()) if variant and step.decoded else variant
+        words = replace(variant, formats=()) if variant and reads_decoded(step) else variant
         chosen = _gemm_set(name, template, kind, family.kinds[kind], words)
         return replace(chosen, row_alignment=family.row_alignment)
-    if step.primitive is Primitive.DEQUANTIZE and step.input("groups"):
+    if decodes(step) and step.input("groups"):
         block = recipe.roles[step.copies[0].role].block[0]
         if block not in (1, Extent.ALL):
             raise NotPossible(
@@ -230,17 +208,17 @@ def _check_copies(step: Step, arch: ArchSpec, template: str, recipe: RecipeSpec)
             history that it has no code for.
     """
     known = FAMILIES.get(template)
-    if known is None or step.decoded:
+    if known is None or reads_decoded(step):
         return
     specs = {copy.role: recipe.roles[copy.role] for copy in step.copies}
-    if step.primitive in PRODUCTS and specs:
+    if is_product(step) and specs:
         tokens = {spec.scaling for role, spec in specs.items() if role is not Role.WEIGHT}
         weights = {spec.scaling for role, spec in specs.items() if role is Role.WEIGHT}
         beside = {known.weights.get(scaling) for scaling in tokens}
         if len(tokens) > 1 or None in beside or weights - beside:
             words = " and ".join(f"{spec.scaling} of {role.value}" for role, spec in specs.items())
             raise NotPossible(f"{arch.name} has no kernels for {step.kind} of {words}")
-    makes = step.primitive is Primitive.QUANTIZE or bool(step.parts)
+    makes = quantizes(step) or bool(step.parts)
     for spec in specs.values():
         history = spec.scale.history
         if makes and history > known.most_history:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 from ..ir.dtypes import DType
 from ..ir.plan import Access, Buffer, KernelSet, Operand, Pointwise, Program, Result, Step
-from ..ir.primitives import ROW_PARTIALS, Primitive
 from ..ir.shapes import Shape, ceildiv
 from ..spec.arch import ArchSpec
 from ..spec.fusion import FusionPass, FusionSpec
 from ..spec.recipe import RecipeSpec
+from ..steps import quantizes
+from ..steps.pointwise_quantize import ROW_PARTIALS
 from .draft import NotPossible
 from .fuse import Choices, admits
 from .kernels import kernel_set
@@ -72,8 +73,8 @@ def merge(
 @dataclass(frozen=True, slots=True)
 class _Pattern:
     rule: str
-    first: Primitive
-    merged: Primitive
+    first: str
+    merged: str
 
 
 def _patterns(fusions: Iterable[FusionSpec], direction: FusionPass) -> list[_Pattern]:
@@ -91,11 +92,11 @@ def _pairs(program: Program, pattern: _Pattern) -> Iterator[tuple[Step, Step]]:
     """Steps that can be one: nothing else reads the tensor, or waits for the sum beside it."""
     results = {result.buffer for result in program.results}
     for at, second in enumerate(program.steps):
-        if second.primitive is not Primitive.QUANTIZE:
+        if not quantizes(second):
             continue
         tensor = second.input("a")
         for i, first in enumerate(program.steps[:at]):
-            if first.primitive is not pattern.first or tensor not in first.writes:
+            if first.primitive != pattern.first or tensor not in first.writes:
                 continue
             between = {name for step in program.steps[i:at] for name in step.reads}
             others = (step for step in program.steps if step is not second)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from ..ir.naming import Cell
 from ..ir.plan import Dimension, ModulePlan, Status, Step, Tolerance, Unsupported
-from ..ir.primitives import Primitive
 from ..ir.shapes import symbols
 from ..math import Derivations
 from ..spec.arch import ArchSpec
@@ -15,6 +14,7 @@ from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
 from ..spec.module import BackwardPrecision, MainGrad, ModuleSpec, OptionName
 from ..spec.recipe import RecipeSpec
+from ..steps import quantizes as makes_copies
 from .as_bytes import pass_as_bytes
 from .backward import write_backward
 from .conversions import conversions
@@ -93,7 +93,7 @@ def resolve_module(
         draft = recompute_activations(draft)
     if OptionName.MAIN_GRAD in options:
         draft = keep_in_main_grad(draft, MainGrad(options[OptionName.MAIN_GRAD]))
-    quantizes = all(step.primitive is Primitive.QUANTIZE for step in draft.forward)
+    quantizes = all(makes_copies(step) for step in draft.forward)
     exact, exact_output = unquantized(draft)
     draft = quantize(
         draft,

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from ..ir.dtypes import DType, bits
 from ..ir.plan import Buffer, Copy, State, StateFill, Step
-from ..ir.primitives import Primitive
 from ..spec.recipe import RecipeSpec
+from ..steps import quantizes
 from .draft import Draft, NotPossible
 
 
@@ -34,7 +34,7 @@ def keep_quantized(draft: Draft, recipe: RecipeSpec, *, alone: bool = False) -> 
             step reads the weight itself.
     """
     paths = {parameter.buffer: parameter.path for parameter in draft.parameters}
-    moved = tuple(step for step in draft.forward if _quantizes(step) and step.reads[0] in paths)
+    moved = tuple(step for step in draft.forward if quantizes(step) and step.reads[0] in paths)
     if not moved:
         kept = "kept so" if alone else "cached"
         raise NotPossible(f"recipe {recipe.name!r} quantises no weight that could be {kept}")
@@ -77,10 +77,6 @@ def _without_memory(draft: Draft, moved: tuple[Step, ...]) -> Draft:
         replace(parameter, quantized=parameter.buffer in weights) for parameter in draft.parameters
     )
     return replace(draft, parameters=parameters)
-
-
-def _quantizes(step: Step) -> bool:
-    return step.primitive is Primitive.QUANTIZE
 
 
 def _in_place(step: Step) -> Step:

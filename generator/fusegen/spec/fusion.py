@@ -11,8 +11,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from ..ir.fields import STRICT
-from ..ir.primitives import MERGED, Primitive
-from .fields import Edition, Line, Name
+from ..steps import definition
+from .fields import Edition, Line, Name, StepName
 from .module import OptionName
 
 
@@ -37,7 +37,7 @@ class PatternStep:
         with_: in a replacement, further operands by slot.
     """
 
-    step: Primitive
+    step: StepName
     in_: Annotated[tuple[Name, ...], Field(alias="in")]
     out: tuple[Name, ...]
     kind: str | None = None
@@ -108,4 +108,4 @@ class FusionSpec:
         Its names say how the two steps hang together: an expression with further operands matches.
         """
         rewrite = (*self.rewrite.forward, *self.rewrite.backward)
-        return any(step.step in MERGED for step in rewrite)
+        return any(definition(step.step).parts for step in rewrite)

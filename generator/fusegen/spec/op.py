@@ -11,11 +11,11 @@ from pydantic.dataclasses import dataclass
 
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT
-from ..ir.primitives import SIGNATURES, Primitive
 from ..ir.quantization import Role
 from ..ir.words import AttributeType, Broadcast, Init
+from ..steps import STEPS, definition
 from .diagnostics import did_you_mean
-from .fields import Edition, Line, Name, Scalar, ShapeField, Symbol, problem_at, require_known
+from .fields import Edition, Line, Name, Scalar, ShapeField, Symbol, problem_at, step_name
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -64,7 +64,7 @@ class AttributeSpec:
 class StepSpec:
     """One step of an op's program, as written: primitive, kind and tensors by slot."""
 
-    primitive: Primitive
+    primitive: str
     kind: str | None
     slots: tuple[tuple[str, str], ...]
 
@@ -80,13 +80,12 @@ def _step(value: object) -> object:
         raise problem_at(
             "step", f"expected a step such as {{step: gemm, kind: fprop, ...}}, got {value!r}"
         )
-    require_known("step", value["step"], Primitive, "step")
-    primitive = Primitive(value["step"])
-    signature = SIGNATURES[primitive]
-    if signature.variadic:
+    primitive = step_name(value["step"], "step")
+    signature = definition(primitive)
+    if signature.of_passes:
         raise problem_at(
             "step",
-            f"the passes write {primitive.value}; use 'pointwise:' with an expression",
+            f"the passes write {primitive}; use 'pointwise:' with an expression",
             "step",
         )
     kind = value.get("kind")
@@ -94,19 +93,18 @@ def _step(value: object) -> object:
     if wrong:
         raise problem_at("step", wrong, "kind")
     slots = {key: text for key, text in value.items() if key not in ("step", "kind")}
-    known = (*signature.inputs, *signature.optional_inputs, *signature.outputs)
-    known += signature.attributes
+    known = (*signature.slots, *signature.results)
     for key, text in slots.items():
         if key not in known:
             hint = did_you_mean(key, known)
-            raise problem_at("step", f"{primitive.value} has no slot {key!r}{hint}", key)
+            raise problem_at("step", f"{primitive} has no slot {key!r}{hint}", key)
         if not isinstance(text, str):
             raise problem_at(
                 "step", f"slot {key!r} names a tensor or an attribute, got {text!r}", key
             )
-    for slot in (*signature.inputs, signature.outputs[0]):
+    for slot in (*signature.operands, signature.results[0]):
         if slot not in slots:
-            raise problem_at("step", f"{primitive.value} needs slot {slot!r}")
+            raise problem_at("step", f"{primitive} needs slot {slot!r}")
     return StepSpec(primitive, kind, tuple(slots.items()))
 
 
@@ -117,19 +115,19 @@ StepField = Annotated[
         {
             "type": "object",
             "required": ["step"],
-            "properties": {"step": {"enum": [primitive.value for primitive in Primitive]}},
+            "properties": {"step": {"enum": [kind.name for kind in STEPS if not kind.of_passes]}},
         }
     ),
 ]
 
 
-def kind_problem(primitive: Primitive, kind: object) -> str:
+def kind_problem(primitive: str, kind: object) -> str:
     """What is wrong with the kind of a step; empty where nothing is."""
-    kinds = SIGNATURES[primitive].kinds
+    kinds = definition(primitive).kinds
     if kind is None and kinds:
-        return f"{primitive.value} needs a kind: {' | '.join(kinds)}"
+        return f"{primitive} needs a kind: {' | '.join(kinds)}"
     if kind is not None and kind not in kinds:
-        return f"{primitive.value} takes {' | '.join(kinds) or 'no kind'}, got {kind!r}"
+        return f"{primitive} takes {' | '.join(kinds) or 'no kind'}, got {kind!r}"
     return ""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..ir.primitives import GemmKind
+from ..ir.kernel import GemmKind
 from ..selection import UsageError
 from ..spec.arch import RuleSpec
 from ..spec.load import SpecSet, load

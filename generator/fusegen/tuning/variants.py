@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import __version__
+from ..ir.kernel import GemmKind
 from ..ir.naming import Cell
 from ..ir.plan import Unsupported
 from ..ir.predicate import Predicate
-from ..ir.primitives import GemmKind
 from ..passes.pipeline import resolve
 from ..selection import Selection, UsageError, known
 from ..sources import Inputs, derivations

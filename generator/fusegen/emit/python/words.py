@@ -288,7 +288,7 @@ def uses_math(lines: Iterable[str]) -> bool:
 def step_name(step: Step, index: int) -> str:
     """``1. grouped_gemm fprop``, unique in its program."""
     kind = f" {step.kind}" if step.kind else ""
-    return f"{index}. {step.primitive.value}{kind}"
+    return f"{index}. {step.primitive}{kind}"
 
 
 def range_name(plan: ModulePlan, program: Program, step: Step, index: int) -> str:

@@ -29,7 +29,7 @@ def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
     owners: dict[str, str] = {}
     for name, family in arch.kernels.items():
         for index, primitive in enumerate(family.implements):
-            for served in _served(primitive.value, family):
+            for served in _served(primitive, family):
                 if served in owners:
                     yield source.problem(
                         f"{served} is already implemented by {owners[served]!r}; remove one",
@@ -86,7 +86,7 @@ def _check_device_code(
     if missing:
         yield source.problem(f"{template} {missing}; remove it, or say template: <your own>", *path)
     listed: tuple[tuple[str, Iterable[str], Iterable[str]], ...] = (
-        ("implements", [p.value for p in family.implements], [p.value for p in known.implements]),
+        ("implements", [*family.implements], [*known.implements]),
         ("formats", [f.value for f in family.formats], [f.value for f in known.formats]),
         ("scalings", family.scalings, known.scalings),
         (

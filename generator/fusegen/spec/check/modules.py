@@ -7,8 +7,9 @@ from dataclasses import replace
 from keyword import iskeyword
 
 from ...ir.naming import gradient
-from ...ir.primitives import Primitive
 from ...ir.shapes import symbols
+from ...steps import definition
+from ...steps.definition import StepDef
 from ..diagnostics import Problem
 from ..load import Source, SpecSet
 from ..module import ChainItem, ModuleSpec
@@ -18,9 +19,6 @@ from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_
 
 Path = tuple[str | int, ...]
 """Keys that lead to a place of a spec."""
-
-_IN_GROUPS = {Primitive.GROUPED_GEMM, Primitive.GROUP_SUM, Primitive.GROUP_ROW_DOT}
-_OVER_ALL_ROWS = {Primitive.GEMM, Primitive.COLUMN_SUM, Primitive.NORM_GRAD}
 
 
 def check_module(
@@ -122,9 +120,9 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
 def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
     """Rows past the groups belong to nobody: beside a grouped op none may add them to others."""
     ops = [specs.ops[item.op] for item in module.chain]
-    grouped = next((op.name for op in ops if _steps(op) & _IN_GROUPS), None)
+    grouped = next((op.name for op in ops if any(s.in_groups for s in _steps(op))), None)
     for index, op in enumerate(ops):
-        if grouped and _steps(op) & _OVER_ALL_ROWS:
+        if grouped and any(step.adds_all_rows for step in _steps(op)):
             yield source.problem(
                 f"{op.name} sums over all rows, also those past the groups of {grouped}; use a"
                 " grouped op, or make it a module of its own",
@@ -133,8 +131,8 @@ def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[
             )
 
 
-def _steps(op: OpSpec) -> set[Primitive]:
-    return {step.primitive for step in (*op.forward, *op.backward)}
+def _steps(op: OpSpec) -> list[StepDef]:
+    return [definition(step.primitive) for step in (*op.forward, *op.backward)]
 
 
 def _check_names(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ...ir.dtypes import DType
 from ...ir.naming import gradient
-from ...ir.primitives import SIGNATURES
 from ...ir.shapes import Const, Shape, mul
 from ...ir.words import AttributeType, Broadcast
 from ...math import ExpressionError, names_in, parse
 from ...passes.math import operand_symbols
+from ...steps import definition
 from ..diagnostics import Problem
 from ..load import Source
 from ..op import OpSpec, StepSpec, TensorSpec
@@ -289,7 +289,7 @@ def _check_programs(op: OpSpec, source: Source) -> Iterator[Problem]:
 
 
 def _writes(step: StepSpec, name: str) -> bool:
-    outputs = SIGNATURES[step.primitive].outputs
+    outputs = definition(step.primitive).results
     return any(slot in outputs and tensor == name for slot, tensor in step.slots)
 
 
@@ -300,12 +300,10 @@ def _check_steps(
     gradients = {gradient(name) for name, spec in op.tensors.items() if spec.differentiable}
     known = {*op.tensors, *gradients}
     for index, step in enumerate(steps):
-        signature = SIGNATURES[step.primitive]
+        signature = definition(step.primitive)
         for slot, tensor in step.slots:
             path = (section, index, slot)
-            if slot in signature.attributes:
-                yield from unknown(source, "attribute", tensor, op.attributes, *path)
-            elif slot in signature.outputs:
+            if slot in signature.results:
                 yield from unknown(source, "tensor", tensor, known, *path)
                 if tensor in defined:
                     yield source.problem(
