@@ -5,22 +5,30 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 import fusegen
+from fusegen.emit.reference.steps import reference_context
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import Buffer, ModulePlan, Step
+from fusegen.ir.plan import AttributeRef, Buffer, ModulePlan, Step
 from fusegen.ir.shapes import Shape
+from fusegen.ir.words import AttributeType
+from fusegen.math import Derivations
+from fusegen.passes.backward import write_backward
 from fusegen.passes.draft import NotPossible
+from fusegen.passes.expand import expand
+from fusegen.passes.kernels import choose_kernels
+from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
 from fusegen.spec.load import load
 from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_product, reads_decoded
-from fusegen.steps.definition import StepDef, Trait
+from fusegen.steps.definition import AttributeDef, Reference, StepDef, Trait
 from fusegen.steps.launch import Launch, Source
 from fusegen.steps.sizes import inferred, with_sizes
 
@@ -98,7 +106,8 @@ def test_the_reference_takes_its_operands(kind: StepDef) -> None:
     assert {*kind.operands} <= kind.reference.slots
     for each, rule in kind.shapes.items():
         if Trait.QUANTIZES not in kind.traits:
-            assert functions()[kind.function(each)] - {"dtype"} == {*rule} - {"out"}
+            scalars = {attribute.name for attribute in kind.attributes}
+            assert functions()[kind.function(each)] - {"dtype"} == {*rule} - {"out"} | scalars
     own = {slot for slot in kind.reference.slots if not COPIES.fullmatch(slot)}
     declared = {slot for rule in kind.shapes.values() for slot in rule}
     assert own <= declared or kind.of_passes
@@ -241,6 +250,79 @@ def test_products_of_copies_read_them_or_what_they_decode_to() -> None:
     assert any(copies_memory(step) for _, step in steps()) is any(
         step.primitive == "snapshot" for _, step in steps()
     )
+
+
+# ---- attributes
+
+
+def test_steps_are_told_what_their_expression_or_kind_reads() -> None:
+    found = 0
+    for plan, step in steps():
+        declared = tuple(each.name for each in definition(step.primitive).attributes)
+        own = step.pointwise.attributes if step.pointwise else declared
+        assert tuple(name for name, _ in step.attributes) == own
+        scalars = {attribute.name for attribute in plan.attributes}
+        assert {v.name for _, v in step.attributes if isinstance(v, AttributeRef)} <= scalars
+        found += len(step.attributes)
+    assert found
+
+
+OP = """\
+edition: 1
+op: toy
+summary: y = factor x
+dims: {T: tokens, K: inner}
+inputs: {x: {shape: [T..., K]}}
+outputs: {y: {shape: [T..., K]}}
+attributes: {scale: {type: float, default: 3.0}}
+forward:
+  - {step: rescale, a: x, factor: scale, out: y}
+backward:
+  - {step: rescale, a: dy, factor: 2.0, out: dx}
+"""
+MODULE = """\
+edition: 1
+module: toy
+class: Toy
+chain: [{op: toy, as: first, out: h}, {op: toy, as: second}]
+summary: twice
+dims: {T: tokens, K: inner}
+inputs: {x: {shape: [T..., K]}}
+"""
+
+
+def test_attributes_of_a_kind_reach_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scalar of the op is an argument under the module's name; a number stands as it is."""
+    kind = StepDef(
+        "rescale",
+        operands=("a",),
+        attributes=(AttributeDef("factor", AttributeType.FLOAT),),
+        shapes={None: {"a": "T... K", "out": "T... K"}},
+        reference=Reference("steps.rescale", frozenset(("a",))),
+    )
+    monkeypatch.setitem(BY_NAME, kind.name, kind)
+    for folder, text in (("ops", OP), ("modules", MODULE)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "toy.yaml").write_text(text, encoding="utf-8")
+    plan = resolve_module(load([builtin_specs(), tmp_path]), Cell("toy", "bf16"), "cpu")
+    assert [attribute.name for attribute in plan.attributes] == ["first_scale", "second_scale"]
+    calls = [[step.call for step in program.steps] for program in reference_context(plan).programs]
+    assert calls == [
+        ["steps.rescale(x, factor=first_scale)", "steps.rescale(h, factor=second_scale)"],
+        ["steps.rescale(dy, factor=2.0)", "steps.rescale(dh, factor=2.0)"],
+    ]
+
+
+def test_an_expression_without_its_scalars_is_refused() -> None:
+    """What a pass leaves out is said where kernels are chosen, not in a launcher that reads it."""
+    draft = derive_math(
+        write_backward(expand(SPECS.modules["clamped_swiglu"], SPECS.ops)), Derivations(None)
+    )
+    lost = replace(draft, forward=tuple(replace(s, attributes=()) for s in draft.forward))
+    with pytest.raises(NotPossible, match=r"pointwise is told \[\], its expression reads \['"):
+        choose_kernels(lost, SPECS.archs["cpu"], SPECS.recipes["bf16"])
 
 
 # ---- who may name a kind

@@ -248,6 +248,16 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class AttributeRef:
+    """A scalar of the module, whose value a call tells."""
+
+    name: str
+
+
+AttributeValue = float | int | bool | str | AttributeRef
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One step of a program.
 
@@ -269,6 +279,7 @@ class Step:
         mutates: buffers changed in place.
         flops: floating-point operations.
         parts: the steps that it does in one kernel, in order; none where it is a step of its own.
+        attributes: scalars by the name that its kind or its expression has for each.
     """
 
     primitive: str
@@ -288,6 +299,7 @@ class Step:
     mutates: tuple[str, ...] = ()
     flops: Expr | None = None
     parts: tuple[Step, ...] = ()
+    attributes: tuple[tuple[str, AttributeValue], ...] = ()
 
     def input(self, slot: str) -> str | None:
         """The buffer in an input slot, or None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..ir.naming import parameter_argument
-from ..ir.plan import Attribute, Buffer, Operand, Parameter, Step
+from ..ir.plan import Attribute, AttributeRef, Buffer, Operand, Parameter, Step
 from ..ir.shapes import Expr, Sym
 from ..ir.words import Init
 from ..spec.module import ChainItem, ModuleSpec
@@ -109,4 +109,8 @@ def bind(step: StepSpec, instance: Instance, names: Mapping[str, str]) -> Step:
         item=instance.item,
         inputs=tuple(Operand(slot, slots[slot]) for slot in kind.slots if slot in slots),
         outputs=tuple(Operand(slot, slots[slot]) for slot in kind.results if slot in slots),
+        attributes=tuple(
+            (name, AttributeRef(instance.attributes[value]) if isinstance(value, str) else value)
+            for name, value in step.attributes
+        ),
     )

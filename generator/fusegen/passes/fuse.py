@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir.plan import Operand, Pointwise, Step
+from ..ir.plan import AttributeValue, Operand, Pointwise, Step
 from ..spec.fusion import FusionPass, FusionSpec, PatternStep
 from ..spec.module import OptionName
 from ..spec.recipe import RecipeSpec
@@ -168,6 +168,7 @@ class _Candidates:
                 inputs=_inputs(step, variables, slots),
                 outputs=_operands(step, step.out, definition(step.step).results, variables, slots),
                 pointwise=_expression(alike.get((step.step, step.kind))),
+                attributes=_attributes(alike.get((step.step, step.kind))),
                 rule=self.rule,
             )
             for step in self.replacement
@@ -178,6 +179,10 @@ class _Candidates:
 
 def _expression(step: Step | None) -> Pointwise | None:
     return step.pointwise if step else None
+
+
+def _attributes(step: Step | None) -> tuple[tuple[str, AttributeValue], ...]:
+    return step.attributes if step else ()
 
 
 def _inputs(

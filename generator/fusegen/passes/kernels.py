@@ -70,6 +70,12 @@ def _check_known(step: Step) -> None:
         results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
         if results != {*step.writes}:
             raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
+        told = tuple(attribute for attribute, _ in step.attributes)
+        if step.pointwise and told != step.pointwise.attributes:
+            raise NotPossible(
+                f"{name}{made_by} is told {list(told)}, its expression reads"
+                f" {list(step.pointwise.attributes)}"
+            )
         return
     if step.pointwise:
         raise NotPossible(f"the reference has no {name} with an expression{made_by}")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..ir.dtypes import DType
 from ..ir.naming import gradient
-from ..ir.plan import Access, Pointwise, PointwiseOperand, Step
+from ..ir.plan import Access, AttributeRef, Pointwise, PointwiseOperand, Step
 from ..ir.shapes import product
 from ..ir.words import Broadcast
 from ..math import Derivations, ExpressionError, Program, degrees, jumps, parse, to_cuda, to_torch
@@ -151,4 +151,5 @@ def _with_math(
         cost=program.cost,
     )
     kept = tuple(operand for operand in step.inputs if operand.buffer in used)
-    return with_flops(replace(step, inputs=kept, pointwise=math))
+    scalars = tuple((name, AttributeRef(instance.attributes[name])) for name in math.attributes)
+    return with_flops(replace(step, inputs=kept, pointwise=math, attributes=scalars))

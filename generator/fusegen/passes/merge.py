@@ -143,6 +143,7 @@ def _merged(first: Step, second: Step, pattern: _Pattern) -> tuple[Step, tuple[B
         rule=pattern.rule,
         flops=first.flops,
         parts=parts,
+        attributes=first.attributes,
     )
     return step, scratch
 

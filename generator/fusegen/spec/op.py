@@ -62,11 +62,15 @@ class AttributeSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One step of an op's program, as written: primitive, kind and tensors by slot."""
+    """One step of an op's program, as written: primitive, kind, tensors by slot, attributes.
+
+    The value of an attribute is a number, or the name of an attribute of the op.
+    """
 
     primitive: str
     kind: str | None
     slots: tuple[tuple[str, str], ...]
+    attributes: tuple[tuple[str, float | int | bool | str], ...] = ()
 
     def get(self, slot: str) -> str | None:
         """The tensor in a slot, or None."""
@@ -93,19 +97,30 @@ def _step(value: object) -> object:
     if wrong:
         raise problem_at("step", wrong, "kind")
     slots = {key: text for key, text in value.items() if key not in ("step", "kind")}
-    known = (*signature.slots, *signature.results)
+    types = {each.name: each.type for each in signature.attributes}
+    attributes = {key: slots.pop(key) for key in types if key in slots}
+    known = (*signature.slots, *signature.results, *types)
     for key, text in slots.items():
         if key not in known:
             hint = did_you_mean(key, known)
             raise problem_at("step", f"{primitive} has no slot {key!r}{hint}", key)
         if not isinstance(text, str):
-            raise problem_at(
-                "step", f"slot {key!r} names a tensor or an attribute, got {text!r}", key
-            )
+            raise problem_at("step", f"slot {key!r} names a tensor, got {text!r}", key)
     for slot in (*signature.operands, signature.results[0]):
         if slot not in slots:
             raise problem_at("step", f"{primitive} needs slot {slot!r}")
-    return StepSpec(primitive, kind, tuple(slots.items()))
+    for name, type_ in types.items():
+        if name not in attributes:
+            raise problem_at("step", f"{primitive} needs attribute {name!r} of type {type_.value}")
+        value = attributes[name]
+        if not isinstance(value, str) and not type_.holds(value):
+            raise problem_at(
+                "step",
+                f"expected type {type_.value} or the name of one of the op's attributes for"
+                f" {name!r} of {primitive}, got {value!r}",
+                name,
+            )
+    return StepSpec(primitive, kind, tuple(slots.items()), tuple(attributes.items()))
 
 
 StepField = Annotated[

@@ -6,8 +6,6 @@ writes a step of one kind names that kind, by its ``StepDef``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..ir.plan import Step
 from . import gemm
 from .definition import StepDef, Trait
@@ -39,7 +37,7 @@ STEPS: tuple[StepDef, ...] = (
 )
 """Every kind of step."""
 
-BY_NAME: Mapping[str, StepDef] = {each.name: each for each in STEPS}
+BY_NAME: dict[str, StepDef] = {each.name: each for each in STEPS}
 
 
 def definition(name: str) -> StepDef:

@@ -9,6 +9,7 @@ from enum import Enum
 from ..ir.dtypes import DType
 from ..ir.plan import Step
 from ..ir.shapes import Expr
+from ..ir.words import AttributeType
 from .launch import Launch
 
 
@@ -43,6 +44,14 @@ does not name is no operand there.
 
 
 @dataclass(frozen=True, slots=True)
+class AttributeDef:
+    """A scalar of a kind of step, which its function of the reference has by this name."""
+
+    name: str
+    type: AttributeType
+
+
+@dataclass(frozen=True, slots=True)
 class Reference:
     """The function of the reference, normative for every architecture.
 
@@ -68,6 +77,7 @@ class StepDef:
         optional: slots that it may leave out.
         results: slots of results; a step may leave out all but the first.
         kinds: variants; empty where there is one only.
+        attributes: scalars, all of them told; a printed kind has those of its expression.
         shapes: rule of the dimensions by kind, None where there are no kinds.  Empty for steps
             that passes write.
         dtypes: types of operands and results by slot, where they are not the module's own.
@@ -84,6 +94,7 @@ class StepDef:
     optional: tuple[str, ...] = ()
     results: tuple[str, ...] = ("out",)
     kinds: tuple[str, ...] = ()
+    attributes: tuple[AttributeDef, ...] = ()
     shapes: Mapping[str | None, Rule] = field(default_factory=dict)
     dtypes: Mapping[str, DType] = field(default_factory=dict)
     traits: frozenset[Trait] = frozenset()

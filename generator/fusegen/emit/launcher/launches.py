@@ -14,7 +14,7 @@ from ...steps.launch import Field, Launch, Source
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.pointwise_quantize import ROW_PARTIALS
 from ...steps.quantize import SUMMED
-from ..python.words import range_name, step_comment
+from ..python.words import range_name, scalar, step_comment
 from ..text.explain import size_in_bytes
 from .words import Reading, any_of, call, filled, scalar_type, writable
 
@@ -310,8 +310,7 @@ def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) 
     """Operands, results but for one that is not written, scalars and sizes of an expression."""
     assert step.pointwise is not None
     math = step.pointwise
-    prefix = f"{step.item}_" if step.item else ""
-    scalars = [f"static_cast<float>({prefix}{name})" for name in math.attributes]
+    scalars = [f"static_cast<float>({scalar(value)})" for _, value in step.attributes]
     results = ["nullptr" if r.buffer == without else f"writable({r.buffer})" for r in math.results]
     return {
         "operands": f"{{{', '.join(reading(o.buffer) for o in math.operands)}}}",

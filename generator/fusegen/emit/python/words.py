@@ -11,7 +11,18 @@ from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.names import plain
 from ...ir.naming import gradient, need
-from ...ir.plan import Argument, Attribute, Binding, Buffer, ModulePlan, Program, Result, Step
+from ...ir.plan import (
+    Argument,
+    Attribute,
+    AttributeRef,
+    AttributeValue,
+    Binding,
+    Buffer,
+    ModulePlan,
+    Program,
+    Result,
+    Step,
+)
 from ...ir.shapes import Shape, symbols, to_code
 from ...ir.words import AttributeType
 
@@ -279,6 +290,11 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
         first=first.name,
         fake_dims=bind_lines(program, used),
     )
+
+
+def scalar(value: AttributeValue) -> str:
+    """The source of a scalar of a step: a name of the module's, or a number, the same in C++."""
+    return value.name if isinstance(value, AttributeRef) else repr(value)
 
 
 def uses_math(lines: Iterable[str]) -> bool:

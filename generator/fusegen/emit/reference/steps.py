@@ -45,6 +45,7 @@ from ..python.words import (
     program_text,
     range_name,
     return_annotation,
+    scalar,
     step_comment,
     uses_math,
 )
@@ -425,6 +426,7 @@ def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> St
         call = f"steps.within({call}, {groups})" if groups else call
     else:
         words = _slots(tuple(o for o in step.inputs if o.slot != "accumulate"))
+        words += [f"{name}={scalar(value)}" for name, value in step.attributes]
         wide = _is_wide(plan, program, step)
         words += ["dtype=torch.float32"] if wide else []
         call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
@@ -589,9 +591,7 @@ def _buffers(operands: Iterable[object]) -> list[str]:
 
 
 def _scalars(step: Step) -> list[str]:
-    assert step.pointwise is not None
-    prefix = f"{step.item}_" if step.item else ""
-    return [f"{prefix}{name}" for name in step.pointwise.attributes]
+    return [scalar(value) for _, value in step.attributes]
 
 
 def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
