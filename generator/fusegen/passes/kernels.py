@@ -88,9 +88,10 @@ def with_sizes(draft: Draft, step: Step) -> Step:
     """The step with the sizes its launch needs, and its operation count.
 
     Raises:
-        NotPossible: its operands have other shapes than its kind.
+        NotPossible: its operands or results have other shapes than its kind says.
     """
-    shapes = {operand.slot: draft.buffers[operand.buffer].shape for operand in step.inputs}
+    own = (*step.inputs, *step.outputs)
+    shapes = {operand.slot: draft.buffers[operand.buffer].shape for operand in own}
     try:
         return step_sizes.with_sizes(step, shapes)
     except ValueError as error:

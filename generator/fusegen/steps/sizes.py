@@ -37,14 +37,14 @@ def _sizes_of(shape: Shape) -> tuple[Expr | str, ...]:
 
 
 def bound(rule: Rule, shapes: Mapping[str, Shape]) -> Mapping[str, tuple[Expr, ...]]:
-    """What the names of a rule stand for, given operands by slot.
+    """What the names of a rule stand for, given operands and results by slot.
 
     Args:
         rule: of a kind of step.
-        shapes: of operands; leading dimensions count as one.
+        shapes: by slot; leading dimensions count as one, and slots without a rule for nothing.
 
     Raises:
-        ValueError: an operand has another shape.
+        ValueError: one has another shape.
     """
     sizes: Sizes = {}
     for slot, shape in shapes.items():
@@ -56,23 +56,15 @@ def bound(rule: Rule, shapes: Mapping[str, Shape]) -> Mapping[str, tuple[Expr, .
     }
 
 
-def inferred(rule: Rule, slot: str, shapes: Mapping[str, Shape]) -> Shape:
-    """The shape of a result, given operands by slot; leading dimensions are apart.
-
-    Raises:
-        ValueError: an operand has another shape than the rule says.
-    """
-    sizes = bound(rule, shapes)
-    names = (name.removesuffix("...") for name in rule[slot].split())
-    return Shape(None, tuple(size for name in names for size in sizes[name]))
-
-
 def with_sizes(step: Step, shapes: Mapping[str, Shape]) -> Step:
     """The step with the sizes that its launch is told, and its operations; others as they are.
 
     Args:
         step: of any kind.
-        shapes: of its operands by slot, before any is quantised.
+        shapes: of its operands and results by slot, before any is quantised.
+
+    Raises:
+        ValueError: one has another shape than its kind says.
     """
     kind = definition(step.primitive)
     if not kind.sizes:
