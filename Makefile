@@ -44,6 +44,7 @@ release-check: $(VENV)/test.stamp
 regenerate: $(VENV)/test.stamp
 	$(BIN)/fusegen generate --target cpu --target cpu_quantized --target hopper --target hopper_quantized --target hopper_lean --target main_grad --target cached_weights
 	$(BIN)/fusegen generate
+	$(BIN)/python docs/tables.py
 	$(BIN)/python tests/gpu/ledger.py readme
 
 $(VENV)/bin/python:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from fusegen.demo import model as demo_model
-from fusegen.demo.run import DemoConfig
+from fusegen.demo.experiment import DemoConfig
 
 PEER = "torch compiled"
 BATCHES = 4

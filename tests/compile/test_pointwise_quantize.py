@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusegen.checks.load import load
 from fusegen.emit.kernels.units import unit_context
 from fusegen.emit.render import Renderer
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import Access, KernelUnit, PointwiseOperand
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.spec.load import load
 
 from .quantize_harness import CSRC, Buffer, Case, Kernels, _Step, address, compile_for_cpu
 from .test_quantize_kernels import Step

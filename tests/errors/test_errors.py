@@ -16,10 +16,10 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from fusegen import steps
+from fusegen import checks
+from fusegen.checks import load as loading
 from fusegen.ir.words import AttributeType
 from fusegen.paths import builtin_specs
-from fusegen.spec import check as checks
 from fusegen.spec import diagnostics as source
 from fusegen.spec import fields, load, op
 from fusegen.steps.definition import AttributeDef, Reference, StepDef
@@ -56,7 +56,7 @@ def messages(*folders: Path) -> str:
         if kind:
             patch.setitem(steps.BY_NAME, kind.name, kind)
         try:
-            load.load(folders)
+            loading.load(folders)
         except source.SpecError as error:
             return f"{error}\n"
     return ""

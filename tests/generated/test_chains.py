@@ -65,6 +65,9 @@ CHAINS = {
     )
     + FC % "F"
     + "  - {op: cosh, as: act, dims: {D: F}}\n",
+    "any_shape": DENSE
+    + "  - {op: linear, as: fc, out: h, dims: {K: H, N: H}}\n"
+    + "  - {op: silu, as: act}\n",
 }
 
 

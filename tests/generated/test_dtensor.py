@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from fusegen.checks.load import load
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import load
 
 from .loading import LOAD
 from .ranks import Place, run_ranks

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import load
 
 from .loading import load_cells
 

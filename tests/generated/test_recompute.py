@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fusegen.checks.load import load
 from fusegen.emit.text.explain import size_in_bytes
 from fusegen.ir.naming import Cell, need, parameter_argument
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import evaluate
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import load
 
 from .loading import load_cells
 

@@ -23,7 +23,7 @@ from fusegen.ir.plan import ModulePlan
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.expand import chain_of
 from fusegen.passes.pipeline import resolve_module
-from fusegen.selection import with_options
+from fusegen.spec.cells import with_options
 from fusegen.spec.load import SpecSet
 from fusegen.steps import STEPS
 

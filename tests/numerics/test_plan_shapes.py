@@ -8,13 +8,13 @@ import pytest
 import torch
 from subject import RECIPES, ROOT, quantization, reference
 
+from fusegen.checks.load import load
 from fusegen.ir.dtypes import DType, info
 from fusegen.ir.kernel import LayoutSpec
 from fusegen.ir.plan import Buffer
 from fusegen.ir.quantization import Orientation, Role
 from fusegen.ir.shapes import Shape, evaluate
 from fusegen.passes.copies import make_copy
-from fusegen.spec.load import load
 
 SPECS = load([Path(ROOT) / "specs"])
 SIZES = {"T": 70, "K": 72, "N": 40, "E": 3}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.ir.kernel import GemmKind
 from fusegen.ir.naming import Cell
 from fusegen.ir.quantization import Role
@@ -15,7 +16,7 @@ from fusegen.passes.pipeline import Plan, resolve
 from fusegen.paths import builtin_specs
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.kinds import SpecKind
-from fusegen.spec.load import SpecSet, load, parse_spec
+from fusegen.spec.load import SpecSet, parse_spec
 from fusegen.spec.module import OptionName
 
 CATALOGUE = Path(__file__).parents[1] / "catalogue" / "specs"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.families.table import _SHARED_BYTES, FAMILIES, PITCH, Family
 from fusegen.ir.kernel import GemmKind, PointSpec, Schedule
 from fusegen.ir.naming import Cell
@@ -14,7 +15,6 @@ from fusegen.ir.quantization import Accumulation, HadamardSpec, Orientation, Qua
 from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs, builtin_templates
 from fusegen.spec.arch import FamilySpec
-from fusegen.spec.load import load
 
 SPECS = load([builtin_specs()])
 CSRC = builtin_templates() / "static" / "csrc" / "fusegen"

@@ -7,21 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import Step
 from fusegen.math import Derivations
 from fusegen.passes.backward import write_backward
 from fusegen.passes.draft import Draft, NotPossible
 from fusegen.passes.expand import expand
-from fusegen.passes.fuse import fuse
+from fusegen.passes.fusions import rules_of
 from fusegen.passes.liveness import add_conditions, saved
 from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
+from fusegen.passes.rewrite import Facts, Stage, rewrite
 from fusegen.paths import builtin_specs
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.fusion import FusionSpec
 from fusegen.spec.kinds import SpecKind
-from fusegen.spec.load import SpecSet, load, parse_spec
+from fusegen.spec.load import SpecSet, parse_spec
 from fusegen.spec.module import OptionName
 
 MLP = """edition: 1
@@ -76,8 +78,8 @@ def specs_with(tmp_path: Path, **fusions: tuple[str, str, str]) -> SpecSet:
 def written(tmp_path: Path, **fusions: tuple[str, str, str]) -> list[Path]:
     folder = tmp_path / "mine" / "fusions"
     folder.mkdir(parents=True)
-    for name, (stage, match, rewrite) in fusions.items():
-        text = FUSION.format(name=name, stage=stage, match=match, rewrite=rewrite)
+    for name, (stage, match, instead) in fusions.items():
+        text = FUSION.format(name=name, stage=stage, match=match, rewrite=instead)
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return sorted(folder.iterdir())
 
@@ -85,11 +87,12 @@ def written(tmp_path: Path, **fusions: tuple[str, str, str]) -> list[Path]:
 CHOICES = {OptionName.SAVE: "activations"}
 
 
-def fused(specs: SpecSet, arch: str = "cpu") -> Draft:
+def fused(specs: SpecSet, arch: str = "cpu", fuel: int | None = None) -> Draft:
     draft = write_backward(expand(specs.modules["toy"], specs.ops))
     draft = derive_math(draft, Derivations())
     fusions = {name: f for name, f in specs.fusions.items() if f.name.startswith("toy_")}
-    return fuse(draft, fusions, arch, specs.recipes["bf16"], CHOICES)
+    facts = Facts(specs.archs[arch], specs.recipes["bf16"], CHOICES)
+    return rewrite(draft, rules_of(fusions), Stage.OPS, facts, fuel)
 
 
 def shown(steps: tuple[Step, ...]) -> list[str]:
@@ -254,8 +257,8 @@ def test_conditions(tmp_path: Path) -> None:
     ):
         folder = tmp_path / str(index)
         folder.mkdir()
-        rewrite = section(forward=[ACTIVATION]) + f"\nwhen: {condition}"
-        toy = ("forward", section(forward=[ACTIVATION]), rewrite)
+        instead = section(forward=[ACTIVATION]) + f"\nwhen: {condition}"
+        toy = ("forward", section(forward=[ACTIVATION]), instead)
         rule = fused(specs_with(folder, toy_when=toy)).forward[1].rule
         assert (rule == "toy_when") == applies, condition
 
@@ -322,7 +325,7 @@ COPY = "{step: snapshot, in: [x], out: [h]}"
 
 
 @pytest.mark.parametrize(
-    ("match", "rewrite"),
+    ("match", "instead"),
     [
         ([GEMM, ACTIVATION], [FUSED]),
         ([GEMM], [GEMM.replace("out", "with: {accumulate: h}, out")]),
@@ -337,9 +340,9 @@ COPY = "{step: snapshot, in: [x], out: [h]}"
     ],
 )
 def test_a_fusion_that_no_pass_can_apply_is_refused(
-    tmp_path: Path, match: list[str], rewrite: list[str]
+    tmp_path: Path, match: list[str], instead: list[str]
 ) -> None:
-    toy = ("forward", section(forward=match), section(forward=rewrite))
+    toy = ("forward", section(forward=match), section(forward=instead))
     (path,) = written(tmp_path, toy=toy)
     with pytest.raises(SpecError) as caught:
         load([builtin_specs(), path.parents[1]])

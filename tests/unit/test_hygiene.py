@@ -21,6 +21,13 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fusegen.checks.load import load
+from fusegen.checks.names import (
+    CONSTRUCTOR_KEYWORDS,
+    FILE_WORDS,
+    MODULE_ATTRIBUTES,
+    taken_by_class,
+)
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.fileset import ArtifactKind, FileSet, RenderError
 from fusegen.emit.hygiene import settle
@@ -30,14 +37,8 @@ from fusegen.ir.names import MARK
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.spec.check.names import (
-    CONSTRUCTOR_KEYWORDS,
-    FILE_WORDS,
-    MODULE_ATTRIBUTES,
-    taken_by_class,
-)
 from fusegen.spec.diagnostics import SpecError
-from fusegen.spec.load import SpecSet, load
+from fusegen.spec.load import SpecSet
 
 RENDERER = Renderer([builtin_templates()])
 SPECS = load([builtin_specs()])

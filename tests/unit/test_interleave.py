@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import HALVES, Access, CheckKind, ModulePlan, Step
 from fusegen.math import Derivations
@@ -14,7 +15,6 @@ from fusegen.passes.interleave import interleave_halves
 from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import load
 
 INTERLEAVED = "interleaved_32"
 ALTERNATING = (Access.FIRST_OF_32, Access.SECOND_OF_32)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.emit.launcher.memory import allocated
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.launcher.words import any_of
@@ -14,7 +15,6 @@ from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import load
 
 SPECS = load([builtin_specs()])
 OPTIONS = ("cached_weights", "recompute_activations", "delayed_wgrad", "debug")

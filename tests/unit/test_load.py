@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.ir.shapes import Shape
 from fusegen.paths import builtin_specs
 from fusegen.spec.diagnostics import Loc, Problem, SpecError, did_you_mean
 from fusegen.spec.kinds import SpecKind
-from fusegen.spec.load import load, parse_spec
+from fusegen.spec.load import parse_spec
 
 OP = """edition: 1
 op: {name}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusegen.checks.load import load
 from fusegen.ir.dtypes import IO_DTYPES, DType
 from fusegen.ir.kernel import GemmKind, PointSpec, Schedule
 from fusegen.ir.naming import (
@@ -27,7 +28,6 @@ from fusegen.ir.plan import KernelUnit, ModulePlan
 from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs
 from fusegen.spec.diagnostics import Loc
-from fusegen.spec.load import load
 
 WORD = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=6).filter(
     lambda word: word[0] not in string.digits

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.text.explain import explain, size_in_bytes
 from fusegen.ir.naming import Cell, need
@@ -13,7 +14,7 @@ from fusegen.ir.plan import ModulePlan, Step
 from fusegen.ir.shapes import evaluate
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import SpecSet, load
+from fusegen.spec.load import SpecSet
 from fusegen.steps import copies_memory, quantizes
 
 AGAIN = "recompute_activations"

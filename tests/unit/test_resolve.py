@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.emit.text.explain import explain, size_in_bytes
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell, gradient, need
@@ -14,7 +15,7 @@ from fusegen.ir.plan import Argument, CheckKind, ModulePlan, Program, Status
 from fusegen.ir.shapes import symbols, to_python
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import SpecSet, load
+from fusegen.spec.load import SpecSet
 from fusegen.spec.module import OptionName
 from fusegen.steps import copies_memory, decodes, quantizes, reads_decoded, sums_rows
 from fusegen.steps.quantize import SUMMED

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from fusegen import api, paths
-from fusegen.selection import UsageError
-from fusegen.spec import scaffold
+from fusegen.checks.load import SpecWarning
+from fusegen.commands import scaffold
+from fusegen.commands.scaffold import ExistsError, new
 from fusegen.spec.diagnostics import SpecError
-from fusegen.spec.load import SpecWarning
-from fusegen.spec.scaffold import ExistsError, new
+from fusegen.spec.usage import UsageError
 
 
 def load(folder: Path) -> None:

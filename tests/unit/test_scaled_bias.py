@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan, Step
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import load
 
 SCALED = "scaled_bias"
 SPECS = load([builtin_specs()])

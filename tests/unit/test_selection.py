@@ -14,14 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusegen import api, paths, selection
+from fusegen import api, paths
+from fusegen.checks.load import load
 from fusegen.emit.fileset import RenderError
 from fusegen.ir.naming import Cell
+from fusegen.publish import folders, remedies, selection
 from fusegen.publish.lock import LockError
 from fusegen.publish.publish import PublishError
-from fusegen.selection import Selection, SelectionError, UsageError
+from fusegen.publish.selection import Selection, SelectionError
+from fusegen.spec.cells import target_cells, with_options
 from fusegen.spec.diagnostics import SpecError
-from fusegen.spec.load import load
+from fusegen.spec.usage import UsageError
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,5}(_[a-z0-9]{1,4}){0,2}", fullmatch=True)
 FOLDERS = st.lists(st.from_regex(r"(\.\./){0,3}[a-z]{1,8}", fullmatch=True), unique=True)
@@ -80,9 +83,9 @@ def test_a_namespace_is_snake_case(word: str) -> None:
 def test_folders_are_recorded_relative_to_the_lock(tmp_path: Path) -> None:
     bundle, folder = tmp_path / "out" / "cpu", tmp_path / "mine" / "specs"
     folder.mkdir(parents=True)
-    written = selection.relative_folders(bundle, [folder])
+    written = folders.relative_folders(bundle, [folder])
     assert written == ("../../mine/specs",)
-    assert selection.recorded_folders(bundle, written) == (folder.resolve(),)
+    assert folders.recorded_folders(bundle, written) == (folder.resolve(),)
 
 
 def test_a_cell_that_is_not_there_cannot_be_removed() -> None:
@@ -94,7 +97,7 @@ def test_a_cell_that_is_not_there_cannot_be_removed() -> None:
 
 def test_the_fix_names_what_is_not_a_default() -> None:
     bundles = [Path("generated/cpu"), Path("generated/sm_90a"), Path("vendored/hopper")]
-    command = selection.regeneration(bundles, {"--specs": (Path("mine"),), "--templates": ()})
+    command = remedies.regeneration(bundles, {"--specs": (Path("mine"),), "--templates": ()})
     assert command.splitlines() == [
         "fusegen generate --specs mine",
         "fusegen generate --out vendored --specs mine",
@@ -468,7 +471,7 @@ def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
 
 def test_the_choices_of_a_target_are_those_of_every_module() -> None:
     specs = load([paths.builtin_specs()])
-    cells = selection.target_cells(specs, ["hopper", "hopper_lean"])["sm_90a"]
+    cells = target_cells(specs, ["hopper", "hopper_lean"])["sm_90a"]
     chosen = [cell for cell in cells if cell.options]
     assert {cell.recipe for cell in chosen} == {"bf16", "fp8_delayed"}
     assert {(cell.module, cell.options) for cell in chosen} == {
@@ -489,7 +492,7 @@ REDUCED = Cell("linear", "fp8_delayed", ("reduced_amax",))
 )
 def test_a_first_choice_names_no_cell(words: tuple[str, ...], options: tuple[str, ...]) -> None:
     specs = api.load_specs(api.Sources())
-    cells = selection.with_options(specs, [Cell("linear", "fp8_delayed")], words)
+    cells = with_options(specs, [Cell("linear", "fp8_delayed")], words)
     assert cells == (Cell("linear", "fp8_delayed", options),)
 
 
@@ -513,7 +516,7 @@ def test_a_first_choice_names_no_cell(words: tuple[str, ...], options: tuple[str
 def test_choices_that_are_not_offered(module: str, words: tuple[str, ...], message: str) -> None:
     specs = api.load_specs(api.Sources())
     with pytest.raises(UsageError) as caught:
-        selection.with_options(specs, [Cell(module, "fp8_delayed")], words)
+        with_options(specs, [Cell(module, "fp8_delayed")], words)
     assert str(caught.value).startswith(message)
 
 
@@ -530,7 +533,7 @@ def test_a_choice_is_recorded_and_taken_out_by_name(tmp_path: Path) -> None:
     assert recorded is not None and recorded.cells == (REDUCED,)
     assert (tmp_path / "cpu" / f"{REDUCED}.py").exists()
     assert api.generate(api.Request(tmp_path)).drifted is False
-    command = selection.removal(REDUCED, "cpu", tmp_path / "cpu")
+    command = remedies.removal(REDUCED, "cpu", tmp_path / "cpu")
     assert "--recipe fp8_delayed --option reduced_amax" in command
     api.generate(replace(request, remove=True))
     assert not (tmp_path / "cpu" / f"{REDUCED}.py").exists()

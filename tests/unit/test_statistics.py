@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
@@ -15,7 +16,6 @@ from fusegen.ir.plan import ModulePlan, Program, StateFill
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.spec.load import load
 from fusegen.steps import observes, quantizes
 
 SPECS = load([builtin_specs()])

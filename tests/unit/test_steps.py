@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fusegen
+from fusegen.checks.load import load
 from fusegen.emit.reference.steps import reference_context
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
@@ -26,7 +27,6 @@ from fusegen.passes.kernels import choose_kernels
 from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.spec.load import load
 from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_product, reads_decoded
 from fusegen.steps.definition import AttributeDef, Reference, StepDef, Trait
 from fusegen.steps.launch import Launch, Source

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.fileset import FileSet
 from fusegen.emit.polish import polish
@@ -27,7 +28,7 @@ from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs, builtin_templates
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.kinds import SpecKind
-from fusegen.spec.load import SpecSet, load, parse_spec
+from fusegen.spec.load import SpecSet, parse_spec
 
 PRINTABLE = (
     "'",

@@ -20,13 +20,13 @@ import pytest
 from jinja2 import nodes
 
 import fusegen
+from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.fileset import RenderError
 from fusegen.emit.render import Renderer
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.spec.load import load
 
 FOLDER = builtin_templates()
 TEMPLATES = sorted(FOLDER.rglob("*.j2"))

@@ -15,12 +15,13 @@ import pytest
 
 from fusegen import api, paths
 from fusegen.build.library import read_sources
+from fusegen.checks.load import load
 from fusegen.ir.kernel import GemmKind, PointSpec
 from fusegen.ir.predicate import Comparison, Condition, Predicate, SizeVariable
-from fusegen.selection import UsageError
 from fusegen.spec.arch import RuleSpec
 from fusegen.spec.diagnostics import SpecError
-from fusegen.spec.load import SpecSet, load
+from fusegen.spec.load import SpecSet
+from fusegen.spec.usage import UsageError
 from fusegen.tuning import fit, rewrite, tune, variants
 from fusegen.tuning.cases import (
     MOST_BYTES,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .run import Corpus, DemoConfig, DemoError, HeldOut, Probe, Sample, Step
+from .experiment import Corpus, DemoConfig, DemoError, HeldOut, Probe, Sample, Step
 
 MODULE = "grouped_mlp"
 CLASS = "GroupedMLP"

@@ -6,7 +6,7 @@ all printed from this object, so they cannot drift apart.  Everything here is pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .dtypes import DType
@@ -336,6 +336,21 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewriting:
+    """Where a rule put steps in the place of others, or why it did not.
+
+    Attributes:
+        rule: its name.
+        place: the steps that its pattern found; empty where it found none.
+        reason: why they stay; empty where they were replaced.
+    """
+
+    rule: str
+    place: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Argument:
     """A tensor argument of a program; conditional ones are None unless a flag asks for them.
 
@@ -661,6 +676,8 @@ class ModulePlan:
         tolerance: of its tests.
         sources: spec files it was made from.
         ranges: whether every step runs in a range that profilers show by its name.
+        rewrites: where fusions applied and why not elsewhere, for people: no part of what the plan
+            is, so that plans which differ in nothing else are equal.
     """
 
     cell: str
@@ -697,6 +714,7 @@ class ModulePlan:
     sources: tuple[str, ...]
     ranges: bool = False
     shardings: tuple[Sharding, ...] = ()
+    rewrites: tuple[Rewriting, ...] = field(default=(), compare=False)
 
     @property
     def programs(self) -> tuple[Program, ...]:

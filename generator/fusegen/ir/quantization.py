@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from .dtypes import DType
 from .fields import STRICT, Block
+from .kernel import GemmKind
 
 _FP32_MAX = 3.4028234663852886e38
 
@@ -56,6 +58,17 @@ class Orientation(str, Enum):
 
     ROWWISE = "rowwise"
     COLUMNWISE = "columnwise"
+
+
+OPERANDS: Mapping[tuple[GemmKind, str], tuple[Role, Orientation]] = {
+    (GemmKind.FPROP, "a"): (Role.INPUT, Orientation.ROWWISE),
+    (GemmKind.FPROP, "b"): (Role.WEIGHT, Orientation.ROWWISE),
+    (GemmKind.DGRAD, "a"): (Role.GRAD_OUTPUT, Orientation.ROWWISE),
+    (GemmKind.DGRAD, "b"): (Role.WEIGHT, Orientation.COLUMNWISE),
+    (GemmKind.WGRAD, "a"): (Role.GRAD_OUTPUT, Orientation.COLUMNWISE),
+    (GemmKind.WGRAD, "b"): (Role.INPUT, Orientation.COLUMNWISE),
+}
+"""What each operand of each product is, and along which dimension its blocks run."""
 
 
 class Rounding(str, Enum):

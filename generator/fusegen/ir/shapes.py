@@ -270,40 +270,75 @@ def evaluate(expr: Expr, values: Mapping[str, int]) -> int:
             return _APPLY[operator](evaluate(left, values), evaluate(right, values))
 
 
-def _print(expr: Expr, infix: Mapping[Operator, str], context: int = 0) -> str:
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How a language spells sizes.
+
+    Attributes:
+        division: sign of a quotient that is rounded down.
+        functions: whether ``ceildiv`` and ``align`` are functions of its own.
+        regroups: whether ``a + (b + c)`` may become ``a + b + c``: the number is the same, but what
+            is read back is another expression.
+    """
+
+    division: str
+    functions: bool
+    regroups: bool
+
+
+_SPEC = _Style("//", functions=True, regroups=False)
+_CODE = _Style("//", functions=False, regroups=True)
+_CPP = _Style("/", functions=True, regroups=False)
+_NEGATION = 3  # binds tighter than every infix operator
+
+
+def _print(expr: Expr, style: _Style, context: int = 0) -> str:
+    """Source of an operand; in brackets only where it binds looser than ``context`` asks for."""
     match expr:
         case Const(value=value):
             return str(value)
         case Sym(name=name):
             return name
-        case Binary(operator=operator, left=left, right=right):
-            if operator not in _INFIX:
-                return f"{operator.value}({_print(left, infix)}, {_print(right, infix)})"
+        case Binary(operator=operator, left=left, right=right) if operator in _INFIX:
             rank = _INFIX[operator]
-            text = f"{_print(left, infix, rank)} {infix[operator]} {_print(right, infix, rank + 1)}"
+            sign = style.division if operator is Operator.FLOORDIV else operator.value
+            loose = style.regroups and _joins(operator, right)
+            tail = _print(right, style, rank if loose else rank + 1)
+            text = f"{_print(left, style, rank)} {sign} {tail}"
             return f"({text})" if rank < context else text
+        case Binary(operator=operator, left=left, right=right) if style.functions:
+            return f"{operator.value}({_print(left, style)}, {_print(right, style)})"
+        case Binary(operator=Operator.ALIGN, left=left, right=right):
+            blocks = Binary(Operator.CEILDIV, left, right)
+            return _print(Binary(Operator.MUL, blocks, right), style, context)
+        case Binary(left=left, right=right):
+            divided = f"{_print(left, style, _NEGATION + 1)} {style.division}"
+            text = f"-(-{divided} {_print(right, style, _NEGATION)})"
+            return f"({text})" if context > _NEGATION else text
 
 
-_PYTHON = {operator: operator.value for operator in _INFIX}
-_CPP = _PYTHON | {Operator.FLOORDIV: "/"}
+def _joins(operator: Operator, right: Expr) -> bool:
+    """Whether an operand on the right may stand without brackets, evaluated from the left."""
+    if operator is Operator.ADD:
+        return isinstance(right, Binary) and right.operator in (Operator.ADD, Operator.SUB)
+    if operator is not Operator.MUL or not isinstance(right, Binary):
+        return False
+    while isinstance(right, Binary) and right.operator is Operator.MUL:
+        right = right.left
+    # a * (b // c * d) is not a * b // c * d.
+    return not isinstance(right, Binary) or right.operator is not Operator.FLOORDIV
 
 
 @cache
 def to_python(expr: Expr) -> str:
     """Python source, and the form specs are written in: ``parse_expr(to_python(e)) == e``."""
-    return _print(expr, _PYTHON)
+    return _print(expr, _SPEC)
 
 
 @cache
 def to_code(expr: Expr) -> str:
     """Python source that needs no functions: ``ceildiv(a, b)`` becomes ``-(-a // b)``."""
-    match expr:
-        case Binary(operator=Operator.CEILDIV | Operator.ALIGN as operator, left=left, right=right):
-            blocks = f"-(-({to_code(left)}) // {to_code(right)})"
-            return blocks if operator is Operator.CEILDIV else f"{blocks} * {to_code(right)}"
-        case Binary(operator=operator, left=left, right=right):
-            return f"({to_code(left)}) {operator.value} ({to_code(right)})"
-    return str(expr)
+    return _print(expr, _CODE)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Pass 2, backward: the ops' backward rules in reverse order, over the gradients' buffers."""
+"""Backward: the ops' backward rules in reverse order, over the gradients' buffers."""
 
 from __future__ import annotations
 

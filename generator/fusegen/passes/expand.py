@@ -1,4 +1,4 @@
-"""Pass 1, expand: the chain of a module becomes forward steps over named buffers."""
+"""Expand: the chain of a module becomes forward steps over named buffers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..ir.naming import parameter_argument
 from ..ir.plan import Attribute, AttributeRef, Buffer, Operand, Parameter, Step
-from ..ir.shapes import Expr, Sym
+from ..ir.shapes import Shape, Sym
 from ..ir.words import Init
 from ..spec.module import ChainItem, ModuleSpec
 from ..spec.op import OpSpec, StepSpec, TensorSpec
@@ -25,7 +25,9 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
     chain = chain_of(module)
     module_inputs = module.inputs or ops[chain[0].op].inputs
     leading = next(iter(module_inputs.values())).shape.leading
-    buffers = {name: _buffer(name, spec, {}, leading) for name, spec in module_inputs.items()}
+    buffers = {
+        name: _buffer(name, spec, spec.shape, leading) for name, spec in module_inputs.items()
+    }
     instances: list[Instance] = []
     parameters: list[Parameter] = []
     attributes: list[Attribute] = []
@@ -33,8 +35,10 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
     for position, item in enumerate(chain):
         op = ops[item.op]
         instance = _instance(item, op, previous, last=position == len(chain) - 1)
+        read = buffers[instance.tensors[next(iter(op.inputs))]].shape
         for name, spec in op.tensors.items():
-            buffer = _buffer(instance.tensors[name], spec, instance.dims, leading)
+            shape = op.shape_of(spec, instance.dims, read)
+            buffer = _buffer(instance.tensors[name], spec, shape, leading)
             buffers.setdefault(buffer.name, buffer)
         parameters += _parameters(instance)
         attributes += [
@@ -74,10 +78,9 @@ def _instance(item: ChainItem, op: OpSpec, previous: str, *, last: bool) -> Inst
     )
 
 
-def _buffer(name: str, spec: TensorSpec, dims: Mapping[str, Expr], leading: str | None) -> Buffer:
+def _buffer(name: str, spec: TensorSpec, shape: Shape, leading: str | None) -> Buffer:
     """A tensor has several leading dimensions only where the module's first input has them."""
-    shape = spec.shape.substitute(dims).led_by(leading)
-    return Buffer(name, spec.dtype, shape, spec.role, spec.optional)
+    return Buffer(name, spec.dtype, shape.led_by(leading), spec.role, spec.optional)
 
 
 def _parameters(instance: Instance) -> list[Parameter]:

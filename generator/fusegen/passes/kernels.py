@@ -1,4 +1,4 @@
-"""Pass 7, kernels: choose a kernel family for every step and name its instantiations."""
+"""Kernels: choose a kernel family for every step and name its instantiations."""
 
 from __future__ import annotations
 
@@ -57,6 +57,28 @@ def choose_kernels(
     refresh = tuple(choose(step) for step in draft.refresh)
     draft = replace(draft, forward=forward, backward=backward, refresh=refresh)
     return draft, tuple(sets.values())
+
+
+def choose_merged(
+    draft: Draft, arch: ArchSpec, recipe: RecipeSpec
+) -> tuple[Draft, tuple[KernelSet, ...]]:
+    """Give every merged step of forward and backward its kernel set.
+
+    Raises:
+        NotPossible: the arch has no kernels for one; who merges asks before.
+    """
+    sets: dict[str, KernelSet] = {}
+
+    def choose(step: Step) -> Step:
+        if not step.parts:
+            return step
+        chosen = kernel_set(step, draft.buffers, arch, recipe)
+        sets[chosen.name] = chosen
+        return replace(step, kernels=chosen.name, alignment=chosen.row_alignment)
+
+    forward = tuple(choose(step) for step in draft.forward)
+    backward = tuple(choose(step) for step in draft.backward)
+    return replace(draft, forward=forward, backward=backward), tuple(sets.values())
 
 
 def _check_known(step: Step) -> None:

@@ -1,4 +1,4 @@
-"""Pass 6, liveness: when each step runs, and exactly what the forward leaves for the backward."""
+"""Liveness: when each step runs, and exactly what the forward leaves for the backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pass 3, math: derive and print the expressions of pointwise steps."""
+"""Math: derive and print the expressions of pointwise steps."""
 
 from __future__ import annotations
 
@@ -8,29 +8,12 @@ from ..ir.dtypes import DType
 from ..ir.naming import gradient
 from ..ir.plan import Access, AttributeRef, Pointwise, PointwiseOperand, Step
 from ..ir.shapes import product
-from ..ir.words import Broadcast
 from ..math import Derivations, ExpressionError, Program, degrees, jumps, parse, to_cuda, to_torch
-from ..spec.op import OpSpec
+from ..spec.op import operand_symbols, symbols_of
 from ..steps import is_derived, is_printed
 from ..steps.sizes import with_flops
 from .draft import Draft, Instance, NotPossible
 from .padding import Padding
-
-_BROADCAST = {Broadcast.ROW: Access.ROW, Broadcast.COLUMN: Access.COLUMN, None: Access.FULL}
-
-
-def symbols_of(op: OpSpec, tensor: str) -> tuple[tuple[str, Access], ...]:
-    """What an expression calls a tensor: its name, or the names of its halves."""
-    spec = op.tensors[tensor]
-    if spec.halves:
-        return ((spec.halves[0], Access.FIRST_HALF), (spec.halves[1], Access.SECOND_HALF))
-    return ((tensor, _BROADCAST[spec.broadcast]),)
-
-
-def operand_symbols(op: OpSpec) -> tuple[str, ...]:
-    """Every symbol an expression of the op may use for a tensor."""
-    names = (*op.inputs, *op.parameters)
-    return tuple(symbol for name in names for symbol, _ in symbols_of(op, name))
 
 
 def derive_math(draft: Draft, derivations: Derivations) -> Draft:

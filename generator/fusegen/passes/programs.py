@@ -1,4 +1,4 @@
-"""Pass 8, programs: arguments, results, dimension bindings, argument checks and workspace."""
+"""Programs: arguments, results, dimension bindings, argument checks and workspace."""
 
 from __future__ import annotations
 

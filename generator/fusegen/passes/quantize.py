@@ -1,4 +1,4 @@
-"""Pass 5, quantise: put a product's operands into the recipe's formats.
+"""Quantise: put a product's operands into the recipe's formats.
 
 Each product reads copies of its operands whose blocks run along the contraction: fprop and dgrad
 read rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All
@@ -16,7 +16,7 @@ of every gradient, is the identity, and disappears by renaming its result to its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.naming import gradient
 from ..ir.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
-from ..ir.quantization import AmaxSource, Orientation, Role, Rounding
+from ..ir.quantization import OPERANDS, AmaxSource, Orientation, Role, Rounding
 from ..ir.shapes import Const, Shape
 from ..spec.arch import ArchSpec
 from ..spec.module import BackwardPrecision
@@ -36,16 +36,6 @@ from .copies import Source, copy_slots, make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible
 from .kernels import with_sizes
-
-OPERANDS: Mapping[tuple[GemmKind, str], tuple[Role, Orientation]] = {
-    (GemmKind.FPROP, "a"): (Role.INPUT, Orientation.ROWWISE),
-    (GemmKind.FPROP, "b"): (Role.WEIGHT, Orientation.ROWWISE),
-    (GemmKind.DGRAD, "a"): (Role.GRAD_OUTPUT, Orientation.ROWWISE),
-    (GemmKind.DGRAD, "b"): (Role.WEIGHT, Orientation.COLUMNWISE),
-    (GemmKind.WGRAD, "a"): (Role.GRAD_OUTPUT, Orientation.COLUMNWISE),
-    (GemmKind.WGRAD, "b"): (Role.INPUT, Orientation.COLUMNWISE),
-}
-"""What each operand of each product is, and along which dimension its blocks run."""
 
 
 def quantize(

@@ -1,4 +1,4 @@
-"""Pass 10, sharding: the ways in which ranks may run a module's ops, each on its shards.
+"""Sharding: the ways in which ranks may run a module's ops, each on its shards.
 
 A way begins with one axis of one argument and follows it through all steps by the symbols of the
 dimensions: an axis is split together with every axis of the same step that its symbols occur in.

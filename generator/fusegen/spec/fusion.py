@@ -11,9 +11,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from ..ir.fields import STRICT
-from ..steps import definition
+from ..steps import STEPS, definition
 from .fields import Edition, Line, Name, StepName
 from .module import OptionName
+
+MERGES = {each.parts: each.name for each in STEPS if each.parts}
+"""Kinds of two steps to that of one kernel which does what they do."""
 
 
 class FusionPass(str, Enum):

@@ -1,11 +1,10 @@
-"""Read spec folders into the model: every problem of every file in one run, each with its place."""
+"""Read spec files into dataclasses: every problem of a file in one run, each with its place."""
 
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,10 +96,6 @@ class SpecSet:
         """
         if (kind, name) in self.broken:
             raise SpecError(self.broken[kind, name])
-
-
-class SpecWarning(UserWarning):
-    """What is wrong with a spec, and with its place; the spec was left out."""
 
 
 class _Reader:
@@ -352,74 +347,17 @@ def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec, Source]:
     return spec, source
 
 
-def load(folders: Iterable[Path]) -> SpecSet:
-    """Read every ``<folder>/<kind>/*.yaml`` and check the specs against each other.
+def read_folders(
+    folders: Iterable[Path],
+) -> tuple[SpecSet, dict[SpecKey, list[Problem]], list[Problem]]:
+    """Every ``<folder>/<kind>/*.yaml``, unchecked against each other; ``checks.load`` checks them.
 
     Args:
         folders: the built-in folder first, then users' folders; a name may be stated only once.
 
-    Raises:
-        SpecError: with every problem of every file.
+    Returns:
+        what could be read, the problems by spec, and those of files that are no specs.
     """
-    from .check import check
-
-    loaded, broken, others = _read(folders)
-    problems = [*others, *(problem for each in broken.values() for problem in each)]
-    problems += [problem for _, problem in check(loaded, complete=not problems)]
-    if problems:
-        raise SpecError(problems)
-    return loaded
-
-
-def load_usable(folders: Iterable[Path]) -> SpecSet:
-    """The same, without the specs that are wrong or name one that is; ``require`` says what of.
-
-    Warns:
-        SpecWarning: of every problem.
-
-    Raises:
-        SpecError: a folder is not there.
-    """
-    from .check import check
-
-    folders = tuple(folders)
-    missing = [_no_folder(folder) for folder in folders if not folder.is_dir()]
-    if missing:
-        raise SpecError(missing)
-    loaded, broken, others = _read(folders)
-    problems = [*others, *(problem for each in broken.values() for problem in each)]
-    usable = _without(loaded, broken)
-    while found := _grouped(check(usable, complete=True)):
-        for key, own in found.items():
-            words = set(re.findall(r"\w+", repr(usable.of(key[0])[key[1]])))
-            inherited = [p for (_, name), each in broken.items() if name in words for p in each]
-            broken[key] = inherited or own
-            problems += [] if inherited else own
-        usable = _without(loaded, broken)
-    for problem in sorted(set(problems)):
-        warnings.warn(f"{problem} (left out, with all that names it)", SpecWarning, stacklevel=2)
-    return usable
-
-
-def _without(specs: SpecSet, broken: Mapping[SpecKey, list[Problem]]) -> SpecSet:
-    kept: dict[str, Any] = {
-        kind.folder: {n: spec for n, spec in specs.of(kind).items() if (kind, n) not in broken}
-        for kind in SpecKind
-    }
-    return replace(specs, **kept, broken={key: tuple(each) for key, each in broken.items()})
-
-
-def _grouped(found: Iterable[tuple[SpecKey, Problem]]) -> dict[SpecKey, list[Problem]]:
-    grouped: dict[SpecKey, list[Problem]] = {}
-    for key, problem in found:
-        grouped.setdefault(key, []).append(problem)
-    return grouped
-
-
-def _read(
-    folders: Iterable[Path],
-) -> tuple[SpecSet, dict[SpecKey, list[Problem]], list[Problem]]:
-    """What the folders hold, the problems by spec, and those of files that are no specs."""
     specs: dict[SpecKind, dict[str, AnySpec]] = {kind: {} for kind in SpecKind}
     sources: dict[SpecKey, Source] = {}
     broken: dict[SpecKey, list[Problem]] = {}
@@ -451,7 +389,7 @@ def _read(
 
 def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Path]]:
     if not folder.is_dir():
-        problems.append(_no_folder(folder))
+        problems.append(no_folder(folder))
         return
     known = [kind.folder for kind in SpecKind]
     for entry in sorted(folder.iterdir()):
@@ -473,7 +411,8 @@ def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Pa
                 problems.append(Problem(loc, "not a spec: expected <name>.yaml, or .md for notes"))
 
 
-def _no_folder(folder: Path) -> Problem:
+def no_folder(folder: Path) -> Problem:
+    """The problem of a folder that is not there."""
     return Problem(Loc(str(folder), 1, 1), "there is no such spec folder")
 
 

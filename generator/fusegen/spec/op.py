@@ -11,7 +11,9 @@ from pydantic.dataclasses import dataclass
 
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT
+from ..ir.plan import Access
 from ..ir.quantization import Role
+from ..ir.shapes import Expr, Shape
 from ..ir.words import AttributeType, Broadcast, Init
 from ..steps import STEPS, definition
 from .diagnostics import did_you_mean
@@ -181,3 +183,38 @@ class OpSpec:
     def tensors(self) -> dict[str, TensorSpec]:
         """Every declared tensor by name."""
         return {**self.inputs, **self.parameters, **self.internal, **self.outputs}
+
+    @property
+    def any_shape(self) -> bool:
+        """Whether its first input is all leading dimensions: elements, in whatever shape."""
+        shape = next(iter(self.inputs.values())).shape
+        return shape.leading is not None and not shape.dims
+
+    def shape_of(self, tensor: TensorSpec, dims: Mapping[str, Expr], read: Shape) -> Shape:
+        """The shape of a tensor of the op in a chain.
+
+        Args:
+            tensor: one of the op's.
+            dims: what the op's symbols stand for.
+            read: of what it reads as its first input; an op on elements of any shape gives that.
+        """
+        if self.any_shape and tensor.shape == next(iter(self.inputs.values())).shape:
+            return read
+        return tensor.shape.substitute(dims)
+
+
+_BROADCAST = {Broadcast.ROW: Access.ROW, Broadcast.COLUMN: Access.COLUMN, None: Access.FULL}
+
+
+def symbols_of(op: OpSpec, tensor: str) -> tuple[tuple[str, Access], ...]:
+    """What an expression calls a tensor: its name, or the names of its halves."""
+    spec = op.tensors[tensor]
+    if spec.halves:
+        return ((spec.halves[0], Access.FIRST_HALF), (spec.halves[1], Access.SECOND_HALF))
+    return ((tensor, _BROADCAST[spec.broadcast]),)
+
+
+def operand_symbols(op: OpSpec) -> tuple[str, ...]:
+    """Every symbol an expression of the op may use for a tensor."""
+    names = (*op.inputs, *op.parameters)
+    return tuple(symbol for name in names for symbol, _ in symbols_of(op, name))

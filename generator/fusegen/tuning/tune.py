@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..checks.load import load
 from ..ir.kernel import GemmKind
-from ..selection import UsageError
 from ..spec.arch import RuleSpec
-from ..spec.load import SpecSet, load
+from ..spec.load import SpecSet
+from ..spec.usage import UsageError
 from .cases import Case, Measured
 from .fit import Choice, choose, chosen
 from .rewrite import printed, with_rules

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...ir.naming import gradient
+from ...ir.naming import gradient, need
 from ...ir.plan import ModulePlan, Reduction, Result
+from .conditions import Conditions, any_of, named_conditions
 from .main_grads import dummy, main_grad_texts
-from .words import TensorText, attribute_text, condition
+from .words import TensorText, attribute_text
+
+_MANY = 3  # values that are not spelled out one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ class AutogradText:
         taken: those of them that ``forward`` returns.
         incoming: the gradient of the first of them.
         returns: return type of ``forward``.
-        needs: sources of the flags, where autograd tells what it needs.
-        saving_needs: those of them that decide what is kept, where no flag of ``forward`` tells.
+        needs: flags that the backward reads, and where autograd tells of each.
+        saving_needs: those that decide what is kept, where no flag of ``forward`` tells.
+        conditions: ``keep_h = ...`` lines that these sources need.
         saved: sources of everything kept for the backward.
         held: copies of weights that the backward reads; they may not change before it.
         carried: state of the backward; it is neither saved nor returned.
@@ -56,7 +59,7 @@ class AutogradText:
         backward_saved: arguments of the backward op that the forward left.
         backward_rest: its arguments after these.
         reductions: state that moves on after the backward op.
-        gradients: what ``backward`` returns, one per argument of ``forward``.
+        gradients: what ``backward`` returns, one value per argument of ``forward``.
         no_gradients: what it returns where nothing flows back.
     """
 
@@ -71,8 +74,9 @@ class AutogradText:
     taken: tuple[str, ...]
     incoming: str
     returns: str
-    needs: Mapping[str, str]
+    needs: tuple[tuple[str, str], ...]
     saving_needs: tuple[tuple[str, str], ...]
+    conditions: tuple[str, ...]
     saved: tuple[str, ...]
     held: tuple[str, ...]
     carried: tuple[str, ...]
@@ -93,7 +97,8 @@ class AutogradText:
 def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> AutogradText:
     """How autograd calls the ops of a module, whose forward has these arguments."""
     given = {argument.name for argument in arguments}
-    needs = {a.flag: f"needs[{index}]" for index, a in enumerate(arguments) if a.flag}
+    told = {a.flag: f"needs[{index}]" for index, a in enumerate(arguments) if a.flag}
+    read_flags = {*plan.backward.flags, *map(need, plan.delayed)}
     scalars = tuple(attribute.name for attribute in plan.attributes)
     own = {state.buffer for state in plan.states}
     read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in own)
@@ -114,6 +119,9 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     asked_of_inputs = {f for r in plan.saved if r.buffer in given for f in r.when}
     untold = asked_of_inputs - {*plan.forward.flags}
     saved = tuple(result.buffer for result in plan.saved)
+    conditions = named_conditions(
+        plan.forward, lambda names: (_saved_source(plan, each, names) for each in plan.saved)
+    )
     results = tuple(result.buffer for result in plan.forward.results)
     carried = (*(name for name in tensors if name not in held), *words)
     kept = {*saved, *held, *carried, *scalars}
@@ -142,9 +150,10 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         taken=(plan.outputs[0], *amaxes),
         incoming=gradient(plan.outputs[0]),
         returns="tuple[Tensor, ...]" if amaxes else "Tensor",
-        needs=needs,
-        saving_needs=tuple(each for each in needs.items() if each[0] in untold),
-        saved=tuple(_saved_source(plan, result) for result in plan.saved),
+        needs=tuple(each for each in told.items() if each[0] in read_flags),
+        saving_needs=tuple(each for each in told.items() if each[0] in untold),
+        conditions=conditions.lines,
+        saved=tuple(_saved_source(plan, result, conditions) for result in plan.saved),
         held=held,
         carried=carried,
         left=left,
@@ -154,18 +163,17 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         else (f"*{left}",),
         backward_rest=(
             *(f"ctx.{name}" for name in (*read, *buffers) if name not in held),
-            *(needs[flag] for flag in plan.backward.flags),
+            *plan.backward.flags,
             *(f"ctx.{name}" for name in scalars),
         ),
         reductions=tuple(
-            reduction_text(plan, each, _amax_source(plan, each.amax, needs), "ctx.")
-            for each in reductions
+            reduction_text(plan, each, _amax_source(plan, each.amax), "ctx.") for each in reductions
         ),
-        gradients=(
-            *(_gradient_source(plan, argument, needs) for argument in arguments),
+        gradients=_short(
+            *(_gradient_source(plan, argument) for argument in arguments),
             *("None" for _ in apply_arguments[len(arguments) :]),
         ),
-        no_gradients=", ".join(["None"] * len(apply_arguments)),
+        no_gradients=f"(None,) * {len(apply_arguments)}",
     )
 
 
@@ -186,10 +194,10 @@ def _conditional(plan: ModulePlan, result: Result) -> bool:
     return bool(result.when) and (result.buffer in given or not plan.forward.returns_none)
 
 
-def _saved_source(plan: ModulePlan, result: Result) -> str:
+def _saved_source(plan: ModulePlan, result: Result, conditions: Conditions) -> str:
     if not _conditional(plan, result):
         return result.buffer
-    return f"{result.buffer} if {condition(result.when)} else None"
+    return f"{result.buffer} if {conditions.text(result.when)} else None"
 
 
 def reduction_text(
@@ -204,24 +212,31 @@ def reduction_text(
     )
 
 
-def _amax_source(plan: ModulePlan, amax: str, needs: Mapping[str, str]) -> str:
+def _short(*sources: str) -> tuple[str, ...]:
+    """The same with many equal values at the end as one."""
+    given = next((i for i in range(len(sources), 0, -1) if sources[i - 1] != "None"), 0)
+    absent = len(sources) - given
+    return sources if absent < _MANY else (*sources[:given], f"*(None,) * {absent}")
+
+
+def _amax_source(plan: ModulePlan, amax: str) -> str:
     """An amax as the backward op returned it; an empty stand-in becomes None again."""
     when = next(r.when for r in plan.backward.results if r.buffer == amax)
     if not when or plan.backward.returns_none:
         return amax
-    return f"{amax} if {' or '.join(needs[flag] for flag in when)} else None"
+    return f"{amax} if {any_of(when)} else None"
 
 
-def _gradient_source(plan: ModulePlan, argument: TensorText, needs: Mapping[str, str]) -> str:
+def _gradient_source(plan: ModulePlan, argument: TensorText) -> str:
     """A gradient as ``backward`` returns it; an empty stand-in becomes None again."""
     if not argument.flag or argument.name in plan.delayed:
         return "None"
     if argument.name in dict(plan.main_grads):
         buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
         asked = f"ctx.{dummy(argument.name)}"
-        wanted = f"{asked} and {needs[argument.flag]}"
+        wanted = f"{asked} and {argument.flag}"
         dy = gradient(plan.outputs[0])
         return f"_library.dummy_grad({dy}, {buffer}, {asked}) if {wanted} else None"
     name = gradient(argument.name)
     conditional = plan.backward.flags and not plan.backward.returns_none
-    return f"{name} if {needs[argument.flag]} else None" if conditional else name
+    return f"{name} if {argument.flag} else None" if conditional else name

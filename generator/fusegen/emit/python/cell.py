@@ -221,7 +221,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         transient=tuple(state.path for state in states if state.transient),
         records=tuple(record_text(plan, name) for name in plan.records),
         refresh=refresh_text(plan, states),
-        wgrad=wgrad_text(plan, autograd.left_names, autograd.needs),
+        wgrad=wgrad_text(plan, autograd.left_names),
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad),
         main_grads=main_grads,
         forward_reductions=tuple(reduction_text(plan, each, each.amax) for each in reductions),
@@ -330,4 +330,4 @@ def _representation(
     if has_bias:
         path = next(p.path for p in plan.parameters if plan.buffer(p.buffer).optional)
         parts.append(f"bias={{self.{path} is not None}}")
-    return pieces(", ".join(parts)) if parts else ()
+    return pieces(", ".join(parts), width=80) if parts else ()

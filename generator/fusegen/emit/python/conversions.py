@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ...columns import aligned
 from ...ir import dtypes
 from ...ir.names import plain
 from ...ir.plan import Conversion, Form, ModulePlan
@@ -103,7 +102,7 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
         programs=tuple(program_text(view, program) for view, program in plan.ops),
         conversions=tuple(_conversion_text(each) for each in plan.conversions),
         roles=tuple(role.value for role, _ in plan.quantizations),
-        formats=tuple(aligned(_format_rows(plan))),
+        formats=tuple(_format_lines(plan)),
         kept_scales=tuple(_roles(plan, lambda s: s.scale.source is AmaxSource.HISTORY)),
         stochastic=tuple(_roles(plan, lambda s: s.rounding is Rounding.STOCHASTIC)),
         states=state_texts(plan),
@@ -139,13 +138,14 @@ def _conversion_text(conversion: Conversion) -> ConversionText:
     )
 
 
-def _format_rows(plan: ModulePlan) -> Iterator[tuple[str, ...]]:
-    """``input in groups  rowwise  float8_e4m3fn [T, K]  float32 [T]`` for every copy there is."""
+def _format_lines(plan: ModulePlan) -> Iterator[str]:
+    """``input in groups, rowwise: float8_e4m3fn [T, K], scale_inv float32 [T]``, copy by copy."""
     for conversion in plan.conversions:
         buffers = {buffer.name: buffer for buffer in conversion.buffers}
         words = " ".join(filter(None, (conversion.role.value, _FORMS[conversion.form])))
         for copy in conversion.copies:
-            parts = (buffers[copy.data], buffers[copy.scale])
-            texts = (f"{dtypes.info(part.dtype).torch} {plain(str(part.shape))}" for part in parts)
-            yield (words, copy.orientation.value, *texts)
-            words = ""
+            data, scale = (
+                f"{dtypes.info(part.dtype).torch} {plain(str(part.shape))}"
+                for part in (buffers[copy.data], buffers[copy.scale])
+            )
+            yield f"{words}, {copy.orientation.value}: {data}, scale_inv {scale}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...ir import dtypes
@@ -10,8 +9,9 @@ from ...ir.dtypes import DType
 from ...ir.naming import gradient, need
 from ...ir.plan import Argument, ModulePlan
 from ...ir.shapes import Sym, substitute, to_code
+from .conditions import any_of
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
-from .words import ProgramText, TensorText, condition, program_text, tensor_text
+from .words import ProgramText, TensorText, program_text, tensor_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class WgradText:
         needs: target of the flags.
         op_arguments: what the op is called with.
         gradients: pairs of a weight and its gradient, or of a weight and its flag.
-        slots: constructors of the room for each operand.
+        slots: constructors of the slots, one per operand.
         call_arguments: how the class calls it.
     """
 
@@ -49,9 +49,7 @@ class WgradText:
     call_arguments: tuple[str, ...]
 
 
-def wgrad_text(
-    plan: ModulePlan, left: tuple[str, ...], needs: Mapping[str, str]
-) -> WgradText | None:
+def wgrad_text(plan: ModulePlan, left: tuple[str, ...]) -> WgradText | None:
     if plan.wgrad is None:
         return None
     printed = program_text(plan, plan.wgrad)
@@ -67,14 +65,14 @@ def wgrad_text(
     def kept(argument: Argument) -> str:
         name = argument.buffer
         when = read.get(name, ()) if name == first else argument.when
-        test = " or ".join(needs[flag] for flag in when)
+        test = any_of(when)
         if name == first and name not in read:
             return f"_delayed.shape_of({name})"
         absent = f"_delayed.shape_of({name})" if name == first else "None"
         return f"{name} if {test} else {absent}" if test else name
 
     called = tuple(
-        f"{a.buffer} if {condition(a.when)} else None" if a.when else a.buffer
+        f"{a.buffer} if {any_of(a.when)} else None" if a.when else a.buffer
         for a in plan.wgrad.arguments
     )
     given = flags if main_grads else tuple(map(gradient, plan.delayed))
@@ -88,7 +86,7 @@ def wgrad_text(
         main_grads=main_grads,
         unpack=f"({', '.join(left)},)",
         kept=tuple(kept(argument) for argument in operands),
-        asked=tuple(needs[flag] for flag in flags),
+        asked=flags,
         operands=tuple(argument.buffer for argument in operands),
         needs=f"({', '.join(flags)},)" if printed.flags or main_grads else "_",
         op_arguments=(*called, *printed.flags),
@@ -111,7 +109,7 @@ def wgrad_text(
 
 
 def _slot(plan: ModulePlan, name: str, read: bool) -> str:
-    """Room for a tensor with the most tokens."""
+    """Constructor of the slot that holds a tensor of the most tokens."""
     words = {d.symbol: Sym(d.keyword if d.constructor else "max_tokens") for d in plan.dims}
     buffer = plan.buffer(name)
     dims = [to_code(substitute(dim, words)) for dim in buffer.shape.flat]

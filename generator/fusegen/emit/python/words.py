@@ -25,6 +25,7 @@ from ...ir.plan import (
 )
 from ...ir.shapes import Shape, symbols, to_code
 from ...ir.words import AttributeType
+from .conditions import Conditions, named_conditions
 
 _SCHEMA_TYPE = {
     AttributeType.FLOAT: "float",
@@ -108,6 +109,7 @@ class ProgramText:
         returns: return annotation.
         first: the argument whose device and dtype results take.
         fake_dims: ``K = ...`` lines that the fake needs.
+        fake_conditions: ``keep_h = ...`` lines that it needs.
     """
 
     direction: str
@@ -122,11 +124,7 @@ class ProgramText:
     returns: str
     first: str
     fake_dims: tuple[str, ...]
-
-
-def condition(when: tuple[str, ...]) -> str:
-    """Python source of a condition over flags."""
-    return " or ".join(when)
+    fake_conditions: tuple[str, ...]
 
 
 def _about(buffer: Buffer, plan: ModulePlan) -> str:
@@ -195,14 +193,16 @@ def shape_source(shape: Shape, first: Buffer) -> str:
     return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
 
 
-def _result_text(plan: ModulePlan, program: Program, result: Result, first: Buffer) -> ResultText:
+def _result_text(
+    plan: ModulePlan, program: Program, result: Result, first: Buffer, conditions: Conditions
+) -> ResultText:
     buffer = plan.buffer(result.buffer)
     return ResultText(
         name=buffer.name,
         annotation="Tensor | None" if result.when and program.returns_none else "Tensor",
         shape=shape_source(buffer.shape, first),
         dtype=dtype_keyword(buffer),
-        condition=condition(result.when),
+        condition=conditions.text(result.when),
         absent=absent_source(plan, program, result),
     )
 
@@ -271,7 +271,12 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
     """One op, printed."""
     gradients = plan.gradients
     first = plan.buffer(program.arguments[0].buffer)
-    results = tuple(_result_text(plan, program, result, first) for result in program.results)
+    conditions = named_conditions(
+        program, lambda names: (names.text(result.when) for result in program.results)
+    )
+    results = tuple(
+        _result_text(plan, program, result, first, conditions) for result in program.results
+    )
     shapes = [plan.buffer(result.buffer).shape for result in program.results]
     used = {name for shape in shapes for dim in shape.dims for name in symbols(dim)}
     return ProgramText(
@@ -289,6 +294,7 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
         returns=return_annotation(result.annotation for result in results),
         first=first.name,
         fake_dims=bind_lines(program, used),
+        fake_conditions=conditions.lines,
     )
 
 

@@ -26,22 +26,14 @@ from ...ir.plan import (
 )
 from ...ir.quantization import Extent, Orientation, Role
 from ...ir.shapes import Shape, product, symbols, to_code
-from ...steps import (
-    copies_memory,
-    decodes,
-    definition,
-    is_derived,
-    observes,
-    quantizes,
-    row_sum,
-)
+from ...steps import copies_memory, decodes, definition, is_derived, observes, quantizes, row_sum
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
+from ..python.conditions import Conditions, named_conditions
 from ..python.words import (
     ProgramText,
     absent_source,
     bind_lines,
-    condition,
     program_text,
     range_name,
     return_annotation,
@@ -137,6 +129,7 @@ class CheckedProgram:
         size_checks: those calls.
         absent: results that stay None where no flag asks for them.
         dims: sizes that the steps need.
+        conditions: ``need_da = ...`` lines that they need.
         steps: in order.
         ranges: the same by steps of the plan, where each runs in a range.
         returned: source of the return value.
@@ -149,6 +142,7 @@ class CheckedProgram:
     size_checks: tuple[str, ...]
     absent: tuple[str, ...]
     dims: tuple[str, ...]
+    conditions: tuple[str, ...]
     steps: tuple[StepText, ...]
     ranges: tuple[RangeText, ...]
     returned: str
@@ -224,7 +218,10 @@ def _exact_text(plan: ModulePlan) -> ExactText:
     given = (each for each in printed.arguments if each.name not in states)
     tensors = (f"{each.name}: {each.annotation}" for each in given)
     scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
-    steps = (_step_text(plan, plan.forward, step, i) for i, step in enumerate(plan.exact, 1))
+    spelled = Conditions()
+    steps = (
+        _step_text(plan, plan.forward, step, i, spelled) for i, step in enumerate(plan.exact, 1)
+    )
     return ExactText(
         parameters=(*tensors, *scalars),
         steps=tuple(filter(None, steps)),
@@ -266,7 +263,8 @@ def _literal(value: object) -> str:
 def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProgram:
     sized = [check for check in program.checks if check.expr is not None]
     used = {name for check in sized if check.expr for name in symbols(check.expr)}
-    ranges = tuple(_ranges(plan, program, merged))
+    conditions = named_conditions(program, lambda names: _asking(plan, program, merged, names))
+    ranges = tuple(_ranges(plan, program, merged, conditions))
     steps = tuple(text for each in ranges for text in each.steps)
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
     return CheckedProgram(
@@ -282,36 +280,53 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
             and (program.name == "backward" or _runs_for(program, r))
         ),
         dims=bind_lines(program, words),
+        conditions=conditions.lines,
         steps=steps,
         ranges=ranges if plan.ranges else (),
-        returned=_returned_values(plan, program),
+        returned=_returned_values(plan, program, conditions),
         returns=_reference_returns(program),
     )
 
 
-def _ranges(plan: ModulePlan, program: Program, merged: Program) -> Iterator[RangeText]:
+def _asking(
+    plan: ModulePlan, program: Program, merged: Program, conditions: Conditions
+) -> Iterator[str]:
+    """Source in which conditions stand, as these spell them."""
+    for each in _ranges(plan, program, merged, conditions):
+        if plan.ranges:
+            yield each.condition
+        for step in each.steps:
+            yield from (step.condition, step.call)
+    yield _returned_values(plan, program, conditions)
+
+
+def _ranges(
+    plan: ModulePlan, program: Program, merged: Program, conditions: Conditions
+) -> Iterator[RangeText]:
     """Each step of the plan that the reference does something for, part by part."""
     indices = count(1)
     for i, step in enumerate(merged.steps, 1):
         parts = step.parts or (step,)
-        done = tuple(t for p in parts for t in _texts(plan, program, p, next(indices)))
+        done = tuple(t for p in parts for t in _texts(plan, program, p, next(indices), conditions))
         if done:
-            yield RangeText(range_name(plan, merged, step, i), condition(step.when), done)
+            yield RangeText(range_name(plan, merged, step, i), conditions.text(step.when), done)
 
 
-def _texts(plan: ModulePlan, program: Program, step: Step, index: int) -> tuple[StepText, ...]:
+def _texts(
+    plan: ModulePlan, program: Program, step: Step, index: int, conditions: Conditions
+) -> tuple[StepText, ...]:
     """Everything that the reference does for a step."""
     texts = (
-        _step_text(plan, program, step, index),
-        _amax_text(plan, program, step, index),
-        _sum_text(step, index),
-        _update_text(plan, program, step, index),
+        _step_text(plan, program, step, index, conditions),
+        _amax_text(plan, program, step, index, conditions),
+        _sum_text(step, index, conditions),
+        _update_text(plan, program, step, index, conditions),
     )
     return tuple(filter(None, texts))
 
 
-def _returned_values(plan: ModulePlan, program: Program) -> str:
-    values = [_returned(plan, program, result) for result in program.results]
+def _returned_values(plan: ModulePlan, program: Program, conditions: Conditions) -> str:
+    values = [_returned(plan, program, result, conditions) for result in program.results]
     values += [_stored(plan, name, _part(program, name)) for name in program.mutated]
     alone = len(values) == 1 and program.mutated
     return f"{values[0]}," if alone else ", ".join(values)
@@ -364,7 +379,7 @@ def _loaded(plan: ModulePlan, buffer: str, dtype: DType) -> str:
     return f"{buffer}.view(torch.{dtypes.info(dtype).torch})" if as_bytes else buffer
 
 
-def _returned(plan: ModulePlan, program: Program, result: Result) -> str:
+def _returned(plan: ModulePlan, program: Program, result: Result, conditions: Conditions) -> str:
     """A result, or None where its step ran for the sake of others."""
     part = _part(program, result.buffer)
     source = _stored(plan, result.buffer, part)
@@ -372,7 +387,8 @@ def _returned(plan: ModulePlan, program: Program, result: Result) -> str:
     always_there = own_name and _runs_for(program, result) and program.returns_none
     if not result.when or always_there:
         return source
-    return f"{source} if {condition(result.when)} else {absent_source(plan, program, result)}"
+    absent = absent_source(plan, program, result)
+    return f"{source} if {conditions.text(result.when)} else {absent}"
 
 
 def _check_line(plan: ModulePlan, check: Check) -> str:
@@ -404,13 +420,15 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
             return f"checks.contiguous(CELL, {name})"
 
 
-def _step_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
+def _step_text(
+    plan: ModulePlan, program: Program, step: Step, index: int, conditions: Conditions
+) -> StepText | None:
     """A step's call; none where a copy is decoded for a product, which reads it as it is."""
-    comment, when = step_comment(step, index), condition(step.when)
+    comment, when = step_comment(step, index), conditions.text(step.when)
     if copies_memory(step):
         return StepText(comment, when, step.writes, f"{step.reads[0]}.clone()")
     if quantizes(step):
-        return StepText(comment, when, *_quantize_call(plan, step))
+        return StepText(comment, when, *_quantize_call(plan, step, conditions))
     if observes(step):
         return StepText(comment, when, (step.out,), _statistics_call(plan, step))
     if decodes(step) and plan.buffer(step.out).dtype is not DType.IO:
@@ -453,14 +471,16 @@ def _copy_name(copy: Copy) -> str:
     return f"{copy.data}_copy"
 
 
-def _quantize_call(plan: ModulePlan, step: Step) -> tuple[tuple[str, ...], str]:
+def _quantize_call(
+    plan: ModulePlan, step: Step, conditions: Conditions
+) -> tuple[tuple[str, ...], str]:
     """Targets, one per orientation, and the call that makes the copies."""
     made = {copy.orientation: copy for copy in step.copies}
     targets, wanted = [], []
     for orientation in Orientation:
         copy = made.get(orientation)
         targets.append(_copy_name(copy) if copy else "_")
-        asked = condition(step.wanted(copy.data)) or "True" if copy else "False"
+        asked = conditions.text(step.wanted(copy.data)) or "True" if copy else "False"
         wanted.append(f"{orientation.value}={asked}")
     groups = step.input("groups")
     words = [_rows(plan, step), step.copies[0].role.value.upper(), *wanted]
@@ -476,17 +496,19 @@ def _statistics_call(plan: ModulePlan, step: Step) -> str:
     return f"{_function(step)}({', '.join(words)})"
 
 
-def _amax_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
+def _amax_text(
+    plan: ModulePlan, program: Program, step: Step, index: int, conditions: Conditions
+) -> StepText | None:
     """The amax that a scale of the whole tensor or group followed from, where the op returns it."""
     results = {result.buffer for result in program.results}
     amax = next((o.buffer for o in step.outputs if o.slot == "amax" and o.buffer in results), None)
     if amax is None:
         return None
-    when = condition(step.wanted(amax) or step.when)
+    when = conditions.text(step.wanted(amax) or step.when)
     return StepText(f"{index}. {amax}", when, (amax,), _group_amax(plan, step))
 
 
-def _sum_text(step: Step, index: int) -> StepText | None:
+def _sum_text(step: Step, index: int, conditions: Conditions) -> StepText | None:
     """The sum over rows that a step leaves besides its copies."""
     out = next((o.buffer for o in step.outputs if o.slot == SUMMED), None)
     if out is None:
@@ -494,7 +516,7 @@ def _sum_text(step: Step, index: int) -> StepText | None:
     groups = step.input("groups")
     words = [step.reads[0], *([groups] if groups else [])]
     call = f"{row_sum(in_groups=bool(groups)).function()}({', '.join(words)})"
-    return StepText(f"{index}. {out}", condition(step.wanted(out)), (out,), call)
+    return StepText(f"{index}. {out}", conditions.text(step.wanted(out)), (out,), call)
 
 
 def _group_amax(plan: ModulePlan, step: Step) -> str:
@@ -509,11 +531,13 @@ def _rows(plan: ModulePlan, step: Step) -> str:
     return f"steps.rows({source})" if plan.buffer(source).shape.leading else source
 
 
-def _update_text(plan: ModulePlan, program: Program, step: Step, index: int) -> StepText | None:
+def _update_text(
+    plan: ModulePlan, program: Program, step: Step, index: int, conditions: Conditions
+) -> StepText | None:
     """The state after a step that keeps some; a forward without grad leaves it alone."""
     if not quantizes(step) or not step.updates:
         return None
-    updated = condition(program.updated_when(step))
+    updated = conditions.text(program.updated_when(step))
     comment = f"{index}. state after it: {', '.join(step.updates)}"
     rng = step.input("rng_state")
     if rng:

@@ -20,11 +20,11 @@ from ...ir.plan import (
     Program,
     StateFill,
 )
-from ...ir.shapes import Expr, evaluate, product, to_code, to_python
+from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...steps import is_product, observes, sums_rows
 from ..python.main_grads import adds
 from ..python.states import called_states
-from ..python.words import op_name
+from ..python.words import op_name, pieces
 
 _ROWS, _GROUPS = 96, 4
 _LEADING = 3
@@ -51,6 +51,11 @@ class Refusal:
     tensor: str
     value: str
     message: str
+
+    @property
+    def message_pieces(self) -> tuple[str, ...]:
+        """The message as string literals that fit a line."""
+        return pieces(self.message, " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,10 +358,16 @@ def _random(buffer: Buffer, parameter: Parameter | None, seed: int) -> str:
     dtype = "dtype" if buffer.dtype is DType.IO else f"torch.{dtypes.info(buffer.dtype).torch}"
     dims = [str(_LEADING)] if buffer.shape.leading else []
     dims += [to_python(dim) for dim in buffer.shape.flat]
-    shape = f"({', '.join(dims)},)"
+    shape = f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
     weight = parameter is not None and not buffer.optional
-    scale = f", scale=({to_python(parameter.fan_in)}) ** -0.5" if weight and parameter else ""
+    scale = f", scale={_root(parameter.fan_in)}" if weight and parameter else ""
     return f"{shape}, dtype, device, {seed}{scale}".replace("dtype", dtype, 1)
+
+
+def _root(size: Expr) -> str:
+    """Source of 1 over the square root of a size."""
+    text = to_python(size)
+    return f"{text if isinstance(size, Sym) else f'({text})'} ** -0.5"
 
 
 def _exact_call(plan: ModulePlan) -> str:

@@ -9,7 +9,12 @@ from ...ir import dtypes
 from ...ir.plan import Buffer, KernelSet, ModulePlan, Program, Result, Status, Step
 from ...ir.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
 from ...steps import decodes
-from ..python.words import condition, step_comment
+from ..python.conditions import any_of
+from ..python.words import step_comment
+from .fold import LINE_LENGTH, fold
+
+_NAME_WIDTH = 48  # of a first column that leaves half of the line to what follows
+_UNDER_STEP = 3  # under the first word behind a number
 
 
 def size_in_bytes(buffer: Buffer) -> Expr:
@@ -38,7 +43,12 @@ def _sum(left: Expr, right: Expr) -> Expr:
 
 
 def explain(plan: ModulePlan) -> Iterator[str]:
-    """Lines that say what the module does, keeps, runs and costs."""
+    """Lines, of 100 letters at most, that say what the module does, keeps, runs and costs."""
+    for line in _lines(plan):
+        yield from fold(line)
+
+
+def _lines(plan: ModulePlan) -> Iterator[str]:
     yield f"{plan.cell} on {plan.arch}: {plan.status.value} ({plan.reason})"
     yield plan.summary
     yield "sizes: " + ", ".join(f"{dim.symbol} {dim.keyword}" for dim in plan.dims)
@@ -98,16 +108,18 @@ def _place(plan: ModulePlan, name: str) -> str:
         return f"buffer {plan.state(name).path}, filled by refresh"
     if name in plan.records:
         return f"buffer {plan.state(name).path}, for people"
+    if name in {state.buffer for state in plan.states}:
+        return f"buffer {plan.state(name).path}, changed in place"
     if name in plan.inputs:
         return "input"
     if name in plan.outputs:
         return "output"
     if name in plan.left_for_wgrad:
-        return "result kept for the wgrad"
+        return "kept for the wgrad"
     if name in {result.buffer for program in plan.programs[1:] for result in program.results}:
         return "gradient"
     if name in {argument.buffer for argument in plan.backward.arguments}:
-        return "gradient in" if name not in _names(plan.forward) else "result kept for the backward"
+        return "gradient in" if name not in _names(plan.forward) else "kept for the backward"
     return "workspace"
 
 
@@ -122,7 +134,7 @@ def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
 def _step_row(plan: ModulePlan, step: Step, index: int) -> tuple[str, ...]:
     flops = f"{to_markdown(step.flops)} flop" if step.flops else ""
     moved = f"{_formula(plan.buffer(name) for name in (*step.loads, *step.writes))} bytes"
-    when = f"if {condition(step.when)}" if step.when else ""
+    when = f"if {any_of(step.when)}" if step.when else ""
     origin = f"rule {step.rule}" if step.rule else ""
     return (step_comment(step, index), step.kernels or "", flops, moved, when, origin)
 
@@ -139,7 +151,7 @@ def _saved(plan: ModulePlan) -> Iterator[str]:
 
 def _saved_row(plan: ModulePlan, result: Result) -> tuple[str, ...]:
     size = to_markdown(size_in_bytes(plan.buffer(result.buffer)))
-    when = f"if {condition(result.when)}" if result.when else "always"
+    when = f"if {any_of(result.when)}" if result.when else "always"
     return (result.buffer, f"{size} bytes", when)
 
 
@@ -151,4 +163,32 @@ def _dispatch(kernels: KernelSet) -> Iterator[str]:
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    return (f"  {line}" for line in aligned(rows))
+    """Rows in columns where these fit the page; else what follows the first runs on behind it."""
+    cells = list(rows)
+    lines = [f"  {line}" for line in aligned(cells)]
+    if max(map(len, lines), default=0) <= LINE_LENGTH:
+        yield from lines
+        return
+    width = max(len(first) for first, *_ in cells)
+    for first, *rest in cells:
+        if width <= _NAME_WIDTH:
+            head, indent = f"  {first.ljust(width)}  ", width + 4
+        else:
+            yield from fold(f"  {first}", _UNDER_STEP)
+            head, indent = " " * (2 + _UNDER_STEP), 2 + _UNDER_STEP
+        yield from _run_on(head, indent, [cell for cell in rest if cell])
+
+
+def _run_on(head: str, indent: int, cells: list[str]) -> Iterator[str]:
+    """Cells one behind the other; one that the line has no place for begins the next."""
+    lines = [head]
+    for index, cell in enumerate(cells):
+        text = f"{cell};" if index + 1 < len(cells) else cell
+        if not lines[-1].endswith(" "):
+            text = f" {text}"
+        if len(lines[-1] + text) > LINE_LENGTH and lines[-1] != head:
+            lines.append(" " * indent)
+            text = text.lstrip(" ")
+        lines[-1] += text
+    for line in lines:
+        yield from fold(line, indent - len(line) + len(line.lstrip(" ")))

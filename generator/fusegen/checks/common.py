@@ -1,0 +1,70 @@
+"""What checks of several kinds of specs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from ..ir.dtypes import DType
+from ..spec.diagnostics import Problem, did_you_mean
+from ..spec.load import Source
+from ..spec.op import AttributeSpec, TensorSpec
+
+_KEPT = (DType.IO, DType.FLOAT32, DType.INT64, DType.UINT8)
+
+
+def unknown(
+    source: Source, what: str, word: str, known: Iterable[str], *path: str | int
+) -> Iterator[Problem]:
+    """A problem where a word is not among the known ones."""
+    choices = list(known)
+    if word not in choices:
+        yield source.problem(f"unknown {what} {word!r}{did_you_mean(word, choices)}", *path)
+
+
+def check_symbols(dims: Mapping[str, str], source: Source) -> Iterator[Problem]:
+    """Dimensions have a keyword and a symbol of their own."""
+    words = list(dims.values())
+    for symbol, word in dims.items():
+        if words.count(word) > 1:
+            yield source.problem(
+                f"two dimensions have the keyword {word!r}; rename one", "dims", symbol
+            )
+        if symbol in ("I", "O"):
+            yield source.problem(
+                f"symbol {symbol!r} reads like a digit, and linters refuse it; use another letter",
+                "dims",
+                symbol,
+            )
+
+
+def fits(attribute: AttributeSpec, value: object) -> bool:
+    """Whether a value is of an attribute's type."""
+    return attribute.type.holds(value)
+
+
+def check_input_types(inputs: Mapping[str, TensorSpec], source: Source) -> Iterator[Problem]:
+    """The first input of an op or a module tells what ``io`` is."""
+    for index, (name, tensor) in enumerate(inputs.items()):
+        reason = "" if index else "the first input tells the module's own type"
+        yield from check_type("inputs", name, tensor, reason, source)
+
+
+def check_type(
+    section: str, name: str, tensor: TensorSpec, reason: str, source: Source
+) -> Iterator[Problem]:
+    """A type that nothing is printed for.
+
+    Args:
+        reason: why the tensor has the module's own type; empty where it may have another.
+    """
+    if tensor.dtype not in _KEPT:
+        reason = "16 bits are the module's own type, and recipes quantise by role"
+    elif tensor.role:
+        reason = reason or "what has a role is of the module's own type"
+    if reason and tensor.dtype is not DType.IO:
+        yield source.problem(
+            f"expected dtype io for {name!r}, got {tensor.dtype.value}: {reason}",
+            section,
+            name,
+            "dtype",
+        )

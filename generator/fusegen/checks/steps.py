@@ -1,0 +1,62 @@
+"""Steps of an op: each reads and writes shapes and types that its primitive has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ..ir.dtypes import DType
+from ..ir.naming import gradient
+from ..spec.diagnostics import Problem
+from ..spec.load import Source
+from ..spec.op import OpSpec, StepSpec, TensorSpec
+from ..steps import definition
+from ..steps.sizes import Sizes, bind
+
+
+def check_step_tensors(
+    op: OpSpec, step: StepSpec, source: Source, path: tuple[str | int, ...]
+) -> Iterator[Problem]:
+    """Problems of one step whose tensors are all declared."""
+    signature = definition(step.primitive)
+    rules = signature.shapes[step.kind]
+    words = f"{step.primitive} {step.kind}" if step.kind else step.primitive
+    tensors = _tensors(op)
+    slots = {slot: tensors[name] for slot, name in step.slots if name in tensors}
+    sizes: Sizes = {}
+    for slot in (*signature.slots, *signature.results):
+        if slot not in slots:
+            continue
+        spec = slots[slot]
+        if slot not in rules:
+            yield source.problem(f"{words} takes {', '.join(rules)}, not {slot!r}", *path, slot)
+            continue
+        if not bind(rules[slot], spec.shape, sizes):
+            yield source.problem(
+                f"expected {_expected(rules[slot], sizes)} for {slot!r}, got {spec.shape}: {words}"
+                f" has {_rule_text(rules)}",
+                *path,
+                slot,
+            )
+        dtype = signature.dtypes.get(slot, DType.IO)
+        if spec.dtype is not dtype:
+            yield source.problem(
+                f"expected {dtype.value} for {slot!r} of {words}, got {spec.dtype.value}",
+                *path,
+                slot,
+            )
+
+
+def _tensors(op: OpSpec) -> Mapping[str, TensorSpec]:
+    """Every tensor that a step may name; a gradient is like what it is the gradient of."""
+    gradients = {gradient(name): spec for name, spec in op.tensors.items() if spec.differentiable}
+    return {**op.tensors, **gradients}
+
+
+def _expected(rule: str, sizes: Sizes) -> str:
+    """The rule with the sizes that other operands have fixed."""
+    words = [str(size) for name in rule.split() for size in sizes.get(name, (name,))]
+    return f"[{', '.join(words)}]"
+
+
+def _rule_text(rules: Mapping[str, str]) -> str:
+    return ", ".join(f"{slot} [{rule.replace(' ', ', ')}]" for slot, rule in rules.items())

@@ -1,0 +1,102 @@
+"""Which specs exist, and whether they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..passes.expand import chain_of
+from ..publish.folders import BUILTIN, Sources, load_specs, validate_specs
+from ..spec.arch import ArchSpec
+from ..spec.fusion import FusionSpec
+from ..spec.kinds import AnySpec, SpecKind
+from ..spec.load import SpecSet
+from ..spec.module import ModuleSpec
+from ..spec.recipe import RecipeSpec
+from ..spec.target import TargetSpec
+from ..spec.usage import known
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A spec as `list` shows it.
+
+    Attributes:
+        kind: folder of its kind, such as `ops`.
+        name: what commands call it.
+        summary: one line.
+        file: where it stands.
+        details: what else a choice may depend on, by name; JSON values.
+    """
+
+    kind: str
+    name: str
+    summary: str
+    file: str
+    details: Mapping[str, object]
+
+    def to_json(self) -> dict[str, object]:
+        """Name, summary, file and details in one object."""
+        head: dict[str, object] = {"name": self.name, "summary": self.summary, "file": self.file}
+        return head | dict(self.details)
+
+
+def list_specs(kind: str | None = None, sources: Sources = BUILTIN) -> tuple[Entry, ...]:
+    """The specs of one kind, named by its folder, or of all kinds; not those that are wrong.
+
+    Raises:
+        SpecError: a folder is not there.
+        UsageError: there is no such kind.
+    """
+    if kind is not None:
+        known("kind", kind, [each.folder for each in SpecKind])
+    return _entries(load_specs(sources), kind)
+
+
+def validate(sources: Sources = BUILTIN) -> tuple[Entry, ...]:
+    """The specs of all kinds, none of which is wrong.
+
+    Raises:
+        SpecError: with every problem of every file.
+    """
+    return _entries(validate_specs(sources), None)
+
+
+def _entries(specs: SpecSet, kind: str | None) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(
+            each.folder, name, _summary(spec, specs), specs.source(each, name).file, _details(spec)
+        )
+        for each in SpecKind
+        if kind in (None, each.folder)
+        for name, spec in specs.of(each).items()
+    )
+
+
+def _summary(spec: AnySpec, specs: SpecSet) -> str:
+    if isinstance(spec, ModuleSpec):
+        return spec.summary or specs.ops[spec.op or ""].summary
+    return spec.summary
+
+
+def _details(spec: AnySpec) -> dict[str, object]:
+    match spec:
+        case ModuleSpec():
+            ops = [item.op for item in chain_of(spec)]
+            options = {option.value: list(words) for option, words in spec.options.items()}
+            return {"class": spec.class_, "ops": ops, "options": options}
+        case RecipeSpec():
+            return {"source": spec.source, "roles": [role.value for role in spec.roles]}
+        case ArchSpec():
+            capability = list(spec.capability) if spec.capability else None
+            return {"capability": capability, "toolkit": spec.toolkit}
+        case TargetSpec():
+            return {
+                "archs": list(spec.archs),
+                "modules": list(spec.modules),
+                "recipes": list(spec.recipes),
+                "options": list(spec.options),
+            }
+        case FusionSpec():
+            return {"pass": spec.pass_.value}
+    return {}
