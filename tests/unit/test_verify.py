@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fusegen.ir.verify import VerifyError, verify_plan
+from fusegen.steps.verify import VerifyError, verify_plan
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
