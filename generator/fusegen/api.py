@@ -9,19 +9,19 @@ from .commands.listing import Entry, list_specs, validate
 from .commands.plans import Explanation, PlanRow, Query, draft_after, explain, plan
 from .commands.report import BundleReport, Generated
 from .commands.request import Request
-from .publish.folders import BUILTIN, Sources, load_specs
+from .publish.folders import BUILTIN, Folders, load_specs
 
 __all__ = [
     "BUILTIN",
     "BundleReport",
     "Entry",
     "Explanation",
+    "Folders",
     "Generated",
     "PlanRow",
     "Policy",
     "Query",
     "Request",
-    "Sources",
     "build",
     "check",
     "draft_after",

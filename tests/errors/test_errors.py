@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from fusegen import checks
+from fusegen import checks, steps
 from fusegen.checks import load as loading
 from fusegen.ir.words import AttributeType
 from fusegen.paths import builtin_specs

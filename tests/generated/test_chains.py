@@ -99,7 +99,7 @@ def test_generated_tests_pass(
         modules=modules,
         recipes=(recipe,),
         namespace=f"chains_{recipe}",
-        sources=api.Sources(specs=(specs,)),
+        folders=api.Folders(specs=(specs,)),
     )
     done = api.generate(request)
     assert len(done.bundles[0].selection.cells) == len(modules)
@@ -108,7 +108,7 @@ def test_generated_tests_pass(
 
 def test_errors_add_up_along_a_chain(specs: Path) -> None:
     def counts(module: str) -> dict[str, float]:
-        loaded = api.load_specs(api.Sources(specs=(specs,)))
+        loaded = api.load_specs(api.Folders(specs=(specs,)))
         return error_counts(resolve(loaded, "cpu", [Cell(module, "bf16")]).modules[0])
 
     experts = counts("grouped_mlp")

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from fusegen import api, cli, paths
+from fusegen.commands import scaffold
 from fusegen.publish.lock import LOCK_NAME
-from fusegen.spec import scaffold
 
 ROOT = Path(__file__).parents[2]
 TARGETS = (
@@ -166,7 +166,7 @@ def toy(tmp_path: Path) -> api.Request:
         archs=tuple(report.selection.arch for report in fresh.bundles),
         modules=("grouped_mlp",),
         recipes=("toy",),
-        sources=api.Sources(specs=(specs,)),
+        folders=api.Folders(specs=(specs,)),
     )
 
 

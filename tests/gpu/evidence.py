@@ -204,7 +204,7 @@ def _targets(archs: tuple[str, ...]) -> tuple[str, ...]:
     """Write the further specs, and a target per module and options; their names."""
     shutil.rmtree(SPECS, ignore_errors=True)
     write_further_specs(SPECS)
-    specs = api.load_specs(api.Sources(specs=(SPECS,)))
+    specs = api.load_specs(api.Folders(specs=(SPECS,)))
     names: list[str] = []
     for arch in archs:
         committed = committed_cells(bundles.GENERATED / arch)
@@ -239,7 +239,7 @@ def generate(archs: Iterable[str]) -> None:
         LedgerError: somebody edited one, or something cannot be planned; see `cells`.
     """
     targets = _targets(tuple(sorted(archs)))
-    sources = api.Sources(specs=(SPECS,))
-    done = api.generate(api.Request(out=bundles.EVIDENCE, targets=targets, sources=sources))
+    folders = api.Folders(specs=(SPECS,))
+    done = api.generate(api.Request(out=bundles.EVIDENCE, targets=targets, folders=folders))
     if done.refused:
         raise LedgerError(f"{done.refused[0].bundle}: edited by hand; remove that folder")

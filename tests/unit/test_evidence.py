@@ -26,7 +26,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> SpecSet:
     """The built-in specs and those of further expert MLPs."""
     folder = tmp_path_factory.mktemp("specs")
     evidence.write_further_specs(folder)
-    return api.load_specs(api.Sources(specs=(folder,)))
+    return api.load_specs(api.Folders(specs=(folder,)))
 
 
 @pytest.fixture(scope="module")

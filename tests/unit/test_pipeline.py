@@ -84,6 +84,17 @@ def test_an_observer_sees_every_pass_with_the_drafts_around_it() -> None:
         assert after is before
 
 
+def test_passes_leave_the_draft_before_them_alone() -> None:
+    seen: list[tuple[Draft, str]] = []
+    cell = Cell.parse("grouped_mlp__fp8_delayed__cached_weights")
+    resolve_module(
+        SPECS, cell, "sm_90a", observe=lambda _, before, after: seen.append((after, text(after)))
+    )
+    assert len(seen) > 10
+    for draft, printed in seen:
+        assert text(draft) == printed
+
+
 def test_a_pass_adds_what_it_gives() -> None:
     for done, before, after in observed("linear__mxfp8"):
         assert after.holds == before.holds | done.gives

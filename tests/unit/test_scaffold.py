@@ -16,7 +16,7 @@ from fusegen.spec.usage import UsageError
 
 
 def load(folder: Path) -> None:
-    api.load_specs(api.Sources(specs=(folder,)))
+    api.load_specs(api.Folders(specs=(folder,)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_new_op_becomes_a_module_and_is_generated(tmp_path: Path) -> None:
     module = new("module", "squared_relu", folder=specs)
     assert "op: squared_relu\n" in module.text
     named = api.Request(
-        tmp_path / "out", (), ("cpu",), ("squared_relu",), ("bf16",), sources=api.Sources((specs,))
+        tmp_path / "out", (), ("cpu",), ("squared_relu",), ("bf16",), folders=api.Folders((specs,))
     )
     api.generate(named)
     text = (tmp_path / "out" / "cpu" / "squared_relu__bf16.py").read_text()

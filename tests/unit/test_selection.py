@@ -195,9 +195,9 @@ def test_links_in_a_circle_are_in_the_way(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("option", ["specs", "templates"])
 def test_a_folder_of_links_in_a_circle_is_named(tmp_path: Path, option: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    sources = api.Sources(**{option: (tmp_path / "loop",)})
+    folders = api.Folders(**{option: (tmp_path / "loop",)})
     with pytest.raises((SpecError, RenderError), match=r"loop.*there is no such"):
-        api.generate(request(tmp_path / "out", **SILU, sources=sources))
+        api.generate(request(tmp_path / "out", **SILU, folders=folders))
 
 
 @pytest.mark.parametrize("folder", ["a\0b", "\ud800"])
@@ -211,11 +211,11 @@ def test_a_folder_that_cannot_be_one(tmp_path: Path, folder: str) -> None:
         api.check([tmp_path / "cpu"])
 
 
-def test_a_folder_whose_name_is_not_utf8_is_named(tmp_path: Path, extra: api.Sources) -> None:
+def test_a_folder_whose_name_is_not_utf8_is_named(tmp_path: Path, extra: api.Folders) -> None:
     (folder,) = extra.specs
     moved = folder.rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     with pytest.raises(UsageError, match="its name is not UTF-8"):
-        api.generate(request(tmp_path / "out", **TOY, sources=api.Sources(specs=(moved,))))
+        api.generate(request(tmp_path / "out", **TOY, folders=api.Folders(specs=(moved,))))
     assert not (tmp_path / "out").exists()
 
 
@@ -337,38 +337,38 @@ TOY = {"archs": ("cpu",), "modules": ("silu",), "recipes": ("toy",)}
 
 
 @pytest.fixture
-def extra(tmp_path: Path) -> api.Sources:
+def extra(tmp_path: Path) -> api.Folders:
     folder = tmp_path / "extra"
     (folder / "recipes").mkdir(parents=True)
     (folder / "recipes" / "toy.yaml").write_text(RECIPE.replace("recipe: bf16", "recipe: toy"))
-    return api.Sources(specs=(folder,))
+    return api.Folders(specs=(folder,))
 
 
-def test_a_folder_is_recorded_while_a_cell_needs_it(tmp_path: Path, extra: api.Sources) -> None:
+def test_a_folder_is_recorded_while_a_cell_needs_it(tmp_path: Path, extra: api.Folders) -> None:
     out = tmp_path / "out"
     bundle = out / "cpu"
-    api.generate(request(out, **SILU, sources=extra))
+    api.generate(request(out, **SILU, folders=extra))
     before = selection.read_selection(bundle)
     assert before is not None and before.specs == ()
-    api.generate(request(out, **TOY, sources=extra))
+    api.generate(request(out, **TOY, folders=extra))
     recorded = selection.read_selection(bundle)
     assert recorded is not None and recorded.specs == ("../../extra",)
-    assert not api.generate(request(out, sources=extra)).drifted
-    assert not api.check([bundle], sources=extra).drifted
-    api.generate(request(out, **TOY, remove=True, sources=extra))
+    assert not api.generate(request(out, folders=extra)).drifted
+    assert not api.check([bundle], folders=extra).drifted
+    api.generate(request(out, **TOY, remove=True, folders=extra))
     assert selection.read_selection(bundle) == before
 
 
-def test_a_lock_alone_does_not_say_what_is_read(tmp_path: Path, extra: api.Sources) -> None:
+def test_a_lock_alone_does_not_say_what_is_read(tmp_path: Path, extra: api.Folders) -> None:
     out = tmp_path / "out"
     bundle = out / "cpu"
-    api.generate(request(out, **TOY, sources=extra))
+    api.generate(request(out, **TOY, folders=extra))
     (folder,) = extra.specs
     for call in (
         lambda: api.check([bundle]),
         lambda: api.generate(request(out)),
         lambda: api.generate(request(out, **SILU)),
-        lambda: api.generate(request(out, **SILU, sources=api.Sources(specs=(tmp_path / "out",)))),
+        lambda: api.generate(request(out, **SILU, folders=api.Folders(specs=(tmp_path / "out",)))),
     ):
         with pytest.raises(UsageError) as caught:
             call()
@@ -376,10 +376,10 @@ def test_a_lock_alone_does_not_say_what_is_read(tmp_path: Path, extra: api.Sourc
         assert f"{bundle / 'fusegen.lock'} names the folder {folder}, which is outside of" in text
         assert f"fusegen generate --out {out} --specs {folder} " in text
     # What names a folder names all that is in it.
-    assert not api.check([bundle], sources=api.Sources(specs=(folder,))).drifted
+    assert not api.check([bundle], folders=api.Folders(specs=(folder,))).drifted
     # What goes is not read.
     assert not api.generate(request(out, **TOY, remove=True)).refused
-    api.generate(request(out, **TOY, sources=extra))
+    api.generate(request(out, **TOY, folders=extra))
     # A repository is one whole; a link out of it is not part of it.
     (tmp_path / ".git").mkdir()
     assert not api.check([bundle]).drifted
@@ -392,25 +392,25 @@ def test_a_lock_alone_does_not_say_what_is_read(tmp_path: Path, extra: api.Sourc
         api.check([bundle])
 
 
-def test_a_recorded_folder_that_is_gone_is_named(tmp_path: Path, extra: api.Sources) -> None:
+def test_a_recorded_folder_that_is_gone_is_named(tmp_path: Path, extra: api.Folders) -> None:
     out = tmp_path / "out"
     api.generate(request(out, **SILU))
-    api.generate(request(out, **TOY, sources=extra))
+    api.generate(request(out, **TOY, folders=extra))
     moved = extra.specs[0].rename(tmp_path / "moved")
     with pytest.raises(UsageError, match=r"records the folder .*extra, which does not exist"):
         api.generate(request(out))
-    api.generate(request(out, sources=api.Sources(specs=(moved,))))
+    api.generate(request(out, folders=api.Folders(specs=(moved,))))
     recorded = selection.read_selection(out / "cpu")
     assert recorded is not None and recorded.specs == ("../../moved",)
 
 
-def test_a_recorded_name_that_is_gone_can_be_taken_out(tmp_path: Path, extra: api.Sources) -> None:
+def test_a_recorded_name_that_is_gone_can_be_taken_out(tmp_path: Path, extra: api.Folders) -> None:
     out = tmp_path / "out"
     api.generate(request(out, **SILU))
-    api.generate(request(out, **TOY, sources=extra))
+    api.generate(request(out, **TOY, folders=extra))
     (extra.specs[0] / "recipes" / "toy.yaml").unlink()
     with pytest.raises(UsageError) as caught:
-        api.generate(request(out, sources=extra))
+        api.generate(request(out, folders=extra))
     words = f"fusegen generate --remove --arch cpu --module silu --recipe toy --out {out}"
     assert str(caught.value).endswith(words)
     api.generate(request(out, **TOY, remove=True))
@@ -439,30 +439,30 @@ recipes: [bf16]
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> api.Sources:
+def older(tmp_path: Path) -> api.Folders:
     folder = tmp_path / "older"
     for kind, name, text in (("archs", "sm_100", ARCH), ("targets", "older", TARGET)):
         (folder / kind).mkdir(parents=True)
         (folder / kind / f"{name}.yaml").write_text(text)
-    return api.Sources(specs=(folder,))
+    return api.Folders(specs=(folder,))
 
 
-def test_what_a_target_cannot_have_is_reported(tmp_path: Path, older: api.Sources) -> None:
-    done = api.generate(request(tmp_path / "out", targets=("older",), sources=older))
+def test_what_a_target_cannot_have_is_reported(tmp_path: Path, older: api.Folders) -> None:
+    done = api.generate(request(tmp_path / "out", targets=("older",), folders=older))
     (report,) = done.bundles
     assert [(cell.cell, cell.reason) for cell in report.unsupported] == [
         ("linear__bf16", "sm_100 has no kernels for gemm")
     ]
     assert cells_of(report.bundle) == ["silu__bf16"]
-    assert not api.generate(request(tmp_path / "out", sources=older)).drifted
+    assert not api.generate(request(tmp_path / "out", folders=older)).drifted
 
 
 def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
-    tmp_path: Path, older: api.Sources
+    tmp_path: Path, older: api.Folders
 ) -> None:
     named = {"archs": ("sm_100",), "modules": ("linear",), "recipes": ("bf16",)}
     with pytest.raises(UsageError) as caught:
-        api.generate(request(tmp_path / "out", **named, sources=older))
+        api.generate(request(tmp_path / "out", **named, folders=older))
     assert str(caught.value) == (
         "linear__bf16 cannot be made for sm_100: sm_100 has no kernels for gemm"
     )
@@ -491,7 +491,7 @@ REDUCED = Cell("linear", "fp8_delayed", ("reduced_amax",))
     [((), ()), (("reduced_amax",), ("reduced_amax",)), (("own_amax",), ())],
 )
 def test_a_first_choice_names_no_cell(words: tuple[str, ...], options: tuple[str, ...]) -> None:
-    specs = api.load_specs(api.Sources())
+    specs = api.load_specs(api.Folders())
     cells = with_options(specs, [Cell("linear", "fp8_delayed")], words)
     assert cells == (Cell("linear", "fp8_delayed", options),)
 
@@ -514,7 +514,7 @@ def test_a_first_choice_names_no_cell(words: tuple[str, ...], options: tuple[str
     ],
 )
 def test_choices_that_are_not_offered(module: str, words: tuple[str, ...], message: str) -> None:
-    specs = api.load_specs(api.Sources())
+    specs = api.load_specs(api.Folders())
     with pytest.raises(UsageError) as caught:
         with_options(specs, [Cell(module, "fp8_delayed")], words)
     assert str(caught.value).startswith(message)

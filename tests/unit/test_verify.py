@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fusegen.steps.verify import VerifyError, verify_plan
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
@@ -16,6 +15,7 @@ from fusegen.passes.pipeline import PASSES, context_of, resolve, resolve_module,
 from fusegen.passes.verify import draft_faults, verify_pass
 from fusegen.paths import builtin_specs
 from fusegen.publish.inputs import derivations
+from fusegen.steps.verify import VerifyError, verify_plan
 
 SPECS = load([builtin_specs()])
 
@@ -135,6 +135,9 @@ DELAYED = "linear__fp8_delayed"
         ),
         (MAIN_GRAD, "saved", "sizes dtype=int64", "sizes dtype=float32", "but groups is int64"),
         (DELAYED, "saved", "x_rowwise dtype=e4m3", "x_rowwise dtype=io", "x_rowwise is io, but a"),
+        # copies are whole
+        (DELAYED, "saved", " rowwise_scale:x_rowwise_scale", "", "x_rowwise_scale is of a copy"),
+        (DELAYED, "saved", " b_scale:weight_rowwise_scale", "", "step reads it nowhere"),
         # expressions
         (SWIGLU, "saved", "{dup buffer=dx", "{dup buffer=dscales", "dscales is float32, but io"),
         (

@@ -38,12 +38,12 @@ def command(
     from .. import api
     from . import differences
 
-    sources = api.Sources(specs, templates)
-    found = api.check(bundles, out, sources)
+    folders = api.Folders(specs, templates)
+    found = api.check(bundles, out, folders)
     if as_json:
         answer(differences.generated_json(found, with_diff=True))
     elif found.drifted:
-        differences.show_drift(found, sources)
+        differences.show_drift(found, folders)
     else:
         count = len(found.bundles)
         subject = "1 bundle is what its" if count == 1 else f"{count} bundles are what their"

@@ -8,7 +8,7 @@ import click
 
 from ..commands.report import BundleReport, Generated
 from ..publish.changes import ChangeKind, unified_diff
-from ..publish.folders import Sources
+from ..publish.folders import Folders
 from ..publish.publish import RefusedError
 from ..publish.remedies import regeneration
 from .output import say
@@ -62,7 +62,7 @@ def show_diff(done: Generated) -> None:
         click.echo(click.style(line, **style), nl=False)
 
 
-def show_drift(found: Generated, sources: Sources) -> None:
+def show_drift(found: Generated, folders: Folders) -> None:
     """What differs, why it matters, the diff, and the commands that mend it."""
     drifted = [report for report in found.bundles if report.regenerates]
     stale = [report for report in found.bundles if report.stale]
@@ -82,7 +82,7 @@ def show_drift(found: Generated, sources: Sources) -> None:
         "would change it unreviewed."
     )
     show_diff(found)
-    commands = [regeneration([report.bundle for report in drifted], sources.options)]
+    commands = [regeneration([report.bundle for report in drifted], folders.options)]
     if found.schemas and not drifted:
         commands.append("fusegen generate")
     commands += [f"fusegen build {report.bundle}" for report in stale]

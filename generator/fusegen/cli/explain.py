@@ -38,17 +38,17 @@ def command(
     """Say what one module does, keeps, runs and costs, or why it cannot be made."""
     # Late: help needs none of it.
     from ..commands import plans
-    from ..publish.folders import Sources
+    from ..publish.folders import Folders
 
-    sources = Sources(specs, templates)
+    folders = Folders(specs, templates)
     if after:
-        draft = plans.draft_after(after, module, recipe, arch, sources, options, verify=verify)
+        draft = plans.draft_after(after, module, recipe, arch, folders, options, verify=verify)
         if as_json:
             answer({"version": 1, "after": after, "text": draft.splitlines()})
         else:
             click.echo(draft, nl=False)
         return
-    found = plans.explain(module, recipe, arch, sources, options, verify=verify)
+    found = plans.explain(module, recipe, arch, folders, options, verify=verify)
     if as_json:
         answer({"version": 1, **found.to_json()})
     else:

@@ -72,7 +72,7 @@ def command(
         options,
         remove,
         namespace,
-        api.Sources(specs, templates),
+        api.Folders(specs, templates),
     )
     writing = not (check or show_diff or dry_run)
     done = api.generate(

@@ -25,9 +25,9 @@ def command(
     """Show what exists: ops, fusions, modules, recipes, archs and targets."""
     # Late, as in every verb: its help needs none of it.
     from ..commands import listing
-    from ..publish.folders import Sources
+    from ..publish.folders import Folders
 
-    entries = listing.list_specs(kind, Sources(specs, templates))
+    entries = listing.list_specs(kind, Folders(specs, templates))
     if as_json and kind:
         answer([entry.to_json() for entry in entries])
     elif as_json:

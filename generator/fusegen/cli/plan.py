@@ -37,10 +37,10 @@ def command(
     """
     # Late: help needs none of it.
     from ..commands import plans
-    from ..publish.folders import Sources
+    from ..publish.folders import Folders
 
     query = plans.Query(targets, archs, modules, recipes, options)
-    rows = plans.plan(query, Sources(specs, templates))
+    rows = plans.plan(query, Folders(specs, templates))
     if as_json:
         answer({"version": 1, "modules": [row.to_json() for row in rows]})
     else:

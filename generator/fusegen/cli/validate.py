@@ -21,11 +21,11 @@ def command(specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool)
     """Check all specs and show every problem with its place."""
     # Late: help needs none of it.
     from ..commands import listing
-    from ..publish.folders import Sources
+    from ..publish.folders import Folders
     from ..spec.diagnostics import SpecError
 
     try:
-        entries = listing.validate(Sources(specs, templates))
+        entries = listing.validate(Folders(specs, templates))
     except SpecError as error:
         if not as_json:
             raise

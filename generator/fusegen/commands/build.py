@@ -28,5 +28,5 @@ def build(
     progress: Progress | None = None,
     toolchain: Toolchain | None = None,
 ) -> BuildReport:
-    """Compile and link the library of one bundle; see `fusegen.build.build`."""
+    """Compile and link the library of one bundle; see `fusegen.build.library.build`."""
     return build_bundle(bundle, jobs=jobs, progress=progress, toolchain=toolchain)

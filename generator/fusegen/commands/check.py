@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import paths
 from ..build.library import stale_cells
 from ..build.toolchain import BuildError
-from ..publish.folders import BUILTIN, Sources
+from ..publish.folders import BUILTIN, Folders
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME
 from ..publish.selection import find_bundles
@@ -21,7 +21,7 @@ from .request import DEFAULT_OUT, Request, job_for, selection_of
 
 
 def check(
-    bundles: Sequence[Path] = (), out: Path = DEFAULT_OUT, sources: Sources = BUILTIN
+    bundles: Sequence[Path] = (), out: Path = DEFAULT_OUT, folders: Folders = BUILTIN
 ) -> Generated:
     """Regenerate bundles in memory, each from the selection in its lock, and compare.
 
@@ -43,7 +43,7 @@ def check(
     if not chosen and not in_checkout:
         raise UsageError(f"{out} holds no bundle to check; name the folders that hold {LOCK_NAME}")
     jobs = [
-        job_for(Request(sources=sources), bundle, recorded, recorded)
+        job_for(Request(folders=folders), bundle, recorded, recorded)
         for bundle in sorted(set(chosen))
         for recorded in [selection_of(bundle)]
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..passes.expand import chain_of
-from ..publish.folders import BUILTIN, Sources, load_specs, validate_specs
+from ..publish.folders import BUILTIN, Folders, load_specs, validate_specs
 from ..spec.arch import ArchSpec
 from ..spec.fusion import FusionSpec
 from ..spec.kinds import AnySpec, SpecKind
@@ -41,7 +41,7 @@ class Entry:
         return head | dict(self.details)
 
 
-def list_specs(kind: str | None = None, sources: Sources = BUILTIN) -> tuple[Entry, ...]:
+def list_specs(kind: str | None = None, folders: Folders = BUILTIN) -> tuple[Entry, ...]:
     """The specs of one kind, named by its folder, or of all kinds; not those that are wrong.
 
     Raises:
@@ -50,16 +50,16 @@ def list_specs(kind: str | None = None, sources: Sources = BUILTIN) -> tuple[Ent
     """
     if kind is not None:
         known("kind", kind, [each.folder for each in SpecKind])
-    return _entries(load_specs(sources), kind)
+    return _entries(load_specs(folders), kind)
 
 
-def validate(sources: Sources = BUILTIN) -> tuple[Entry, ...]:
+def validate(folders: Folders = BUILTIN) -> tuple[Entry, ...]:
     """The specs of all kinds, none of which is wrong.
 
     Raises:
         SpecError: with every problem of every file.
     """
-    return _entries(validate_specs(sources), None)
+    return _entries(validate_specs(folders), None)
 
 
 def _entries(specs: SpecSet, kind: str | None) -> tuple[Entry, ...]:

@@ -19,7 +19,7 @@ from ..passes.contract import Pass
 from ..passes.draft import Draft, NotPossible
 from ..passes.pipeline import PASSES, context_of, resolve, run_passes
 from ..passes.verify import verify_pass
-from ..publish.folders import BUILTIN, Sources, load_specs
+from ..publish.folders import BUILTIN, Folders, load_specs
 from ..publish.inputs import derivations
 from ..spec.cells import product, target_cells, targets_or_names, with_options
 from ..spec.kinds import SpecKind
@@ -60,14 +60,14 @@ class PlanRow:
         return fields if self.options else {k: v for k, v in fields.items() if k != "options"}
 
 
-def plan(query: Query = EVERYTHING, sources: Sources = BUILTIN) -> tuple[PlanRow, ...]:
+def plan(query: Query = EVERYTHING, folders: Folders = BUILTIN) -> tuple[PlanRow, ...]:
     """Plan cells and write nothing; sorted by architecture, module and recipe.
 
     Raises:
         SpecError: the specs are wrong.
         UsageError: an unknown name, a target together with other names, `native` without a GPU.
     """
-    specs = load_specs(sources)
+    specs = load_specs(folders)
     named = (*query.archs, *query.modules, *query.recipes, *query.options)
     targets_or_names(query.targets, named)
     if query.targets:
@@ -130,7 +130,7 @@ def explain(
     module: str,
     recipe: str,
     arch: str,
-    sources: Sources = BUILTIN,
+    folders: Folders = BUILTIN,
     options: Sequence[str] = (),
     *,
     verify: bool = False,
@@ -142,7 +142,7 @@ def explain(
         UsageError: an unknown name, or `native` without a GPU.
         VerifyError: with ``verify``, the first pass that breaks a rule of the IR.
     """
-    specs = load_specs(sources)
+    specs = load_specs(folders)
     cells = [_cell(specs, module, recipe, options)]
     observe = verify_pass if verify else None
     found = resolve(specs, arch_named(arch, specs), cells, derivations(), observe)
@@ -159,7 +159,7 @@ def draft_after(
     module: str,
     recipe: str,
     arch: str,
-    sources: Sources = BUILTIN,
+    folders: Folders = BUILTIN,
     options: Sequence[str] = (),
     *,
     verify: bool = False,
@@ -173,7 +173,7 @@ def draft_after(
         VerifyError: with ``verify``, the first pass that breaks a rule of the IR.
     """
     known("pass", after, [each.name for each in PASSES])
-    specs = load_specs(sources)
+    specs = load_specs(folders)
     cell = _cell(specs, module, recipe, options)
     seen: dict[str, Draft] = {}
 

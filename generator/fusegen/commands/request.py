@@ -10,7 +10,7 @@ from ..build.gpu import NATIVE, arch_named
 from ..ir.naming import Cell
 from ..publish.folders import (
     BUILTIN,
-    Sources,
+    Folders,
     distrust,
     foreign_folders,
     merge_folders,
@@ -44,7 +44,7 @@ class Request:
         options: choices of the modules named, all of them for each.
         remove: take the named cells away instead.
         namespace: new prefix of the bundles' namespaces; the recorded or default one if None.
-        sources: folders to read besides the built-in and the recorded ones.
+        folders: folders to read besides the built-in and the recorded ones.
     """
 
     out: Path = DEFAULT_OUT
@@ -55,7 +55,7 @@ class Request:
     options: tuple[str, ...] = ()
     remove: bool = False
     namespace: str | None = None
-    sources: Sources = BUILTIN
+    folders: Folders = BUILTIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _renamed(job: Job, namespace: str | None) -> Job:
 
 
 def _targetjobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
-    specs = inputs.specs(request.sources.specs)
+    specs = inputs.specs(request.folders.specs)
     for arch, cells in target_cells(specs, request.targets).items():
         bundle = _bundle_of(arch, request.out)
         try:
@@ -121,8 +121,8 @@ def _targetjobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
                 bundle,
                 new,
                 recorded,
-                merge_folders(request.sources.specs),
-                merge_folders(request.sources.templates),
+                merge_folders(request.folders.specs),
+                merge_folders(request.folders.templates),
                 frozenset(cells),
                 strict=False,
             )
@@ -142,11 +142,11 @@ def _celljobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
         raise UsageError(f"--arch, --module and --recipe go together; add {' and '.join(missing)}")
     cells = product(request.modules, request.recipes)
     if request.options:
-        specs = inputs.specs(request.sources.specs)
+        specs = inputs.specs(request.folders.specs)
         cells = with_options(specs, cells, request.options)
     for arch in dict.fromkeys(request.archs):
         if arch == NATIVE:
-            arch = arch_named(arch, inputs.specs(request.sources.specs))
+            arch = arch_named(arch, inputs.specs(request.folders.specs))
         bundle = _bundle_of(arch, request.out)
         recorded = read_selection(bundle) if bundle.is_dir() else None
         yield _changed(request, bundle, arch, recorded, cells)
@@ -176,13 +176,13 @@ def _recordedjobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
     """The bundles below `out`, as recorded; only those of the named archs, if any are named."""
     wanted = list(dict.fromkeys(request.archs))
     if NATIVE in wanted:
-        native = arch_named(NATIVE, inputs.specs(request.sources.specs))
+        native = arch_named(NATIVE, inputs.specs(request.folders.specs))
         wanted = [native if arch == NATIVE else arch for arch in wanted]
     found = {bundle: selection_of(bundle) for bundle in find_bundles(request.out)}
     present = {recorded.arch for recorded in found.values()}
     for arch in wanted:
         if arch not in present:
-            spec_named(inputs.specs(request.sources.specs), SpecKind.ARCHS, arch)
+            spec_named(inputs.specs(request.folders.specs), SpecKind.ARCHS, arch)
             raise UsageError(
                 f"--arch {arch}: {request.out} holds no bundle for it yet; say what to make with "
                 "--module and --recipe"
@@ -224,11 +224,11 @@ def job_for(
         UsageError: a recorded folder is gone, and the request neither names another nor removes; or
             it lies elsewhere, and the request does not name it.
     """
-    tolerant = request.remove or bool(request.sources.specs or request.sources.templates)
+    tolerant = request.remove or bool(request.folders.specs or request.folders.templates)
     joined: list[tuple[Path, ...]] = []
     for option, written, more in (
-        ("--specs", wanted.specs, request.sources.specs),
-        ("--templates", wanted.templates, request.sources.templates),
+        ("--specs", wanted.specs, request.folders.specs),
+        ("--templates", wanted.templates, request.folders.templates),
     ):
         folders = recorded_folders(bundle, written)
         gone = [folder for folder in folders if not folder.is_dir()]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .. import paths
 from ..checks.load import SpecWarning, load_usable
-from ..families.table import FAMILIES
+from ..families.registry import known_family
 from ..files import named, resolve
 from ..ir.naming import camel
 from ..math.expression import CALLABLE
@@ -122,7 +122,7 @@ def _without_foreign_kernels(text: str, name: str, origin: ArchSpec) -> str:
     foreign = {
         family
         for family, spec in origin.kernels.items()
-        if (known := FAMILIES.get(spec.template or family))
+        if (known := known_family(spec.template or family))
         and known.cannot_run_on(name, _capability(name))
     }
     keys = foreign if foreign < {*origin.kernels} else foreign | {"kernels"}

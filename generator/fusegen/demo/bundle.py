@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..api import BUILTIN, Request, Sources, build, find_tools, generate, load_specs
+from ..api import BUILTIN, Folders, Request, build, find_tools, generate, load_specs
 from ..build.gpu import arch_named, arch_of, visible_capability
 from ..build.library import Progress
 from ..build.objcache import default_root
@@ -35,7 +35,7 @@ def prepare(
     out: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
-    sources: Sources = BUILTIN,
+    folders: Folders = BUILTIN,
 ) -> DemoBundle:
     """Generate the module of the demo and, if its architecture has kernels, build it.
 
@@ -51,10 +51,10 @@ def prepare(
         BuildError: a named arch cannot be built.
         RefusedError: the bundle was edited by hand.
     """
-    specs = load_specs(sources)
+    specs = load_specs(folders)
     folder = out or default_folder()
     chosen = arch_named(arch, specs) if arch else arch_of(visible_capability(), specs) or "cpu"
-    bundle = _generated(chosen, folder, sources, say)
+    bundle = _generated(chosen, folder, folders, say)
     if not specs.archs[chosen].has_kernels:
         return DemoBundle(bundle, chosen)
     try:
@@ -65,13 +65,13 @@ def prepare(
         if arch:
             raise
         say(f"the kernels for {chosen} cannot be built, so the demo runs on the CPU: {error}")
-        return DemoBundle(_generated("cpu", folder, sources, say), "cpu")
+        return DemoBundle(_generated("cpu", folder, folders, say), "cpu")
     return DemoBundle(bundle, chosen)
 
 
-def _generated(arch: str, folder: Path, sources: Sources, say: Callable[[str], None]) -> Path:
+def _generated(arch: str, folder: Path, folders: Folders, say: Callable[[str], None]) -> Path:
     done = generate(
-        Request(out=folder, archs=(arch,), modules=(MODULE,), recipes=(RECIPE,), sources=sources)
+        Request(out=folder, archs=(arch,), modules=(MODULE,), recipes=(RECIPE,), folders=folders)
     )
     if done.refused:
         raise RefusedError(done.refused[0].changes)

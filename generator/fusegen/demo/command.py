@@ -47,12 +47,12 @@ def command(
     XDG_CACHE_HOME, else ~/.cache/fusegen), so that nothing but the picture is left behind.
     """
     # Late: help needs none of it.
-    from ..api import Sources
+    from ..api import Folders
     from .bundle import prepare
     from .run import run_demo
 
     with Bar("compiling the demo") as progress:
         ready = prepare(
-            arch, out=out, say=say, progress=progress, sources=Sources(specs, templates)
+            arch, out=out, say=say, progress=progress, folders=Folders(specs, templates)
         )
     run_demo(ready.folder, ready.arch, steps=steps, output=output, as_json=as_json)

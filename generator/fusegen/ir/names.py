@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MARK = "\u01c2"
-"""In front of a name while a text is laid out; ``fusegen.hygiene`` takes it out again.
+"""In front of a name while a text is laid out; ``fusegen.emit.hygiene`` takes it out again.
 
 Names are ASCII, and no text of a spec has this letter.
 """

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .dtypes import IO_DTYPES, DType
-from .kernel import GemmKind, PointSpec, Schedule
+from .kernel import GemmKind, PointSpec
 from .names import prefixed
 
 UPDATE_STATE = "update_state"
@@ -77,7 +77,7 @@ class GemmUnit:
         match = re.fullmatch(rf"(\w+)_({kinds})(?:_(\w+))?_([a-z]+(?:_\d+(?:x\d+)+){{2}})", text)
         if not match:
             raise ValueError(f"{text!r} is not <family>_<kind>[_<variant>]_<point>")
-        parse_point(match[4])
+        PointSpec.parse(match[4])
         return cls(match[1], GemmKind(match[2]), match[4], match[3] or "")
 
 
@@ -124,17 +124,6 @@ class ElementKernel:
         if not re.fullmatch(_PART, base):
             raise ValueError(f"{text!r} is not <base>_<dtype>")
         return cls(base, DType(dtype))
-
-
-def parse_point(text: str) -> PointSpec:
-    """Inverse of ``PointSpec.name``.  Raises ValueError for other text."""
-    match = re.fullmatch(r"([a-z]+)_(\d+)x(\d+)x(\d+)_(\d+)x(\d+)", text)
-    if not match:
-        raise ValueError(f"{text!r} is not <schedule>_<tile>_<cluster>")
-    numbers = [int(group) for group in match.groups()[1:]]
-    return PointSpec(
-        (numbers[0], numbers[1], numbers[2]), (numbers[3], numbers[4]), Schedule(match[1])
-    )
 
 
 def default_namespace(prefix: str, arch: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated
@@ -109,6 +110,55 @@ class ScaleSpec:
     history: Annotated[int, Field(ge=0, le=65536)] = 0
 
 
+_BLOCKS = re.compile(r"(block|mx|nv)_(\d+|all)x(\d+|all)")
+_KINDS: Mapping[str, tuple[ScaleRule, DType, bool]] = {
+    "block": (ScaleRule.MAX_OVER_AMAX, DType.FLOAT32, False),
+    "mx": (ScaleRule.MX, DType.E8M0, False),
+    "nv": (ScaleRule.NVFP4, DType.E4M3, True),
+}
+"""Rule, format and second level of the scales of blocks, by the word for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How elements of a tensor share scales, of a rowwise copy; columnwise ones swap the extents.
+
+    Attributes:
+        rows, columns: that share a scale.
+        rule: formula from amax.
+        dtype: of a stored scale.
+        tensor_scale: whether there is a second scale over the whole tensor or group.
+    """
+
+    rows: int | Extent
+    columns: int | Extent
+    rule: ScaleRule = ScaleRule.MAX_OVER_AMAX
+    dtype: DType = DType.FLOAT32
+    tensor_scale: bool = False
+
+    @property
+    def name(self) -> str:
+        """``tensor``, ``row``, ``block_1x128``, ``mx_1x32`` ...: what specs and kernels call it."""
+        extents = (self.rows, self.columns)
+        words = {(Extent.ALL, Extent.ALL): "tensor", (1, Extent.ALL): "row"}
+        if self.rule is ScaleRule.MAX_OVER_AMAX and extents in words:
+            return words[extents]
+        kind = next(word for word, (rule, *_) in _KINDS.items() if rule is self.rule)
+        rows, columns = (e.value if isinstance(e, Extent) else e for e in extents)
+        return f"{kind}_{rows}x{columns}"
+
+    @classmethod
+    def parse(cls, name: str) -> Scaling | None:
+        """Inverse of ``name``; None for words that no scaling has."""
+        blocks = _BLOCKS.fullmatch(name)
+        words = {"tensor": cls(Extent.ALL, Extent.ALL), "row": cls(1, Extent.ALL)}
+        if blocks is None:
+            return words.get(name)
+        rows, columns = (Extent.ALL if each == "all" else int(each) for each in blocks.groups()[1:])
+        found = cls(rows, columns, *_KINDS[blocks[1]])
+        return found if found.name == name else None
+
+
 @dataclass(frozen=True, slots=True, config=STRICT)
 class HadamardSpec:
     """A random Hadamard transform before quantisation, along the blocks of one orientation."""
@@ -138,14 +188,15 @@ class QuantizationSpec:
     hadamard: HadamardSpec | None = None
 
     @property
+    def shares(self) -> Scaling:
+        """How elements share scales."""
+        second = self.tensor_scale is not None
+        return Scaling(*self.block, self.scale.rule, self.scale.dtype, second)
+
+    @property
     def scaling(self) -> str:
-        """How elements share a scale: ``tensor``, ``row``, ``block_1x128``, ``mx_1x32`` ..."""
-        words = {(Extent.ALL, Extent.ALL): "tensor", (1, Extent.ALL): "row"}
-        if self.scale.rule is ScaleRule.MAX_OVER_AMAX and self.block in words:
-            return words[self.block]
-        kind = {ScaleRule.MX: "mx", ScaleRule.NVFP4: "nv"}.get(self.scale.rule, "block")
-        rows, columns = (e.value if isinstance(e, Extent) else e for e in self.block)
-        return f"{kind}_{rows}x{columns}"
+        """Name of how elements share a scale: ``tensor``, ``row``, ``block_1x128``, ``mx_1x32``."""
+        return self.shares.name
 
     @property
     def amax_pass(self) -> bool:

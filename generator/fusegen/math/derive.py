@@ -23,7 +23,7 @@ def derive(expression: Expression, wrt: tuple[str, ...], grad: str = "dy") -> di
 
     Raises ValueError if `wrt` names something that is no operand or `grad` is a declared name.
     """
-    from . import calculus
+    from . import calculus  # late: it loads sympy
 
     _check_names(expression, wrt, (grad,))
     lowering = _lowering(expression, grad)
@@ -60,13 +60,13 @@ def backward_program(
 
 
 def _value(expression: Expression) -> Expr:
-    from . import calculus
+    from . import calculus  # late: it loads sympy
 
     return _lowering(expression, None).lower(calculus.to_sympy(expression))
 
 
 def _lowering(expression: Expression, grad: str | None) -> Lowering:
-    from .lower import Lowering
+    from .lower import Lowering  # late: it loads sympy
 
     attributes = tuple(name for name, _ in expression.attributes)
     order = (*attributes, *expression.operands, *([grad] if grad else []))

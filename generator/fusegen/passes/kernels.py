@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..families.table import FAMILIES
+from ..families.family import HADAMARD, Demand, offers
+from ..families.registry import known_family
 from ..ir.dtypes import IO_DTYPES, DType
 from ..ir.kernel import GemmKind, Store
 from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
 from ..ir.plan import Buffer, Kernel, KernelSet, KernelUnit, SelectionRule, Step, Variant
 from ..ir.predicate import Predicate
-from ..ir.quantization import Extent, Orientation, Role, Rounding
+from ..ir.quantization import Orientation, Rounding
 from ..spec.arch import ArchSpec, FamilySpec, KindSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import (
@@ -139,13 +140,13 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
         orientation = step.copies[0].orientation
         transform = specs[0].hadamard
         transformed = transform is not None and transform.orientation is orientation
-        traits = [orientation.value, *(["hadamard"] if transformed else [])]
+        traits = [orientation.value, *([HADAMARD] if transformed else [])]
         return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
     if quantizes(step) or step.parts:
         spec = specs[0]
         columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)
         traits = [spec.rounding.value] if spec.rounding is Rounding.STOCHASTIC else []
-        traits += ["hadamard"] if spec.hadamard and columnwise else []
+        traits += [HADAMARD] if spec.hadamard and columnwise else []
         return Variant((spec.format,), (spec.scaling,), tuple(traits))
     accumulation = recipe.gemm[GemmKind(step.kind)]
     formats = tuple(spec.format for spec in specs)
@@ -174,24 +175,12 @@ def family_of(
     Raises:
         NotPossible: there is none.
     """
-    formats = set(variant.formats) if variant else {DType.IO}
-    scalings = set(variant.scalings) if variant else set()
+    demand = Demand(primitive, variant=variant)
     for name, family in arch.kernels.items():
-        if (
-            primitive in family.implements
-            and formats <= set(family.formats)
-            and scalings <= set(family.scalings)
-            and (variant.store if variant else Store.IO) in family.stores
-            and _accumulates(family, variant)
-        ):
+        if offers(family, demand):
             return name, family
     of = f" of {variant}" if variant and str(variant) else ""
     raise NotPossible(f"{arch.name} has no kernels for {primitive}{of}")
-
-
-def _accumulates(family: FamilySpec, variant: Variant | None) -> bool:
-    offered = {accumulation.value for accumulation in family.accumulations}
-    return variant is None or not offered or not offered.isdisjoint(variant.traits)
 
 
 def kernel_set(
@@ -204,22 +193,18 @@ def kernel_set(
     """
     variant = variant_of(step, recipe, buffers)
     name, family = family_of(step.primitive, arch, variant)
-    _check_copies(step, arch, family.template or name, recipe)
+    template = family.template or name
+    known = known_family(template)
+    missing = known.accepts(_demand(step, variant, recipe)) if known else None
+    if missing:
+        raise NotPossible(f"{arch.name} has no kernels for {missing}")
     if is_product(step):
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
-        template = family.template or name
         words = replace(variant, formats=()) if variant and reads_decoded(step) else variant
         chosen = _gemm_set(name, template, kind, family.kinds[kind], words)
         return replace(chosen, row_alignment=family.row_alignment)
-    if decodes(step) and step.input("groups"):
-        block = recipe.roles[step.copies[0].role].block[0]
-        if block not in (1, Extent.ALL):
-            raise NotPossible(
-                f"{arch.name} has no kernels that decode blocks of {block} rows in groups"
-            )
-    template = family.template or name
     base = step.pointwise.kernel if step.pointwise else name
     base = f"{base}_quantize" if step.parts else base
     base = f"{base}_{variant}" if variant else base
@@ -229,37 +214,17 @@ def kernel_set(
     return KernelSet(base, template, None, (unit,), rules, family.row_alignment)
 
 
-def _check_copies(step: Step, arch: ArchSpec, template: str, recipe: RecipeSpec) -> None:
-    """Refuse what the names of formats and scalings do not say, and the device code has not.
-
-    Raises:
-        NotPossible: operands that scale otherwise than its products read them, a transform or a
-            history that it has no code for.
-    """
-    known = FAMILIES.get(template)
-    if known is None or reads_decoded(step):
-        return
-    specs = {copy.role: recipe.roles[copy.role] for copy in step.copies}
-    if is_product(step) and specs:
-        tokens = {spec.scaling for role, spec in specs.items() if role is not Role.WEIGHT}
-        weights = {spec.scaling for role, spec in specs.items() if role is Role.WEIGHT}
-        beside = {known.weights.get(scaling) for scaling in tokens}
-        if len(tokens) > 1 or None in beside or weights - beside:
-            words = " and ".join(f"{spec.scaling} of {role.value}" for role, spec in specs.items())
-            raise NotPossible(f"{arch.name} has no kernels for {step.kind} of {words}")
+def _demand(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
+    """What a step asks of its family, beyond what its variant says, too."""
     makes = quantizes(step) or bool(step.parts)
-    for spec in specs.values():
-        history = spec.scale.history
-        if makes and history > known.most_history:
-            raise NotPossible(
-                f"{arch.name} has no kernels for a history of {history} amaxes, {template} keeps"
-                f" {known.most_history} at most"
-            )
-        if makes and spec.hadamard and spec.scaling not in known.transformed:
-            raise NotPossible(
-                f"{arch.name} has no kernels for a transform before {spec.scaling}, {template} has"
-                f" it before {', '.join(known.transformed)}"
-            )
+    specs = [recipe.roles[copy.role] for copy in step.copies] if makes else []
+    return Demand(
+        step.primitive,
+        GemmKind(step.kind) if is_product(step) else None,
+        variant,
+        history=max((spec.scale.history for spec in specs), default=0),
+        grouped=step.input("groups") is not None,
+    )
 
 
 def _rule(when: Predicate, point: str, kernels: tuple[Kernel, ...]) -> SelectionRule:

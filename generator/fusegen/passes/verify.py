@@ -1,4 +1,4 @@
-"""The rules of ``steps.verify`` for drafts: which of them hold follows from what the passes gave."""
+"""The rules of ``steps.verify`` for drafts: which of them hold follows from what passes gave."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from .remedies import regeneration
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class Folders:
     """Folders to read besides the built-in ones."""
 
     specs: tuple[Path, ...] = ()
@@ -33,7 +33,7 @@ class Sources:
         return {"--specs": self.specs, "--templates": self.templates}
 
 
-BUILTIN = Sources()
+BUILTIN = Folders()
 
 
 def merge_folders(*groups: Iterable[Path]) -> tuple[Path, ...]:
@@ -132,7 +132,7 @@ def _besides(builtin: Path, extra: Iterable[Path]) -> tuple[Path, ...]:
     return (builtin, *(path for path in merge_folders(extra) if path != builtin))
 
 
-def load_specs(sources: Sources = BUILTIN) -> SpecSet:
+def load_specs(folders: Folders = BUILTIN) -> SpecSet:
     """The built-in specs and those of the extra folders, without those that are wrong.
 
     Warns:
@@ -141,16 +141,16 @@ def load_specs(sources: Sources = BUILTIN) -> SpecSet:
     Raises:
         SpecError: a folder is not there.
     """
-    return load_usable(spec_folders(sources.specs))
+    return load_usable(spec_folders(folders.specs))
 
 
-def validate_specs(sources: Sources = BUILTIN) -> SpecSet:
+def validate_specs(folders: Folders = BUILTIN) -> SpecSet:
     """The same of specs none of which is wrong.
 
     Raises:
         SpecError: with every problem of every file.
     """
-    return load(spec_folders(sources.specs))
+    return load(spec_folders(folders.specs))
 
 
 def distrust(bundle: Path, option: str, foreign: Sequence[Path]) -> str:

@@ -66,7 +66,7 @@ class ArchSpec:
         capability: compute capability, None for cpu.
         gencode: what nvcc is told.
         toolkit: oldest CUDA toolkit that knows the architecture.
-        limits: hardware limits by name, for people and tests.
+        limits: hardware limits by name, which families were written for.
         layout: of quantised copies.
         kernels: families by name.
     """

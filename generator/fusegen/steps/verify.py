@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..ir.dtypes import DType, bits
 from ..ir.plan import HALVES, Access, Buffer, ModulePlan, PointwiseOperand, Program, Step
 from ..ir.shapes import Const, Expr, Shape, mul, product
-from . import definition, is_printed, is_product, reads_decoded
+from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
 
 
 class VerifyError(Exception):
@@ -246,6 +246,22 @@ def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
     return (DType.IO, DType.FLOAT32) if changed else (DType.IO,)
 
 
+def _copies(view: View, _: Buffers) -> Iterator[Fault]:
+    """A step writes all of the copies that it makes, or reads all of those that it is given.
+
+    What decodes a copy may leave its amax to the product that reads what it decoded.
+    """
+    for step in view.steps:
+        makes = quantizes(step) or bool(step.parts)
+        touched = step.writes if makes else step.reads
+        for copy in () if reads_decoded(step) else step.copies:
+            left = {copy.amax} if decodes(step) else set()
+            for name in copy.buffers:
+                if name not in touched and name not in left:
+                    missing = "writes" if makes else "reads"
+                    yield view.fault(step, name, f"is of a copy, but the step {missing} it nowhere")
+
+
 def _math(view: View, buffers: Buffers) -> Iterator[Fault]:
     """An expression reads operands of its step and computes its results, in their sizes."""
     for step in view.steps:
@@ -284,6 +300,7 @@ _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
     _use,
     _slots,
     _shapes,
+    _copies,
     _math,
 )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...families.registry import enumerator
 from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.kernel import Store
 from ...ir.plan import Access, KernelSet, KernelUnit, PointwiseOperand, SelectionRule, Variant
+from ...ir.quantization import Accumulation
 from ..text.escape import comment
 
 _ACCESS = {
@@ -19,6 +21,9 @@ _ACCESS = {
     Access.ROW: "row",
     Access.COLUMN: "column",
 }
+
+
+_ACCUMULATIONS = tuple(each.value for each in Accumulation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +181,18 @@ def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
         scalars=math.attributes if math else (),
         body=math.cuda if math else (),
         grouped=math.grouped if math else False,
-        quantized=_quantized_text(unit.variant),
+        quantized=_quantized_text(unit.template, unit.variant),
     )
 
 
-def _quantized_text(variant: Variant | None) -> QuantizedText:
+def _quantized_text(template: str, variant: Variant | None) -> QuantizedText:
     """Every field; those that a kernel's template does not use are empty."""
     formats = [f for f in variant.formats if f is not DType.IO] if variant else []
     if variant is None or not formats:
         return QuantizedText()
     cuda = [dtypes.info(format).cuda for format in formats]
     scaling = variant.scalings[0] if variant.scalings else ""
+    ways = [trait for trait in variant.traits if trait in _ACCUMULATIONS]
 
     def has(trait: str) -> str:
         return "true" if trait in variant.traits else "false"
@@ -200,8 +206,8 @@ def _quantized_text(variant: Variant | None) -> QuantizedText:
         turned=has("turned"),
         a=cuda[0],
         b=cuda[-1],
-        product_scaling="block" if scaling.startswith("block") else scaling,
-        accumulation="fast" if "fast" in variant.traits else "split",
+        product_scaling=enumerator(template, scaling),
+        accumulation=enumerator(template, next(iter(ways), "")),
     )
 
 

@@ -9,7 +9,7 @@ from ...ir.plan import Buffer, ModulePlan, Program, Sharding
 from ...ir.shapes import split
 from .words import op_name, pieces, twin_schema
 
-_WHOLE, _SUMMAND = "WHOLE", "SUMMAND"
+_WHOLE, _PARTIAL = "WHOLE", "PARTIAL"
 _SHARED_AMAXES = (
     "its amaxes are reduced over a process group between ops; where all ranks have the whole "
     "tensors they are the same on all, and the cell without reduced_amax does it"
@@ -75,7 +75,7 @@ def sharding_context(plan: ModulePlan) -> ShardingContext:
     """What ``sharding/<cell>.py`` states."""
     ops = tuple(_op_text(view, program) for view, program in plan.ops)
     source = " ".join(w.arguments + w.results for op in ops for w in op.ways)
-    used = {"Op": True, "SUMMAND": _SUMMAND in source, "WHOLE": _WHOLE in source}
+    used = {"Op": True, "PARTIAL": _PARTIAL in source, "WHOLE": _WHOLE in source}
     used["Way"] = any(op.ways for op in ops)
     return ShardingContext(
         cell=plan.cell,
@@ -137,7 +137,7 @@ def _way_text(plan: ModulePlan, program: Program, way: Sharding) -> WayText:
 def _lies(buffer: Buffer, way: Sharding) -> str:
     axis = way.axis(buffer.name)
     if axis is None:
-        return _SUMMAND if buffer.name in way.partial else _WHOLE
+        return _PARTIAL if buffer.name in way.partial else _WHOLE
     return str(_dimension(buffer, axis))
 
 
