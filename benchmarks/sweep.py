@@ -24,7 +24,7 @@ from common import bundles
 
 from fusegen import api, paths
 from fusegen.build import gpu
-from fusegen.ir.primitives import GemmKind
+from fusegen.ir.kernel import GemmKind
 from fusegen.spec.load import SpecSet
 from fusegen.spec.usage import UsageError
 from fusegen.tuning import tune, variants

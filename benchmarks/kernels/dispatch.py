@@ -19,8 +19,8 @@ from floors import plan_of
 from torch import Tensor
 
 from fusegen.build import library as bundle_build
+from fusegen.ir.kernel import GemmKind
 from fusegen.ir.plan import KernelSet
-from fusegen.ir.primitives import GemmKind
 from fusegen.tuning.cases import Case
 from kernels import build
 from kernels.build import Accumulation, Format, Kind, Scaling, Target, Tile

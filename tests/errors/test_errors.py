@@ -16,11 +16,13 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from fusegen import checks
+from fusegen import checks, steps
 from fusegen.checks import load as loading
+from fusegen.ir.words import AttributeType
 from fusegen.paths import builtin_specs
 from fusegen.spec import diagnostics as source
 from fusegen.spec import fields, load, op
+from fusegen.steps.definition import AttributeDef, Reference, StepDef
 
 CASES = tuple(sorted(path.parent for path in Path(__file__).parent.glob("*/expected.txt")))
 BUILTIN = builtin_specs()
@@ -29,6 +31,15 @@ SOURCES = (
     *sorted(Path(inspect.getfile(checks)).parent.rglob("*.py")),
     *(Path(inspect.getfile(module)) for module in (load, fields, op)),
 )
+RESCALE = StepDef(
+    "rescale",
+    operands=("a",),
+    attributes=(AttributeDef("factor", AttributeType.FLOAT),),
+    shapes={None: {"a": "T... K", "out": "T... K"}},
+    reference=Reference("steps.rescale", frozenset(("a",))),
+)
+KINDS = {"step_attributes": RESCALE}
+"""Kinds of steps that a case has beside the shipped ones, none of which has attributes."""
 FINDERS = ("unknown", "require_known")
 """Functions that find a problem for others: what counts is the place they are called from."""
 MAKERS = ("problem", "problem_within", "Problem", "problem_at")
@@ -40,10 +51,14 @@ Line = tuple[str, int]
 
 def messages(*folders: Path) -> str:
     """The messages of a run, one a line; empty where the specs are right."""
-    try:
-        loading.load(folders)
-    except source.SpecError as error:
-        return f"{error}\n"
+    kind = KINDS.get(folders[-1].name)
+    with pytest.MonkeyPatch.context() as patch:
+        if kind:
+            patch.setitem(steps.BY_NAME, kind.name, kind)
+        try:
+            loading.load(folders)
+        except source.SpecError as error:
+            return f"{error}\n"
     return ""
 
 

@@ -20,7 +20,6 @@ from entries import LedgerError
 from fusegen import api
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
-from fusegen.ir.primitives import Primitive
 from fusegen.options import OPTIONS
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.expand import chain_of
@@ -28,6 +27,7 @@ from fusegen.passes.pipeline import resolve_module
 from fusegen.spec.cells import with_options
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
+from fusegen.steps import STEPS
 
 SPECS = bundles.EVIDENCE / "specs"
 PLAIN = "bf16"
@@ -85,7 +85,7 @@ def plan_of(specs: SpecSet, arch: str, cell: Cell) -> ModulePlan | None:
 def merges(plan: ModulePlan) -> bool:
     """Whether an expression and the quantisation of its result are one step, both ways."""
     kinds = {step.primitive for step in (*plan.forward.steps, *plan.backward.steps)}
-    return kinds >= {Primitive.POINTWISE_QUANTIZE, Primitive.POINTWISE_GRAD_QUANTIZE}
+    return kinds >= {kind.name for kind in STEPS if kind.parts}
 
 
 # ---- cells

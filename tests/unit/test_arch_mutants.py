@@ -33,11 +33,10 @@ from fusegen.emit.render import Renderer, RenderError
 from fusegen.families.family import Demand, offers
 from fusegen.families.registry import FAMILIES, known_family
 from fusegen.ir.dtypes import DType
-from fusegen.ir.kernel import Schedule, Store
+from fusegen.ir.kernel import GemmKind, Schedule, Store
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan, Variant
 from fusegen.ir.predicate import Comparison, SizeVariable
-from fusegen.ir.primitives import GemmKind, Primitive
 from fusegen.ir.quantization import Accumulation
 from fusegen.passes.pipeline import Plan, resolve
 from fusegen.paths import builtin_specs, builtin_templates
@@ -45,6 +44,7 @@ from fusegen.spec.arch import ArchSpec, FamilySpec
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import Source, adapter, parse_spec
+from fusegen.steps import BY_NAME
 
 from .device_code import traits
 
@@ -138,7 +138,7 @@ def others(word: str, words: list[str]) -> list[str]:
 def words_beside(path: Path_, word: str) -> list[str]:
     """Words that the field of a word can have instead."""
     names: dict[str, list[str]] = {
-        "implements": [each.value for each in Primitive],
+        "implements": [*BY_NAME],
         "formats": [each.value for each in DType],
         "scalings": sorted({each for family in FAMILIES for each in family.scalings}),
         "accumulations": [each.value for each in Accumulation],
@@ -358,12 +358,10 @@ def test_no_two_families_serve_one_demand() -> None:
     names = sorted({each for family in FAMILIES for each in family.scalings})
     scalings: list[tuple[str, ...]] = [(), *((name,) for name in names)]
     ways = [(), *((each.value,) for each in Accumulation)]
-    for primitive, format, scaling, way, store in product(
-        Primitive, formats, scalings, ways, Store
-    ):
+    for primitive, format, scaling, way, store in product(BY_NAME, formats, scalings, ways, Store):
         demand = Demand(primitive, variant=Variant((format,), scaling, way, store))
         quantised = format not in (DType.IO, DType.BFLOAT16)
-        if quantised != bool(scaling) or (primitive is Primitive.GEMM and quantised and not way):
+        if quantised != bool(scaling) or (primitive == "gemm" and quantised and not way):
             continue
         served = [name for name, each in ARCH.kernels.items() if offers(each, demand)]
         assert len(served) < 2, (demand, served)

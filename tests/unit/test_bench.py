@@ -26,7 +26,7 @@ from fusegen.build import gpu
 from fusegen.build.library import HOST_FLAGS, HOST_STRICT, read_sources
 from fusegen.build.toolchain import find_toolchain
 from fusegen.commands import bench
-from fusegen.ir.primitives import GemmKind
+from fusegen.ir.kernel import GemmKind
 from fusegen.spec.usage import UsageError
 from fusegen.tuning import fit, variants
 from fusegen.tuning.cases import Case

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fusegen.checks.load import load
+from fusegen.ir.kernel import GemmKind
 from fusegen.ir.naming import Cell
-from fusegen.ir.primitives import GemmKind
 from fusegen.ir.quantization import Role
 from fusegen.passes.pipeline import Plan, resolve
 from fusegen.paths import builtin_specs

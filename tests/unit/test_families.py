@@ -18,10 +18,9 @@ from fusegen.families.family import Demand, Family, offers
 from fusegen.families.registry import FAMILIES, known_family
 from fusegen.families.scalings import BLOCK_1X128
 from fusegen.ir.dtypes import DType
-from fusegen.ir.kernel import PointSpec, Schedule, Store
+from fusegen.ir.kernel import GemmKind, PointSpec, Schedule, Store
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import Variant
-from fusegen.ir.primitives import GemmKind, Primitive
 from fusegen.ir.quantization import (
     Accumulation,
     Extent,
@@ -146,11 +145,11 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
 
     def product_of(scaled: tuple[str, ...], way: str, kind: GemmKind) -> str | None:
         variant = Variant((DType.E4M3,), scaled, (way,))
-        return fp8.accepts(Demand(Primitive.GEMM, kind, variant))
+        return fp8.accepts(Demand("gemm", kind, variant))
 
     def quantised(scaling: str, *traits: str, history: int = 0) -> str | None:
         variant = Variant((DType.E2M1,), (scaling,), traits)
-        return quantize.accepts(Demand(Primitive.QUANTIZE, None, variant, history))
+        return quantize.accepts(Demand("quantize", None, variant, history))
 
     assert product_of(blocks, "split_128", GemmKind.FPROP) is None
     assert product_of(blocks[:1] * 2, "split_128", GemmKind.WGRAD) is None
@@ -170,7 +169,7 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
 def test_blocks_of_several_rows_are_not_decoded_in_groups() -> None:
     for scaling in scalings.ALL:
         demand = Demand(
-            Primitive.DEQUANTIZE, None, Variant((DType.E4M3,), (scaling.name,), ()), grouped=True
+            "dequantize", None, Variant((DType.E4M3,), (scaling.name,), ()), grouped=True
         )
         reason = known("dequantize").accepts(demand)
         several = scaling.rows not in (1, Extent.ALL)

@@ -53,21 +53,22 @@ def importers(top: str) -> set[str]:
     }
 
 
-ROOMS: Mapping[str, int] = {
-    **dict.fromkeys(("files", "columns", "ir", "math", "options"), 0),
-    **dict.fromkeys(("paths", "spec"), 1),
-    **dict.fromkeys(("families", "steps"), 2),
-    **dict.fromkeys(("checks", "passes"), 3),
-    "emit": 4,
-    "build": 5,
-    "publish": 6,
-    "tuning": 7,
-    "commands": 8,
-    "api": 9,
-    "cli": 10,
-    "demo": 11,
-    "__main__": 11,
-}
+STOREYS = (
+    ("files", "columns", "ir", "math", "options"),
+    ("steps",),  # specs name kinds of steps
+    ("paths", "spec"),
+    ("families",),
+    ("checks", "passes"),
+    ("emit",),
+    ("build",),
+    ("publish",),
+    ("tuning",),
+    ("commands",),
+    ("api",),
+    ("cli",),
+    ("demo", "__main__"),
+)
+ROOMS: Mapping[str, int] = {room: level for level, own in enumerate(STOREYS) for room in own}
 """Rooms from the ground up: each imports from those below it alone."""
 
 

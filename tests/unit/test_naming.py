@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fusegen.checks.load import load
 from fusegen.ir.dtypes import IO_DTYPES, DType
-from fusegen.ir.kernel import PointSpec, Schedule
+from fusegen.ir.kernel import GemmKind, PointSpec, Schedule
 from fusegen.ir.naming import (
     Cell,
     ElementKernel,
@@ -24,7 +24,6 @@ from fusegen.ir.naming import (
     parameter_argument,
 )
 from fusegen.ir.plan import KernelUnit, ModulePlan
-from fusegen.ir.primitives import GemmKind
 from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs
 from fusegen.spec.diagnostics import Loc

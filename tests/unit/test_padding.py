@@ -9,8 +9,8 @@ import pytest
 from fusegen import api
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan, Step
-from fusegen.ir.primitives import ROW_GROUPS
 from fusegen.passes.pipeline import resolve
+from fusegen.steps.pointwise import ROW_GROUPS
 
 MODULE = """edition: 1
 module: {name}

@@ -16,9 +16,8 @@ import pytest
 from fusegen import api, paths
 from fusegen.build.library import read_sources
 from fusegen.checks.load import load
-from fusegen.ir.kernel import PointSpec
+from fusegen.ir.kernel import GemmKind, PointSpec
 from fusegen.ir.predicate import Comparison, Condition, Predicate, SizeVariable
-from fusegen.ir.primitives import GemmKind
 from fusegen.spec.arch import RuleSpec
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.load import SpecSet

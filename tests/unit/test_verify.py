@@ -9,13 +9,13 @@ import pytest
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.text import parse, text
-from fusegen.ir.verify import VerifyError, verify_plan
 from fusegen.passes.contract import Pass
 from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import PASSES, context_of, resolve, resolve_module, run_passes
 from fusegen.passes.verify import draft_faults, verify_pass
 from fusegen.paths import builtin_specs
 from fusegen.publish.inputs import derivations
+from fusegen.steps.verify import VerifyError, verify_plan
 
 SPECS = load([builtin_specs()])
 

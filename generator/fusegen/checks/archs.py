@@ -9,9 +9,8 @@ from itertools import product
 from ..families.family import Configured, Family, Offer
 from ..families.registry import FAMILIES, known_family
 from ..ir.dtypes import DType
-from ..ir.kernel import PointSpec
+from ..ir.kernel import GemmKind, PointSpec
 from ..ir.plan import Variant
-from ..ir.primitives import GemmKind
 from ..ir.quantization import Accumulation, Scaling
 from ..spec.arch import ArchSpec, FamilySpec, KindSpec
 from ..spec.diagnostics import Problem
@@ -41,7 +40,7 @@ def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
     owners: dict[str, str] = {}
     for name, family in arch.kernels.items():
         for index, primitive in enumerate(family.implements):
-            for served in _served(primitive.value, family):
+            for served in _served(primitive, family):
                 if owners.get(served, name) != name:
                     yield source.problem(
                         f"{served} is already implemented by {owners[served]!r}; remove one",
@@ -225,7 +224,7 @@ def _scalings_of(kind: GemmKind, family: FamilySpec, known: Family) -> tuple[tup
 def _listed(offer: Offer) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The words of each list of a family, by its key."""
     return (
-        ("implements", tuple(each.value for each in offer.implements)),
+        ("implements", offer.implements),
         ("formats", tuple(each.value for each in offer.formats)),
         ("scalings", offer.scalings),
         ("accumulations", tuple(each.value for each in offer.accumulations)),

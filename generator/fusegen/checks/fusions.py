@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..ir.primitives import PRINTED, SHAPES, SIGNATURES, Primitive
 from ..options import OPTIONS
 from ..spec.diagnostics import Problem
 from ..spec.fusion import MERGES, FusionPass, FusionSpec, PatternStep
 from ..spec.load import Source, SpecSet
 from ..spec.op import kind_problem
+from ..steps import STEPS, definition
+from ..steps.definition import Trait
 from .common import unknown
 
-_REWRITABLE = sorted({primitive.value for primitive, _ in SHAPES} - {Primitive.QUANTIZE.value})
+_REWRITABLE = sorted(
+    each.name for each in STEPS if not each.of_passes and Trait.QUANTIZES not in each.traits
+)
 
 
 def check_fusion(
@@ -62,10 +65,10 @@ def _check_pattern(
                 yield source.problem(
                     "a pattern names all operands in 'in'", "match", section, index, "with"
                 )
-        pointwise = [i for i, s in enumerate(steps) if s.step in PRINTED and not s.op]
+        pointwise = [i for i, s in enumerate(steps) if _is_printed(s) and not s.op]
         for index in pointwise[1:]:
             yield source.problem(
-                f"a second {steps[index].step.value} step without 'op'; a fusion keeps the"
+                f"a second {steps[index].step} step without 'op'; a fusion keeps the"
                 " expression of one",
                 "match",
                 section,
@@ -94,7 +97,7 @@ def _check_replacement(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
                 for name in names:
                     path = ("rewrite", section, index, key)
                     yield from unknown(source, "variable", name, variables, *path)
-            slots = SIGNATURES[step.step].optional_inputs
+            slots = definition(step.step).optional
             for slot in step.with_:
                 yield from unknown(
                     source, "slot", slot, slots, "rewrite", section, index, "with", slot
@@ -134,22 +137,21 @@ def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         ("backward", fusion.match.backward, fusion.rewrite.backward),
     ):
         for index, step in enumerate(pattern):
-            made_later = SIGNATURES[step.step].variadic or step.step is Primitive.QUANTIZE
-            if made_later and step.step not in PRINTED:
+            if step.step not in _REWRITABLE and not _is_printed(step):
                 yield source.problem(
-                    f"no {step.step.value} is there yet when this fusion applies; what quantises"
-                    f" takes part in {' and '.join(p.value for p in MERGES.values())} alone",
+                    f"no {step.step} is there yet when this fusion applies; what quantises"
+                    f" takes part in {' and '.join(MERGES.values())} alone",
                     "match",
                     section,
                     index,
                     "step",
                 )
-        kept = [step for step in pattern if step.step in PRINTED and not step.op]
+        kept = [step for step in pattern if _is_printed(step) and not step.op]
         before = fusion.match.forward if section == "backward" else ()
-        again = [step for step in before if step.step in PRINTED and not step.op]
+        again = [step for step in before if _is_printed(step) and not step.op]
         yield from _check_expressions(section, kept, again, steps, source)
         for index, step in enumerate(steps):
-            if step.step not in PRINTED:
+            if not _is_printed(step):
                 yield from _check_replacing_step(step, source, "rewrite", section, index)
 
 
@@ -162,9 +164,9 @@ def _check_expressions(
 ) -> Iterator[Problem]:
     """An expression has a step of its own before and after; the backward may make one again."""
     for index, step in enumerate(steps):
-        if step.step in PRINTED and not any(_same(step, each) for each in (*kept, *again)):
+        if _is_printed(step) and not any(_same(step, each) for each in (*kept, *again)):
             yield source.problem(
-                f"no {step.step.value} step of 'match' without 'op' has these names, so that this"
+                f"no {step.step} step of 'match' without 'op' has these names, so that this"
                 " one has no expression",
                 "rewrite",
                 section,
@@ -175,7 +177,7 @@ def _check_expressions(
         if found != 1:
             yield source.problem(
                 f"expected one step that computes {', '.join(each.out)}, got {found}: repeat"
-                f" {{step: {each.step.value}, in: [{', '.join(each.in_)}], out:"
+                f" {{step: {each.step}, in: [{', '.join(each.in_)}], out:"
                 f" [{', '.join(each.out)}]}}, since no other step has an expression",
                 "rewrite",
                 *((section,) if steps else ()),
@@ -188,22 +190,21 @@ def _same(step: PatternStep, other: PatternStep) -> bool:
 
 def _check_replacing_step(step: PatternStep, source: Source, *path: str | int) -> Iterator[Problem]:
     """A step by itself is one that the reference has, with operands that it has there."""
-    rules = SHAPES.get((step.step, step.kind))
-    if step.step.value not in _REWRITABLE:
+    signature = definition(step.step)
+    rules = signature.shapes.get(step.kind)
+    if step.step not in _REWRITABLE:
         yield source.problem(
-            f"no pass puts {step.step.value} in the place of other steps; known:"
+            f"no pass puts {step.step} in the place of other steps; known:"
             f" {', '.join(_REWRITABLE)}",
             *path,
             "step",
         )
     elif rules is not None:
-        signature = SIGNATURES[step.step]
-        order = (*signature.inputs, *signature.optional_inputs)
-        named = [(slot, "in") for slot in order[: len(step.in_)]]
-        named += [(slot, "with") for slot in step.with_]
+        named = [(slot, "in") for slot in signature.slots[: len(step.in_)]]
+        named += [(slot, "with") for slot in step.with_ if slot in signature.slots]
         for slot, key in named:
             if slot not in rules:
-                words = f"{step.step.value} {step.kind}" if step.kind else step.step.value
+                words = f"{step.step} {step.kind}" if step.kind else step.step
                 yield source.problem(f"{words} takes {', '.join(rules)}, not {slot!r}", *path, key)
 
 
@@ -217,19 +218,21 @@ def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         yield source.problem("a merged step quantises; remove it", "when", "quantized")
     match = getattr(fusion.match, section)
     rewrite = getattr(fusion.rewrite, section)
-    if [step.step for step in match[1:]] != [Primitive.QUANTIZE] or match[0].step not in MERGES:
+    merged_kind = MERGES.get(tuple(step.step for step in match))
+    if merged_kind is None:
+        parts, *others = MERGES
         yield source.problem(
-            f"expected {_merge_text(Primitive.POINTWISE, section)} or the same of pointwise_grad:"
+            f"expected {_merge_text(parts, section)} or the same of"
+            f" {' or '.join(first for first, _ in others)}:"
             " a merged step replaces an expression and the quantisation of its result",
             "match",
             section,
         )
         return
     first, second = match
-    if [step.step for step in rewrite] != [MERGES[first.step]]:
+    if [step.step for step in rewrite] != [merged_kind]:
         yield source.problem(
-            f"expected {MERGES[first.step].value} alone in the place of {first.step.value} and"
-            " quantize",
+            f"expected {merged_kind} alone in the place of {first.step} and {second.step}",
             "rewrite",
             section,
         )
@@ -247,10 +250,14 @@ def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
             yield source.problem(f"expected [{', '.join(expected)}], got [{', '.join(got)}]", *path)
 
 
-def _merge_text(primitive: Primitive, section: str) -> str:
+def _is_printed(step: PatternStep) -> bool:
+    return Trait.PRINTED in definition(step.step).traits
+
+
+def _merge_text(parts: tuple[str, ...], section: str) -> str:
+    first, second = parts
     return (
-        f"{section}: [{{step: {primitive.value}, in: [x], out: [a]}}, {{step: quantize, in: [a],"
-        " out: [q]}]"
+        f"{section}: [{{step: {first}, in: [x], out: [a]}}, {{step: {second}, in: [a], out: [q]}}]"
     )
 
 
@@ -265,19 +272,17 @@ def _check_step_kind(step: PatternStep, source: Source, *path: str | int) -> Ite
 
 
 def _check_arity(step: PatternStep, source: Source, *path: str | int) -> Iterator[Problem]:
-    signature = SIGNATURES[step.step]
-    if signature.variadic:
+    signature = definition(step.step)
+    if signature.of_passes:
         return
-    least = len(signature.inputs)
+    least = len(signature.operands)
     for key, got, low, high in (
-        ("in", len(step.in_), least, least + len(signature.optional_inputs)),
-        ("out", len(step.out), 1, len(signature.outputs)),
+        ("in", len(step.in_), least, len(signature.slots)),
+        ("out", len(step.out), 1, len(signature.results)),
     ):
         if not low <= got <= high:
             span = str(low) if low == high else f"{low} to {high}"
-            yield source.problem(
-                f"{step.step.value} has {span} names in {key!r}, got {got}", *path, key
-            )
+            yield source.problem(f"{step.step} has {span} names in {key!r}, got {got}", *path, key)
 
 
 def _check_saving(fusion: FusionSpec, source: Source) -> Iterator[Problem]:

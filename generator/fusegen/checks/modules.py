@@ -7,7 +7,6 @@ from dataclasses import replace
 from keyword import iskeyword
 
 from ..ir.naming import gradient
-from ..ir.primitives import Primitive
 from ..ir.shapes import Shape, symbols
 from ..options import OPTIONS
 from ..spec.diagnostics import Problem
@@ -15,14 +14,13 @@ from ..spec.load import Source, SpecSet
 from ..spec.module import ChainItem, ModuleSpec
 from ..spec.offers import module_facts
 from ..spec.op import OpSpec, TensorSpec
+from ..steps import definition
+from ..steps.definition import StepDef
 from .common import check_input_types, check_symbols, fits, unknown
 from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_keywords
 
 Path = tuple[str | int, ...]
 """Keys that lead to a place of a spec."""
-
-_IN_GROUPS = {Primitive.GROUPED_GEMM, Primitive.GROUP_SUM, Primitive.GROUP_ROW_DOT}
-_OVER_ALL_ROWS = {Primitive.GEMM, Primitive.COLUMN_SUM, Primitive.NORM_GRAD}
 
 
 def check_module(
@@ -127,9 +125,9 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
 def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
     """Rows past the groups belong to nobody: beside a grouped op none may add them to others."""
     ops = [specs.ops[item.op] for item in module.chain]
-    grouped = next((op.name for op in ops if _steps(op) & _IN_GROUPS), None)
+    grouped = next((op.name for op in ops if any(s.in_groups for s in _steps(op))), None)
     for index, op in enumerate(ops):
-        if grouped and _steps(op) & _OVER_ALL_ROWS:
+        if grouped and any(step.adds_all_rows for step in _steps(op)):
             yield source.problem(
                 f"{op.name} sums over all rows, also those past the groups of {grouped}; use a"
                 " grouped op, or make it a module of its own",
@@ -138,8 +136,8 @@ def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[
             )
 
 
-def _steps(op: OpSpec) -> set[Primitive]:
-    return {step.primitive for step in (*op.forward, *op.backward)}
+def _steps(op: OpSpec) -> list[StepDef]:
+    return [definition(step.primitive) for step in (*op.forward, *op.backward)]
 
 
 def _check_names(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:

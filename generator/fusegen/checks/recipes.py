@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..ir.dtypes import DType
-from ..ir.primitives import GemmKind
+from ..ir.kernel import GemmKind
 from ..ir.quantization import (
     OPERANDS,
     Accumulation,

@@ -24,6 +24,7 @@ from ..ir.names import MARK, mark, plain
 from ..ir.plan import (
     Argument,
     Attribute,
+    AttributeRef,
     Binding,
     Buffer,
     Check,
@@ -49,6 +50,7 @@ T = TypeVar("T")
 _NAMES: Mapping[type, tuple[str, ...]] = {
     Argument: ("buffer", "when"),
     Attribute: ("name",),
+    AttributeRef: ("name",),
     Binding: ("symbol", "sources"),
     Buffer: ("name",),
     Check: ("tensor", "reference"),

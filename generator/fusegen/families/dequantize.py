@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..ir.primitives import Primitive
+from ..steps import dequantize
 from .family import Family, LayoutNeeds
 from .scalings import ALL, CODES, GROUPS_START, OF_TOKENS
 
 DEQUANTIZE = Family(
     "dequantize",
-    (Primitive.DEQUANTIZE,),
+    (dequantize.DEQUANTIZE.name,),
     formats=CODES,
     converts=ALL,
     row_alignment=8,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..ir.primitives import Primitive
+from ..steps import dequantize
 from .family import Family, LayoutNeeds
 from .scalings import CODES, GROUPS_START, MX_1X32, NV_1X16
 
 DEQUANTIZE_GROUPS = Family(
     "dequantize_groups",
-    (Primitive.DEQUANTIZE_GROUPS,),
+    (dequantize.DEQUANTIZE_GROUPS.name,),
     formats=CODES,
     converts=(MX_1X32, NV_1X16),
     row_alignment=8,

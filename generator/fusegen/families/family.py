@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..ir.dtypes import DType
-from ..ir.kernel import LayoutSpec, PointSpec, Store
+from ..ir.kernel import GemmKind, LayoutSpec, PointSpec, Store
 from ..ir.plan import Variant
-from ..ir.primitives import GemmKind, Primitive
 from ..ir.quantization import OPERANDS, Accumulation, Role, Scaling
 
 HADAMARD = "hadamard"
@@ -34,7 +33,7 @@ class Demand:
         grouped: whether rows lie in groups of any size.
     """
 
-    primitive: Primitive
+    primitive: str
     kind: GemmKind | None = None
     variant: Variant | None = None
     history: int = 0
@@ -45,7 +44,7 @@ class Offer(Protocol):
     """What a family can do, or as much of it as an architecture lists."""
 
     @property
-    def implements(self) -> tuple[Primitive, ...]: ...
+    def implements(self) -> tuple[str, ...]: ...
     @property
     def formats(self) -> tuple[DType, ...]: ...
     @property
@@ -200,7 +199,7 @@ class Family:
     """
 
     name: str
-    implements: tuple[Primitive, ...]
+    implements: tuple[str, ...]
     formats: tuple[DType, ...] = (DType.IO,)
     converts: tuple[Scaling, ...] = ()
     multiplies: tuple[ProductScaling, ...] = ()
@@ -245,7 +244,7 @@ class Family:
         variant = demand.variant or Variant((DType.IO,), (), ())
         words = "_".join(variant.scalings)
         if not offers(self, demand):
-            return " of ".join(filter(None, (demand.primitive.value, str(variant))))
+            return " of ".join(filter(None, (demand.primitive, str(variant))))
         if demand.kind and self.multiplies:
             return self._accepts_product(demand.kind, variant)
         if demand.history > self.most_history:
@@ -257,7 +256,7 @@ class Family:
             names = ", ".join(_names(self.transformed)) or "nothing"
             return f"a transform before {words}, {self.name} has it before {names}"
         if demand.grouped and self.grouped is not None and words not in _names(self.grouped):
-            return f"{demand.primitive.value} of {words} in groups"
+            return f"{demand.primitive} of {words} in groups"
         return None
 
     def _accepts_product(self, kind: GemmKind, variant: Variant) -> str | None:

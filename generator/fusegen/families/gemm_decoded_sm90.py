@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ..ir.dtypes import DType
 from ..ir.kernel import Store
-from ..ir.primitives import PRODUCTS
+from ..steps.gemm import GEMM, GROUPED_GEMM
 from .family import Family
 from .wgmma import ARCH, Operands
 
 GEMM_DECODED_SM90 = Family(
     "gemm_decoded_sm90",
-    PRODUCTS,
+    (GEMM.name, GROUPED_GEMM.name),
     formats=(DType.BFLOAT16,),
     stores=tuple(Store),
     arch=ARCH,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..ir.kernel import Store
-from ..ir.primitives import PRODUCTS, GemmKind
+from ..ir.kernel import GemmKind, Store
 from ..ir.quantization import Accumulation
+from ..steps.gemm import GEMM, GROUPED_GEMM
 from .family import Family, LayoutNeeds, ProductScaling
 from .scalings import BLOCK_1X128, BLOCK_128X128, FP8, ROW, TENSOR
 from .wgmma import ARCH, Operands
@@ -14,7 +14,7 @@ _SPLIT = (Accumulation.SPLIT_128,)
 
 GEMM_FP8_SM90 = Family(
     "gemm_fp8_sm90",
-    PRODUCTS,
+    (GEMM.name, GROUPED_GEMM.name),
     formats=FP8,
     multiplies=(
         ProductScaling(TENSOR, TENSOR, _ANY),

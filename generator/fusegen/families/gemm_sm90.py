@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..ir.kernel import Store
-from ..ir.primitives import PRODUCTS
+from ..steps.gemm import GEMM, GROUPED_GEMM
 from .family import Family
 from .wgmma import ARCH, Operands
 
 GEMM_SM90 = Family(
     "gemm_sm90",
-    PRODUCTS,
+    (GEMM.name, GROUPED_GEMM.name),
     stores=tuple(Store),
     arch=ARCH,
     row_alignment=8,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.primitives import Primitive
+from ..steps import group_row_dot
 from .family import Family
 
-GROUP_ROW_DOT = Family("group_row_dot", (Primitive.GROUP_ROW_DOT,))
+GROUP_ROW_DOT = Family("group_row_dot", (group_row_dot.GROUP_ROW_DOT.name,))

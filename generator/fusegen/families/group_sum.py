@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.primitives import Primitive
+from ..steps import sums
 from .family import Family
 
-GROUP_SUM = Family("group_sum", (Primitive.GROUP_SUM, Primitive.COLUMN_SUM), row_alignment=8)
+GROUP_SUM = Family("group_sum", (sums.GROUP_SUM.name, sums.COLUMN_SUM.name), row_alignment=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.primitives import Primitive
+from ..steps import pointwise
 from .family import Family
 
-POINTWISE = Family("pointwise", (Primitive.POINTWISE, Primitive.POINTWISE_GRAD))
+POINTWISE = Family("pointwise", (pointwise.POINTWISE.name, pointwise.POINTWISE_GRAD.name))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..ir.primitives import Primitive
+from ..steps import pointwise_quantize
 from .family import Family, LayoutNeeds
 from .scalings import CODES, GROUPS_START, NV_1X16, OF_TOKENS
 
 POINTWISE_QUANTIZE_SM90 = Family(
     "pointwise_quantize_sm90",
-    (Primitive.POINTWISE_QUANTIZE, Primitive.POINTWISE_GRAD_QUANTIZE),
+    (pointwise_quantize.POINTWISE_QUANTIZE.name, pointwise_quantize.POINTWISE_GRAD_QUANTIZE.name),
     formats=CODES,
     converts=OF_TOKENS,
     row_alignment=8,

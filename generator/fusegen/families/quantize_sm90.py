@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..ir.primitives import Primitive
+from ..steps import quantize
 from .family import Family, LayoutNeeds
 from .scalings import ALL, CODES, GROUPS_START, NV_1X16
 
 QUANTIZE_SM90 = Family(
     "quantize_sm90",
-    (Primitive.QUANTIZE,),
+    (quantize.QUANTIZE.name,),
     formats=CODES,
     converts=ALL,
     row_alignment=8,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..ir.primitives import Primitive
+from ..steps import statistics
 from .family import Family, LayoutNeeds
 from .scalings import ALL, CODES, GROUPS_START, NV_1X16
 
 STATISTICS = Family(
     "statistics",
-    (Primitive.STATISTICS,),
+    (statistics.STATISTICS.name,),
     formats=CODES,
     converts=ALL,
     layout=LayoutNeeds(GROUPS_START),

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..ir.kernel import PointSpec, Schedule, Store
+from ..ir.kernel import GemmKind, PointSpec, Schedule, Store
 from ..ir.plan import Variant
-from ..ir.primitives import GemmKind
 from ..ir.quantization import Accumulation
 from .family import Configured, Resources
 

@@ -23,6 +23,14 @@ class Store(str, Enum):
     ADD_IO = "add_io"
 
 
+class GemmKind(str, Enum):
+    """Which of the three products of a linear layer."""
+
+    FPROP = "fprop"
+    DGRAD = "dgrad"
+    WGRAD = "wgrad"
+
+
 class Schedule(str, Enum):
     """How the math warpgroups of a kernel share the work."""
 

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 
 from .dtypes import IO_DTYPES, DType
-from .kernel import PointSpec
+from .kernel import GemmKind, PointSpec
 from .names import prefixed
-from .primitives import GemmKind
 
 UPDATE_STATE = "update_state"
 """Name of the flag that lets a refresh move on what delayed scaling keeps."""

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .dtypes import DType
-from .kernel import LayoutSpec, PointSpec, Store
+from .kernel import GemmKind, LayoutSpec, PointSpec, Store
 from .names import prefixed
 from .predicate import Predicate
-from .primitives import LIKE, PRODUCTS, GemmKind, Primitive
 from .quantization import Orientation, QuantizationSpec, Role
 from .shapes import Const, Expr, Shape
 from .words import AttributeType, Init
+
+LIKE = "like"
+"""Slot of a tensor of which nothing but its sizes is read."""
 
 
 class Status(str, Enum):
@@ -246,11 +248,21 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class AttributeRef:
+    """A scalar of the module, whose value a call tells."""
+
+    name: str
+
+
+AttributeValue = float | int | bool | str | AttributeRef
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One step of a program.
 
     Attributes:
-        primitive: what it does.
+        primitive: what it does: the name of a kind in ``steps``.
         kind: variant of the primitive.
         item: chain item it came from.
         inputs: operands by slot.
@@ -267,9 +279,10 @@ class Step:
         mutates: buffers changed in place.
         flops: floating-point operations.
         parts: the steps that it does in one kernel, in order; none where it is a step of its own.
+        attributes: scalars by the name that its kind or its expression has for each.
     """
 
-    primitive: Primitive
+    primitive: str
     kind: str | None
     item: str
     inputs: tuple[Operand, ...]
@@ -286,6 +299,7 @@ class Step:
     mutates: tuple[str, ...] = ()
     flops: Expr | None = None
     parts: tuple[Step, ...] = ()
+    attributes: tuple[tuple[str, AttributeValue], ...] = ()
 
     def input(self, slot: str) -> str | None:
         """The buffer in an input slot, or None."""
@@ -299,12 +313,6 @@ class Step:
     def updates(self) -> tuple[str, ...]:
         """State that it moves on: changed from what it was, not just written."""
         return tuple(name for name in self.mutates if name in self.reads)
-
-    @property
-    def decoded(self) -> bool:
-        """Whether a product of quantised copies reads them decoded to 16 bits."""
-        product = self.primitive in PRODUCTS and bool(self.copies)
-        return product and self.input("a") != self.copies[0].data
 
     @property
     def out(self) -> str:

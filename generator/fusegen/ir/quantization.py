@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from .dtypes import DType
 from .fields import STRICT, Block
-from .primitives import GemmKind
+from .kernel import GemmKind
 
 _FP32_MAX = 3.4028234663852886e38
 

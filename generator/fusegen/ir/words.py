@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from math import isfinite
 
 
 class Init(str, Enum):
@@ -27,3 +28,13 @@ class AttributeType(str, Enum):
     INT = "int"
     BOOL = "bool"
     STRING = "string"
+
+    def holds(self, value: object) -> bool:
+        """Whether a value is of the type: true is no number, infinities and NaN have no literal."""
+        if isinstance(value, bool):
+            return self is AttributeType.BOOL
+        if isinstance(value, float):
+            return self is AttributeType.FLOAT and isfinite(value)
+        if isinstance(value, int):
+            return self in (AttributeType.FLOAT, AttributeType.INT)
+        return self is AttributeType.STRING and isinstance(value, str)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..ir.naming import parameter_argument
-from ..ir.plan import Attribute, Buffer, Operand, Parameter, Step
-from ..ir.primitives import SIGNATURES, Primitive
+from ..ir.plan import Attribute, AttributeRef, Buffer, Operand, Parameter, Step
 from ..ir.shapes import Shape, Sym
 from ..ir.words import Init
 from ..spec.module import ChainItem, ModuleSpec
 from ..spec.op import OpSpec, StepSpec, TensorSpec
+from ..steps import definition
+from ..steps.pointwise import POINTWISE
 from .draft import Draft, Instance
 
 
@@ -97,23 +98,22 @@ def _forward(instance: Instance) -> list[Step]:
         inputs = tuple(Operand(name, instance.tensors[name]) for name in instance.op.inputs)
         inputs += tuple(Operand(name, instance.tensors[name]) for name in instance.op.parameters)
         outputs = tuple(Operand(name, instance.tensors[name]) for name in instance.op.outputs)
-        return [Step(Primitive.POINTWISE, None, instance.item, inputs, outputs)]
+        return [Step(POINTWISE.name, None, instance.item, inputs, outputs)]
     return [bind(step, instance, instance.tensors) for step in instance.op.forward]
 
 
 def bind(step: StepSpec, instance: Instance, names: Mapping[str, str]) -> Step:
     """A step of an op with the module's buffers in its slots."""
-    signature = SIGNATURES[step.primitive]
-    slots = {slot: names[tensor] for slot, tensor in step.slots if slot not in signature.attributes}
+    kind = definition(step.primitive)
+    slots = {slot: names[tensor] for slot, tensor in step.slots}
     return Step(
         primitive=step.primitive,
         kind=step.kind,
         item=instance.item,
-        inputs=tuple(
-            Operand(slot, slots[slot])
-            for slot in (*signature.inputs, *signature.optional_inputs)
-            if slot in slots
+        inputs=tuple(Operand(slot, slots[slot]) for slot in kind.slots if slot in slots),
+        outputs=tuple(Operand(slot, slots[slot]) for slot in kind.results if slot in slots),
+        attributes=tuple(
+            (name, AttributeRef(instance.attributes[value]) if isinstance(value, str) else value)
+            for name, value in step.attributes
         ),
-        outputs=tuple(Operand(slot, slots[slot]) for slot in signature.outputs if slot in slots),
-        mutates=tuple(slots[slot] for slot in signature.mutates if slot in slots),
     )

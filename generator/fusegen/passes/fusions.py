@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 
 from ..ir.plan import Operand, Step
-from ..ir.primitives import PRINTED, SIGNATURES
 from ..spec.fusion import FusionConditions, FusionPass, FusionSpec, PatternStep
+from ..steps import definition, is_printed
 from .merge import merged, why_not_merged
 from .rewrite import (
     ANY,
@@ -79,11 +79,11 @@ def _matches(fusion: FusionSpec, program: str) -> Iterator[Match]:
     pattern, replacement = _of(fusion, program)
     written = {name for step in replacement for name in step.out}
     for step in pattern:
-        signature = SIGNATURES[step.step]
+        kind = definition(step.step)
         positions = tuple(range(max(len(step.in_), len(step.out))))
-        reads: tuple[Slot, ...] = (*signature.inputs, *signature.optional_inputs)
-        writes: tuple[Slot, ...] = signature.outputs
-        if signature.variadic:
+        reads: tuple[Slot, ...] = kind.slots
+        writes: tuple[Slot, ...] = kind.results
+        if kind.of_passes:
             reads = writes = positions
         yield Match(
             program,
@@ -152,15 +152,15 @@ def _built(fusion: FusionSpec, program: str, bound: Bound) -> Iterator[Step]:
         reads = [bound.variables[name] for name in step.in_]
         writes = [bound.variables[name] for name in step.out]
         same = next((part for part in (*kept, *again) if _is(part, step, reads, writes)), None)
-        if step.step in PRINTED and same is not None:
+        if same is not None and is_printed(same):
             yield replace(same, rule=fusion.name)
             continue
         found = (*kept, *again)
         alike = next((p for p in found if (p.primitive, p.kind) == (step.step, step.kind)), None)
-        signature = SIGNATURES[step.step]
-        order: tuple[str, ...] = (*signature.inputs, *signature.optional_inputs)
-        ins, outs = zip(order, reads, strict=False), zip(signature.outputs, writes, strict=False)
-        if signature.variadic:
+        kind = definition(step.step)
+        ins = zip(kind.slots, reads, strict=False)
+        outs = zip(kind.results, writes, strict=False)
+        if kind.of_passes:
             ins, outs = (
                 zip([slots.get(name, name) for name in names], names, strict=True)
                 for names in (reads, writes)
@@ -174,6 +174,7 @@ def _built(fusion: FusionSpec, program: str, bound: Bound) -> Iterator[Step]:
             outputs=tuple(Operand(*each) for each in outs),
             pointwise=alike.pointwise if alike else None,
             rule=fusion.name,
+            attributes=alike.attributes if alike else (),
         )
 
 
@@ -185,4 +186,4 @@ def _kept(pattern: Sequence[PatternStep], parts: Sequence[Step]) -> list[Step]:
 def _is(part: Step, step: PatternStep, reads: list[str], writes: list[str]) -> bool:
     """Whether a step of the replacement is this one of the pattern."""
     touched = ({*part.reads}, {*part.writes})
-    return part.primitive is step.step and touched == ({*reads}, {*writes})
+    return part.primitive == step.step and touched == ({*reads}, {*writes})

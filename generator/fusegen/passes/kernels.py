@@ -8,24 +8,24 @@ from dataclasses import replace
 from ..families.family import HADAMARD, Demand, offers
 from ..families.registry import known_family
 from ..ir.dtypes import IO_DTYPES, DType
-from ..ir.kernel import Store
+from ..ir.kernel import GemmKind, Store
 from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
 from ..ir.plan import Buffer, Kernel, KernelSet, KernelUnit, SelectionRule, Step, Variant
 from ..ir.predicate import Predicate
-from ..ir.primitives import (
-    COPYING,
-    DECODING,
-    PRINTED,
-    PRODUCTS,
-    REFERENCE_SLOTS,
-    SUMS,
-    GemmKind,
-    Primitive,
-)
 from ..ir.quantization import Orientation, Rounding
-from ..ir.shapes import Const, Expr, Shape, mul, product
 from ..spec.arch import ArchSpec, FamilySpec, KindSpec
 from ..spec.recipe import RecipeSpec
+from ..steps import (
+    copies_memory,
+    decodes,
+    is_printed,
+    is_product,
+    observes,
+    quantizes,
+    reads_decoded,
+    takes,
+)
+from ..steps import sizes as step_sizes
 from .draft import Draft, NotPossible
 
 DECODED = Variant((DType.BFLOAT16,), (), ())
@@ -43,7 +43,7 @@ def choose_kernels(
     sets: dict[str, KernelSet] = {}
 
     def choose(step: Step) -> Step:
-        if step.primitive in COPYING:
+        if copies_memory(step):
             return step
         _check_known(step)
         step = step if step.sizes else with_sizes(draft, step)
@@ -88,56 +88,41 @@ def _check_known(step: Step) -> None:
     Raises:
         NotPossible: no such step, no such operand, or math that the step does not print.
     """
-    name = step.primitive.value
-    made_by = f" (made by fusion {step.rule!r})" if step.rule else ""
-    if step.primitive in PRINTED:
+    name, made_by = step.primitive, _made_by(step)
+    if is_printed(step):
         results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
         if results != {*step.writes}:
             raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
+        told = tuple(attribute for attribute, _ in step.attributes)
+        if step.pointwise and told != step.pointwise.attributes:
+            raise NotPossible(
+                f"{name}{made_by} is told {list(told)}, its expression reads"
+                f" {list(step.pointwise.attributes)}"
+            )
         return
-    if step.primitive not in REFERENCE_SLOTS:
-        raise NotPossible(f"the reference has no step {name}{made_by}")
     if step.pointwise:
         raise NotPossible(f"the reference has no {name} with an expression{made_by}")
     for operand in step.inputs:
-        known = operand.slot in REFERENCE_SLOTS[step.primitive] or operand.buffer in step.mutates
-        if not known:
+        if not (takes(step, operand.slot) or operand.buffer in step.mutates):
             raise NotPossible(f"the reference has no {name} with {operand.slot!r}{made_by}")
 
 
 def with_sizes(draft: Draft, step: Step) -> Step:
-    """The step with the sizes its launch needs, and its operation count."""
+    """The step with the sizes its launch needs, and its operation count.
 
-    def shape(slot: str) -> Shape:
-        buffer = step.input(slot)
-        assert buffer is not None, f"{step.primitive.value} has no operand {slot}"
-        return draft.buffers[buffer].shape
+    Raises:
+        NotPossible: its operands or results have other shapes than its kind says.
+    """
+    own = (*step.inputs, *step.outputs)
+    shapes = {operand.slot: draft.buffers[operand.buffer].shape for operand in own}
+    try:
+        return step_sizes.with_sizes(step, shapes)
+    except ValueError as error:
+        raise NotPossible(f"{step.primitive}{_made_by(step)}: {error}") from None
 
-    def sized(tokens: Expr, n: Expr, k: Expr) -> Step:
-        groups = shape("groups").dims[0] if step.input("groups") else Const(1)
-        sizes = (("tokens", tokens), ("groups", groups), ("n", n), ("k", k))
-        flops = mul(Const(2), product((tokens, n, k))) if step.primitive in PRODUCTS else None
-        return replace(step, sizes=sizes, flops=flops)
 
-    if step.primitive in PRODUCTS:
-        a, out = shape("a"), draft.buffers[step.out].shape
-        tokens = product(a.flat[:-1])
-        match GemmKind(step.kind):
-            case GemmKind.FPROP:
-                return sized(tokens, out.flat[-1], a.flat[-1])
-            case GemmKind.DGRAD:
-                return sized(tokens, a.flat[-1], out.flat[-1])
-            case GemmKind.WGRAD:
-                return sized(tokens, a.flat[-1], shape("b").flat[-1])
-    if step.primitive in SUMS:
-        a = shape("a")
-        step = sized(product(a.flat[:-1]), a.flat[-1], Const(1))
-        return replace(step, flops=a.elements)
-    if step.primitive is Primitive.GROUP_ROW_DOT:
-        a = shape("a")
-        step = sized(a.flat[0], a.flat[-1], Const(1))
-        return replace(step, flops=mul(Const(2), a.elements))
-    return step
+def _made_by(step: Step) -> str:
+    return f" (made by fusion {step.rule!r})" if step.rule else ""
 
 
 def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) -> Variant | None:
@@ -145,19 +130,19 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     store = _store_of(step, buffers)
     if not step.copies:
         return Variant((DType.IO,), (), (), store) if store is not Store.IO else None
-    if step.decoded:
+    if reads_decoded(step):
         return replace(DECODED, store=store)
     specs = [recipe.roles[copy.role] for copy in step.copies]
-    if step.primitive in DECODING:
+    if decodes(step):
         turned = step.copies[0].orientation is Orientation.COLUMNWISE
         return Variant((specs[0].format,), (specs[0].scaling,), ("turned",) if turned else ())
-    if step.primitive is Primitive.STATISTICS:
+    if observes(step):
         orientation = step.copies[0].orientation
         transform = specs[0].hadamard
         transformed = transform is not None and transform.orientation is orientation
         traits = [orientation.value, *([HADAMARD] if transformed else [])]
         return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
-    if step.primitive is Primitive.QUANTIZE or step.parts:
+    if quantizes(step) or step.parts:
         spec = specs[0]
         columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)
         traits = [spec.rounding.value] if spec.rounding is Rounding.STOCHASTIC else []
@@ -170,7 +155,7 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
 
 def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
     """A product that changes a buffer of the caller's leaves its result there, in that type."""
-    if step.primitive not in PRODUCTS:
+    if not is_product(step):
         return Store.IO
     if step.input("add_scales"):
         return Store.SCALED_BIAS
@@ -183,7 +168,7 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
 
 
 def family_of(
-    primitive: Primitive, arch: ArchSpec, variant: Variant | None = None
+    primitive: str, arch: ArchSpec, variant: Variant | None = None
 ) -> tuple[str, FamilySpec]:
     """The family that implements a primitive, for the formats and scales of a variant.
 
@@ -195,7 +180,7 @@ def family_of(
         if offers(family, demand):
             return name, family
     of = f" of {variant}" if variant and str(variant) else ""
-    raise NotPossible(f"{arch.name} has no kernels for {primitive.value}{of}")
+    raise NotPossible(f"{arch.name} has no kernels for {primitive}{of}")
 
 
 def kernel_set(
@@ -213,11 +198,11 @@ def kernel_set(
     missing = known.accepts(_demand(step, variant, recipe)) if known else None
     if missing:
         raise NotPossible(f"{arch.name} has no kernels for {missing}")
-    if step.primitive in PRODUCTS:
+    if is_product(step):
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
-        words = replace(variant, formats=()) if variant and step.decoded else variant
+        words = replace(variant, formats=()) if variant and reads_decoded(step) else variant
         chosen = _gemm_set(name, template, kind, family.kinds[kind], words)
         return replace(chosen, row_alignment=family.row_alignment)
     base = step.pointwise.kernel if step.pointwise else name
@@ -231,11 +216,11 @@ def kernel_set(
 
 def _demand(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
     """What a step asks of its family, beyond what its variant says, too."""
-    makes = step.primitive is Primitive.QUANTIZE or bool(step.parts)
+    makes = quantizes(step) or bool(step.parts)
     specs = [recipe.roles[copy.role] for copy in step.copies] if makes else []
     return Demand(
         step.primitive,
-        GemmKind(step.kind) if step.primitive in PRODUCTS else None,
+        GemmKind(step.kind) if is_product(step) else None,
         variant,
         history=max((spec.scale.history for spec in specs), default=0),
         grouped=step.input("groups") is not None,

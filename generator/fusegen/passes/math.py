@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from ..ir.dtypes import DType
 from ..ir.naming import gradient
-from ..ir.plan import Access, Pointwise, PointwiseOperand, Step
-from ..ir.primitives import Primitive
-from ..ir.shapes import Const, product
+from ..ir.plan import Access, AttributeRef, Pointwise, PointwiseOperand, Step
+from ..ir.shapes import product
 from ..math import Derivations, ExpressionError, Program, degrees, jumps, parse, to_cuda, to_torch
 from ..spec.op import operand_symbols, symbols_of
+from ..steps import is_derived, is_printed
+from ..steps.sizes import with_flops
 from .draft import Draft, Instance, NotPossible
 from .padding import Padding
 
@@ -26,18 +27,14 @@ def derive_math(draft: Draft, derivations: Derivations) -> Draft:
     instances = {instance.item: instance for instance in draft.instances}
     padding = Padding(draft)
 
-    attachments = {
-        Primitive.POINTWISE: _attach_forward,
-        Primitive.POINTWISE_GRAD: _attach_backward,
-    }
-
     def attach(step: Step) -> Step:
-        if step.primitive not in attachments:
+        if not is_printed(step):
             padding.see(step)
             return step
         instance = instances[step.item]
+        attached = _attach_backward if is_derived(step) else _attach_forward
         try:
-            return padding.settle(*attachments[step.primitive](draft, instance, step, derivations))
+            return padding.settle(*attached(draft, instance, step, derivations))
         except ExpressionError as error:
             raise NotPossible(f"op {instance.op.name!r}: the expression {error.message}") from None
 
@@ -137,6 +134,5 @@ def _with_math(
         cost=program.cost,
     )
     kept = tuple(operand for operand in step.inputs if operand.buffer in used)
-    return replace(
-        step, inputs=kept, pointwise=math, flops=product((Const(program.cost), rows, columns))
-    )
+    scalars = tuple((name, AttributeRef(instance.attributes[name])) for name in math.attributes)
+    return with_flops(replace(step, inputs=kept, pointwise=math, attributes=scalars))

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from ..ir.dtypes import DType
 from ..ir.plan import Access, Buffer, Operand, Pointwise, Result, Step
-from ..ir.primitives import ROW_PARTIALS
 from ..ir.shapes import Shape, ceildiv
 from ..spec.fusion import MERGES
+from ..steps.pointwise_quantize import ROW_PARTIALS
 from .draft import NotPossible
 from .kernels import kernel_set
 from .rewrite import Bound, Facts, Replacement
@@ -74,7 +74,7 @@ def _merged(rule: str, first: Step, second: Step) -> tuple[Step, tuple[Buffer, .
         asked[buffer.name] = asked[buffer.name.removesuffix(f"_{ROW_PARTIALS}")]
     step = replace(
         second,
-        primitive=MERGES[first.primitive],
+        primitive=MERGES[first.primitive, second.primitive],
         item=first.item,
         inputs=(*first.inputs, *(each for each in second.inputs if each.buffer != tensor)),
         outputs=tuple(outputs),
@@ -90,6 +90,7 @@ def _merged(rule: str, first: Step, second: Step) -> tuple[Step, tuple[Buffer, .
         rule=rule,
         flops=first.flops,
         parts=parts,
+        attributes=first.attributes,
     )
     return step, scratch
 

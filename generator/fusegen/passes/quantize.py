@@ -21,14 +21,17 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..ir.dtypes import DType
+from ..ir.kernel import GemmKind
 from ..ir.naming import gradient
 from ..ir.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
-from ..ir.primitives import PRODUCTS, GemmKind, Primitive
 from ..ir.quantization import OPERANDS, AmaxSource, Orientation, Role, Rounding
 from ..ir.shapes import Const, Shape
 from ..options.backward_precision import BackwardPrecision
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
+from ..steps import decodes, is_product, quantizes
+from ..steps.dequantize import DEQUANTIZE
+from ..steps.snapshot import SNAPSHOT
 from .copies import Source, copy_slots, make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible
@@ -76,7 +79,7 @@ def _round_trips(draft: Draft, recipe: RecipeSpec) -> Draft:
         named = draft.buffers[step.reads[0]].role in recipe.roles
         if not (_is_identity(step) and named):
             return step
-        return replace(step, primitive=Primitive.DEQUANTIZE)
+        return replace(step, primitive=DEQUANTIZE.name)
 
     return replace(draft, forward=tuple(expanded(step) for step in draft.forward))
 
@@ -124,13 +127,13 @@ class _Copies:
 
     def _with_copies(self, draft: Draft, step: Step, again: frozenset[str]) -> tuple[Step, ...]:
         """The step, where it is a product of copies, or after those that its operands are."""
-        if step.primitive is Primitive.DEQUANTIZE:
+        if decodes(step):
             source = draft.buffers[step.reads[0]]
             if source.role not in self.recipe.roles or source.role is None:
                 raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {source.name}")
             key = _Tensor(source.name, source.role, source.name in again)
             return (self._whole(draft, key, step, step.out),)
-        if step.primitive not in PRODUCTS:
+        if not is_product(step):
             return (step,)
         step = with_sizes(draft, step)
         precision = self.backward
@@ -268,7 +271,7 @@ class _Copies:
                 name = _as_used(operand.buffer)
                 self.buffers[name] = replace(self.buffers[operand.buffer], name=name)
                 yield Step(
-                    Primitive.SNAPSHOT,
+                    SNAPSHOT.name,
                     None,
                     item,
                     inputs=(Operand("a", operand.buffer),),
@@ -360,7 +363,7 @@ def _drop_identities(draft: Draft) -> Draft:
 
 
 def _is_identity(step: Step) -> bool:
-    return step.primitive is Primitive.QUANTIZE
+    return quantizes(step)
 
 
 def _rename(step: Step, final: Callable[[str], str]) -> Step:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..ir.plan import Step
-from ..ir.primitives import Primitive
+from ..steps import is_derived, is_printed
 from .draft import Draft, NotPossible
 
 
@@ -39,7 +39,8 @@ def _again(draft: Draft) -> Iterator[Step]:
     known = {*draft.arguments, *wanted}
     repeatable = []
     for step in draft.forward:
-        if step.primitive is Primitive.POINTWISE and known.issuperset(step.reads):
+        repeatable_kind = is_printed(step) and not is_derived(step)
+        if repeatable_kind and known.issuperset(step.reads):
             known.update(step.writes)
             repeatable.append(step)
     wanted -= {*draft.outputs}  # the caller has them, so that saving them costs nothing

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ..ir.plan import Buffer, Operand, Rewriting, Step
-from ..ir.primitives import Primitive
 from ..spec.arch import ArchSpec
 from ..spec.fusion import FusionPass
 from ..spec.recipe import RecipeSpec
@@ -70,7 +69,7 @@ class Match:
     """
 
     program: str
-    step: Primitive
+    step: str
     kind: str | None
     reads: Mapping[Slot, str]
     writes: Mapping[Slot, str]
@@ -79,7 +78,7 @@ class Match:
     further: bool = False
 
     def __str__(self) -> str:
-        words = [self.step.value, *([self.kind] if self.kind else [])]
+        words = [self.step, *([self.kind] if self.kind else [])]
         words += [f"of op {self.op!r}"] if self.op else []
         if not self.further:
             reads, writes = _count(self.reads, "operand"), _count(self.writes, "result")
@@ -256,7 +255,7 @@ class _Search:
 
     def unified(self, step: Step, match: Match, variables: Variables) -> Iterator[Variables]:
         """The ways to read a step as one of the pattern."""
-        if step.primitive is not match.step or match.kind not in (None, step.kind):
+        if step.primitive != match.step or match.kind not in (None, step.kind):
             return
         if step.rule == self.rule or match.op not in (None, self.ops.get(step.item)):
             return
@@ -294,8 +293,8 @@ def _unmatched(draft: Draft, rule: Rewrite) -> str:
         if next(_found(draft, rule.match[:n], rule.name), None) is None
     )
     match = rule.match[count - 1]
-    if all(step.primitive is not match.step for step in _steps(draft, match.program)):
-        return f"the {match.program} has no {match.step.value}"
+    if all(step.primitive != match.step for step in _steps(draft, match.program)):
+        return f"the {match.program} has no {match.step}"
     beside = ", connected as in the pattern" if count > 1 else ""
     return f"no step of the {match.program} is {match}{beside}"
 
@@ -402,7 +401,7 @@ def _shown(step: Step) -> str:
     """A step as people find it in a plan: its item, what it does, what it gives."""
     kind = [step.kind] if step.kind else []
     item = [f"{step.item}:"] if step.item else []
-    return " ".join((*item, step.primitive.value, *kind, "->", step.out))
+    return " ".join((*item, step.primitive, *kind, "->", step.out))
 
 
 def _count(named: Mapping[Slot, str], word: str) -> str:

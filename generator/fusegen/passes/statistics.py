@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from ..ir.dtypes import DType
 from ..ir.plan import Buffer, Copy, Operand, State, StateFill, Step
-from ..ir.primitives import PARTIALS, Primitive
 from ..ir.shapes import Const, Shape
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
+from ..steps import quantizes
+from ..steps.statistics import PARTIALS, STATISTICS
 from .copies import copy_slots
 from .draft import Draft, NotPossible
 
@@ -52,7 +53,7 @@ def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
 
 
 def _made_by(step: Step) -> tuple[Copy, ...]:
-    return step.copies if step.primitive is Primitive.QUANTIZE else ()
+    return step.copies if quantizes(step) else ()
 
 
 def _observers(step: Step, arch: ArchSpec) -> Iterator[Step]:
@@ -62,7 +63,7 @@ def _observers(step: Step, arch: ArchSpec) -> Iterator[Step]:
         out = _numbers(copy)
         partials = (Operand(PARTIALS, _partials(copy)),) if arch.has_kernels else ()
         yield Step(
-            primitive=Primitive.STATISTICS,
+            primitive=STATISTICS.name,
             kind=None,
             item=step.item,
             inputs=(*inputs, *copy_slots("copy", copy)),

@@ -1,4 +1,4 @@
-"""The rules of ``ir.verify`` for drafts: which of them hold follows from what the passes gave."""
+"""The rules of ``steps.verify`` for drafts: which of them hold follows from what passes gave."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..ir.naming import gradient, need
 from ..ir.plan import Step
-from ..ir.verify import Fault, VerifyError, View, faults, views
+from ..steps.verify import Fault, VerifyError, View, faults, views
 from .contract import Pass
 from .draft import Draft, Property
 from .liveness import flags_of

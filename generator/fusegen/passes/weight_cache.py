@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..ir.dtypes import DType, bits
 from ..ir.plan import Buffer, Copy, State, StateFill, Step
-from ..ir.primitives import Primitive
+from ..steps import quantizes
 from .draft import Draft, NotPossible
 
 
@@ -30,7 +30,7 @@ def keep_quantized(draft: Draft, *, alone: bool = False) -> Draft:
         NotPossible: copies are alone and a step reads the weight itself.
     """
     paths = {parameter.buffer: parameter.path for parameter in draft.parameters}
-    moved = tuple(step for step in draft.forward if _quantizes(step) and step.reads[0] in paths)
+    moved = tuple(step for step in draft.forward if quantizes(step) and step.reads[0] in paths)
     copies = [copy for step in moved for copy in step.copies]
     caches = tuple(
         State(buffer, _path(paths[copy.source], copy, buffer), StateFill.COPY)
@@ -67,10 +67,6 @@ def _without_memory(draft: Draft, moved: tuple[Step, ...]) -> Draft:
         replace(parameter, quantized=parameter.buffer in weights) for parameter in draft.parameters
     )
     return replace(draft, parameters=parameters)
-
-
-def _quantizes(step: Step) -> bool:
-    return step.primitive is Primitive.QUANTIZE
 
 
 def _in_place(step: Step) -> Step:

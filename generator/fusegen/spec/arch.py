@@ -11,11 +11,10 @@ from pydantic.dataclasses import dataclass
 
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT, Positive
-from ..ir.kernel import LayoutSpec, PointSpec, Store
+from ..ir.kernel import GemmKind, LayoutSpec, PointSpec, Store
 from ..ir.predicate import Predicate
-from ..ir.primitives import GemmKind, Primitive
 from ..ir.quantization import Accumulation
-from .fields import ARCH, GENCODE, VERSION, Edition, Line, Name, PredicateField
+from .fields import ARCH, GENCODE, VERSION, Edition, Line, Name, PredicateField, StepName
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -49,7 +48,7 @@ class FamilySpec:
         kinds: configurations per kind; empty where one instantiation serves.
     """
 
-    implements: tuple[Primitive, ...]
+    implements: tuple[StepName, ...]
     formats: tuple[DType, ...] = (DType.IO,)
     scalings: tuple[Name, ...] = ()
     accumulations: tuple[Accumulation, ...] = ()

@@ -13,6 +13,7 @@ from ..ir.names import MARK
 from ..ir.predicate import Comparison, Predicate, SizeVariable, parse_predicate
 from ..ir.shapes import Binary, Const, Expr, Shape, Sym, parse_expr
 from ..options import OPTIONS
+from ..steps import BY_NAME
 from .diagnostics import did_you_mean
 
 _NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
@@ -134,6 +135,15 @@ def _option_name(word: str) -> str:
     return word
 
 
+def step_name(word: object, *path: str) -> str:
+    """The name of a kind of step, read from a spec."""
+    if not isinstance(word, str) or word not in BY_NAME:
+        hint = did_you_mean(str(word), BY_NAME)
+        listed = f" Known: {', '.join(sorted(BY_NAME))}" if hint.endswith("?") else ""
+        raise problem_at("unknown", f"unknown step {word!r}{hint}{listed}", *path)
+    return word
+
+
 def one_line(text: str) -> str:
     """Text without control characters, line breaks, bidirectional marks and the like."""
     odd = next((c for c in text if not c.isprintable() or c == MARK), "")
@@ -155,6 +165,12 @@ Line = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterVali
 
 
 """What people read in comments, docstrings and tables: one line of printable text."""
+
+
+StepName = Annotated[str, BeforeValidator(step_name), WithJsonSchema({"enum": list(BY_NAME)})]
+
+
+"""A kind of step."""
 
 
 Scalar = Annotated[float | int | bool | str, BeforeValidator(scalar)]

@@ -11,14 +11,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from ..ir.fields import STRICT
-from ..ir.primitives import MERGED, Primitive
-from .fields import Edition, Line, Name, OptionName
+from ..steps import STEPS, definition
+from .fields import Edition, Line, Name, OptionName, StepName
 
-MERGES = {
-    Primitive.POINTWISE: Primitive.POINTWISE_QUANTIZE,
-    Primitive.POINTWISE_GRAD: Primitive.POINTWISE_GRAD_QUANTIZE,
-}
-"""What an expression becomes that quantises its result."""
+MERGES = {each.parts: each.name for each in STEPS if each.parts}
+"""Kinds of two steps to that of one kernel which does what they do."""
 
 
 class FusionPass(str, Enum):
@@ -42,7 +39,7 @@ class PatternStep:
         with_: in a replacement, further operands by slot.
     """
 
-    step: Primitive
+    step: StepName
     in_: Annotated[tuple[Name, ...], Field(alias="in")]
     out: tuple[Name, ...]
     kind: str | None = None
@@ -113,4 +110,4 @@ class FusionSpec:
         Its names say how the two steps hang together: an expression with further operands matches.
         """
         rewrite = (*self.rewrite.forward, *self.rewrite.backward)
-        return any(step.step in MERGED for step in rewrite)
+        return any(definition(step.step).parts for step in rewrite)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..ir.kernel import GemmKind
 from ..ir.naming import gradient
-from ..ir.primitives import PRODUCTS, GemmKind, Primitive
 from ..ir.quantization import AmaxSource, Role
 from ..options import (
     OPTIONS,
@@ -16,17 +16,19 @@ from ..options import (
     of_one_option,
     option_of,
 )
+from ..steps import definition
+from ..steps.definition import Trait
 from .diagnostics import did_you_mean
 from .load import SpecSet
 from .module import ModuleSpec
-from .op import OpSpec
+from .op import OpSpec, StepSpec
 from .recipe import RecipeSpec
 
 
 def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
     """What decides which options a module has; an op that is not there has none of it."""
     chain = [ops[name] for name in module.ops if name in ops]
-    products = [op for op in chain if any(step.primitive in PRODUCTS for step in op.forward)]
+    products = [op for op in chain if any(_is_product(step) for step in op.forward)]
     return ModuleFacts(
         ops=module.ops,
         products=bool(products),
@@ -108,19 +110,23 @@ def choices_of(
     }
 
 
+def _is_product(step: StepSpec) -> bool:
+    return Trait.PRODUCT in definition(step.primitive).traits
+
+
 def _reads_weight(op: OpSpec) -> bool:
-    products = (step for step in op.forward if step.primitive in PRODUCTS)
+    products = (step for step in op.forward if _is_product(step))
     return any(step.get("b") in op.parameters for step in products)
 
 
 def _gives_weight_gradient(op: OpSpec) -> bool:
     gradients = {gradient(name) for name in op.parameters}
-    products = (step for step in op.backward if step.primitive in PRODUCTS)
+    products = (step for step in op.backward if _is_product(step))
     return any(s.kind == GemmKind.WGRAD.value and s.get("out") in gradients for s in products)
 
 
 def _adds_bias_of_groups(op: OpSpec) -> bool:
-    return any(s.primitive is Primitive.GROUPED_GEMM and s.get("add") for s in op.forward)
+    return any(_is_product(s) and s.get("groups") and s.get("add") for s in op.forward)
 
 
 def _has_halves(op: OpSpec) -> bool:

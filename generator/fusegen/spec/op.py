@@ -12,12 +12,12 @@ from pydantic.dataclasses import dataclass
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT
 from ..ir.plan import Access
-from ..ir.primitives import SIGNATURES, Primitive
 from ..ir.quantization import Role
 from ..ir.shapes import Expr, Shape
 from ..ir.words import AttributeType, Broadcast, Init
+from ..steps import STEPS, definition
 from .diagnostics import did_you_mean
-from .fields import Edition, Line, Name, Scalar, ShapeField, Symbol, problem_at, require_known
+from .fields import Edition, Line, Name, Scalar, ShapeField, Symbol, problem_at, step_name
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -64,11 +64,15 @@ class AttributeSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One step of an op's program, as written: primitive, kind and tensors by slot."""
+    """One step of an op's program, as written: primitive, kind, tensors by slot, attributes.
 
-    primitive: Primitive
+    The value of an attribute is a number, or the name of an attribute of the op.
+    """
+
+    primitive: str
     kind: str | None
     slots: tuple[tuple[str, str], ...]
+    attributes: tuple[tuple[str, float | int | bool | str], ...] = ()
 
     def get(self, slot: str) -> str | None:
         """The tensor in a slot, or None."""
@@ -82,13 +86,12 @@ def _step(value: object) -> object:
         raise problem_at(
             "step", f"expected a step such as {{step: gemm, kind: fprop, ...}}, got {value!r}"
         )
-    require_known("step", value["step"], Primitive, "step")
-    primitive = Primitive(value["step"])
-    signature = SIGNATURES[primitive]
-    if signature.variadic:
+    primitive = step_name(value["step"], "step")
+    signature = definition(primitive)
+    if signature.of_passes:
         raise problem_at(
             "step",
-            f"the passes write {primitive.value}; use 'pointwise:' with an expression",
+            f"the passes write {primitive}; use 'pointwise:' with an expression",
             "step",
         )
     kind = value.get("kind")
@@ -96,20 +99,30 @@ def _step(value: object) -> object:
     if wrong:
         raise problem_at("step", wrong, "kind")
     slots = {key: text for key, text in value.items() if key not in ("step", "kind")}
-    known = (*signature.inputs, *signature.optional_inputs, *signature.outputs)
-    known += signature.attributes
+    types = {each.name: each.type for each in signature.attributes}
+    attributes = {key: slots.pop(key) for key in types if key in slots}
+    known = (*signature.slots, *signature.results, *types)
     for key, text in slots.items():
         if key not in known:
             hint = did_you_mean(key, known)
-            raise problem_at("step", f"{primitive.value} has no slot {key!r}{hint}", key)
+            raise problem_at("step", f"{primitive} has no slot {key!r}{hint}", key)
         if not isinstance(text, str):
-            raise problem_at(
-                "step", f"slot {key!r} names a tensor or an attribute, got {text!r}", key
-            )
-    for slot in (*signature.inputs, signature.outputs[0]):
+            raise problem_at("step", f"slot {key!r} names a tensor, got {text!r}", key)
+    for slot in (*signature.operands, signature.results[0]):
         if slot not in slots:
-            raise problem_at("step", f"{primitive.value} needs slot {slot!r}")
-    return StepSpec(primitive, kind, tuple(slots.items()))
+            raise problem_at("step", f"{primitive} needs slot {slot!r}")
+    for name, type_ in types.items():
+        if name not in attributes:
+            raise problem_at("step", f"{primitive} needs attribute {name!r} of type {type_.value}")
+        value = attributes[name]
+        if not isinstance(value, str) and not type_.holds(value):
+            raise problem_at(
+                "step",
+                f"expected type {type_.value} or the name of one of the op's attributes for"
+                f" {name!r} of {primitive}, got {value!r}",
+                name,
+            )
+    return StepSpec(primitive, kind, tuple(slots.items()), tuple(attributes.items()))
 
 
 StepField = Annotated[
@@ -119,19 +132,19 @@ StepField = Annotated[
         {
             "type": "object",
             "required": ["step"],
-            "properties": {"step": {"enum": [primitive.value for primitive in Primitive]}},
+            "properties": {"step": {"enum": [kind.name for kind in STEPS if not kind.of_passes]}},
         }
     ),
 ]
 
 
-def kind_problem(primitive: Primitive, kind: object) -> str:
+def kind_problem(primitive: str, kind: object) -> str:
     """What is wrong with the kind of a step; empty where nothing is."""
-    kinds = SIGNATURES[primitive].kinds
+    kinds = definition(primitive).kinds
     if kind is None and kinds:
-        return f"{primitive.value} needs a kind: {' | '.join(kinds)}"
+        return f"{primitive} needs a kind: {' | '.join(kinds)}"
     if kind is not None and kind not in kinds:
-        return f"{primitive.value} takes {' | '.join(kinds) or 'no kind'}, got {kind!r}"
+        return f"{primitive} takes {' | '.join(kinds) or 'no kind'}, got {kind!r}"
     return ""
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from ..ir.fields import STRICT
-from ..ir.primitives import GemmKind
+from ..ir.kernel import GemmKind
 from ..ir.quantization import Accumulation, QuantizationSpec, Role
 from .fields import Edition, Line, Name
 

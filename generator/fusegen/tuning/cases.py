@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeVar
 
+from ..ir.kernel import GemmKind
 from ..ir.predicate import SizeVariable
-from ..ir.primitives import GemmKind
 
 T = TypeVar("T")
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import yaml
 
-from ..ir.kernel import PointSpec, Schedule
-from ..ir.primitives import GemmKind
+from ..ir.kernel import GemmKind, PointSpec, Schedule
 from ..spec.arch import RuleSpec
 
 Choices = Mapping[GemmKind, Sequence[RuleSpec]]

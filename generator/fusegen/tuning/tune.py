@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..checks.load import load
-from ..ir.primitives import GemmKind
+from ..ir.kernel import GemmKind
 from ..spec.arch import RuleSpec
 from ..spec.load import SpecSet
 from ..spec.usage import UsageError

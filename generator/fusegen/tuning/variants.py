@@ -9,10 +9,10 @@ from pathlib import Path
 from .. import __version__
 from ..emit.bundle import render_bundle
 from ..emit.polish import polish
+from ..ir.kernel import GemmKind
 from ..ir.naming import Cell
 from ..ir.plan import Unsupported
 from ..ir.predicate import Predicate
-from ..ir.primitives import GemmKind
 from ..passes.pipeline import resolve
 from ..publish.inputs import Inputs, derivations
 from ..publish.publish import publish

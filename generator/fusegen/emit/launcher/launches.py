@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...ir import dtypes
 from ...ir.plan import Copy, ModulePlan, Program, Step
-from ...ir.primitives import PADDED_SIZES, PARTIALS, ROW_GROUPS, ROW_PARTIALS, SUMMED, Primitive
 from ...ir.quantization import Extent, Orientation, QuantizationSpec, ScaleRounding, ScaleRule
 from ...ir.shapes import product, to_cpp
-from ..python.words import range_name, step_comment
+from ...steps import definition
+from ...steps.launch import Field, Launch, Source
+from ...steps.pointwise import ROW_GROUPS
+from ...steps.pointwise_quantize import ROW_PARTIALS
+from ...steps.quantize import SUMMED
+from ..python.words import range_name, scalar, step_comment
 from ..text.explain import size_in_bytes
-from .words import Reading, any_of, call, filled, floats, scalar_type, writable
+from .words import Reading, any_of, call, filled, scalar_type, writable
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +42,7 @@ def launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> L
             return "nullptr"
         return f"pointer({name}_dense)" if name in given else f"pointer({name})"
 
-    if step.parts:
-        lines = _merged_launch(plan, program, step, reading)
-    elif step.pointwise:
-        fields = _pointwise_fields(step, reading) | _row_groups(plan, step, reading)
-        words = [f"/*{name}=*/{value}" for name, value in fields.items()]
-        lines = call(step, "PointwiseArguments", words)
-    elif step.primitive is Primitive.QUANTIZE:
-        lines = _quantize_launch(plan, program, step, reading)
-    elif step.primitive is Primitive.STATISTICS:
-        lines = _statistics_launch(plan, step, reading)
-    elif step.primitive is Primitive.SNAPSHOT:
-        lines = _snapshot_launch(plan, step, reading)
-    elif step.primitive is Primitive.DEQUANTIZE:
-        lines = _dequantize_launch(plan, step, reading)
-    elif step.primitive is Primitive.DEQUANTIZE_GROUPS:
-        lines = _dequantize_groups_launch(plan, step, reading)
-    else:
-        lines = _sized_launch(plan, step, reading)
+    lines = _launch(_Place(plan, program, step, reading))
     opening = f"if ({any_of(step.when)}) {{" if step.when else ""
     if plan.ranges:
         opening = opening or "{"
@@ -62,67 +50,91 @@ def launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> L
     return LaunchStep(step_comment(step, index), opening, tuple(lines))
 
 
-def _sized_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
-    """A launch whose arguments are operands by slot and four sizes."""
-    sizes = {name: to_cpp(expr) for name, expr in step.sizes}
-    groups = step.input("groups")
-    splits = f"integers({reading(groups)})" if groups else "nullptr"
-    out = f"/*out=*/writable({step.out})"
-    extents = [f"/*tokens=*/{sizes['tokens']}", f"/*groups=*/{sizes['groups']}"]
-    if step.primitive is Primitive.GROUP_ROW_DOT:
-        return _row_dot_launch(step, reading, [out, f"/*split_sizes=*/{splits}", *extents])
-    if not step.kind:
-        words = [f"/*a=*/{reading(step.input('a'))}", out, f"/*split_sizes=*/{splits}", *extents]
-        words += [f"/*n=*/{sizes['n']}", "sms", *_row_scales(step, "scales", reading)]
-        return call(step, "GroupSumArguments", words)
-    words = [
-        f"/*a=*/{reading(step.input('a'))}",
-        f"/*b=*/{reading(step.input('b'))}",
-        f"/*bias=*/{reading(step.input('add'))}",
-        out,
-        f"/*split_sizes=*/{splits}",
-        *extents,
-        f"/*n=*/{sizes['n']}",
-        f"/*k=*/{sizes['k']}",
-        "sms",
-        *_row_scales(step, "add_scales", reading),
-    ]
-    if not step.copies:
-        return call(step, "GemmArguments", words)
-    if step.decoded:
-        amaxes = [f"/*amax_{slot}=*/{floats(reading(step.input(f'{slot}_amax')))}" for slot in "ab"]
-        return call(step, "DecodedGemmArguments", [f"{{{', '.join(words)}}}", *amaxes])
-    a, b = step.copies
-    return call(
-        step,
-        "Fp8GemmArguments",
-        [
-            f"{{{', '.join(words)}}}",
-            f"/*pitch_a=*/{_pitch(plan, a)}",
-            f"/*pitch_b=*/{_pitch(plan, b)}",
-            f"/*scale_a=*/floats({reading(a.scale)})",
-            f"/*scale_b=*/floats({reading(b.scale)})",
-        ],
-    )
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A step that is launched, and what its fields are printed from."""
+
+    plan: ModulePlan
+    program: Program
+    step: Step
+    reading: Reading
+
+    def operand(self, slot: str) -> str:
+        """Address of the operand in a slot; null where there is none."""
+        return self.reading(self.step.input(slot))
+
+    def result(self, slot: str) -> str | None:
+        """The buffer of the result in a slot."""
+        return next((o.buffer for o in self.step.outputs if o.slot == slot), None)
+
+    def copy(self, slot: str) -> Copy:
+        """The copy whose codes are in a slot: of a, of b, or the only one."""
+        return self.step.copies[slot == "b"]
 
 
-def _row_scales(step: Step, slot: str, reading: Reading) -> list[str]:
-    """The field of a struct that has scales of rows, where a step reads some."""
-    scales = step.input(slot)
-    return [f"/*row_scales=*/floats({reading(scales)})"] if scales else []
+def _launch(place: _Place) -> list[str]:
+    step = place.step
+    stated = definition(step.primitive).launch
+    if stated is None:
+        return _snapshot_launch(place.plan, step, place.reading)
+    launch = stated(step)
+    if not launch.assigned:
+        return call(step, launch.arguments, _words(place, launch))
+    typed = launch.typed_by and place.plan.buffer(place.result(launch.typed_by) or "").dtype
+    io = scalar_type(typed) if typed else "io"
+    return filled(step, launch.arguments, _fields(place, launch), io)
 
 
-def _row_dot_launch(step: Step, reading: Reading, places: list[str]) -> list[str]:
-    """Sums along rows: what they are added to may be absent, and the vectors of the groups, too."""
-    add = step.input("add")
-    words = [
-        f"/*a=*/{reading(step.input('a'))}",
-        f"/*b=*/{reading(step.input('b'))}",
-        f"/*add=*/{floats(reading(add))}",
-        *places,
-        f"/*n=*/{to_cpp(dict(step.sizes)['n'])}",
-    ]
-    return call(step, "GroupRowDotArguments", words)
+def _words(place: _Place, launch: Launch) -> list[str]:
+    """Values of a struct in order, each behind its name."""
+    begun = [f"{{{', '.join(_words(place, launch.base))}}}"] if launch.base else []
+    fields = _fields(place, launch).items()
+    return begun + [_word(name, value) for name, value in fields if value]
+
+
+def _word(name: str, value: str) -> str:
+    return value if value == _SMS else f"/*{name}=*/{value}"
+
+
+def _fields(place: _Place, launch: Launch) -> dict[str, str]:
+    """Values by field; empty ones keep their defaults."""
+    values: dict[str, str] = {}
+    for field in launch.fields:
+        several = _SEVERAL.get(field.source)
+        values |= several(place, field.of) if several else {field.name: _value(place, field)}
+    return values
+
+
+def _value(place: _Place, field: Field) -> str:
+    """The value of one field."""
+    plan, step = place.plan, place.step
+    match field.source:
+        case Source.OPERAND | Source.FLOAT_OPERAND | Source.INTEGER_OPERAND:
+            if field.optional and step.input(field.of) is None:
+                return ""
+            return _typed(field.source, place.operand(field.of))
+        case Source.RESULT | Source.FLOAT_RESULT | Source.INTEGER_RESULT:
+            name = place.result(field.of)
+            return _typed(field.source, f"writable({name})") if name else ""
+        case Source.LENGTH:
+            return to_cpp(plan.buffer(place.result(field.of) or "").shape.dims[0])
+        case Source.SIZE:
+            return to_cpp(dict(step.sizes)[field.of])
+        case Source.PITCH:
+            return _pitch(plan, place.copy(field.of))
+        case Source.TOKEN_PITCH:
+            return _token_pitch(plan, place.copy(field.of))
+        case Source.ALIGNMENT:
+            return str(plan.layout.token_alignment)
+        case Source.MULTIPROCESSORS:
+            return _SMS
+    raise ValueError(f"{field.source.value} is of several fields")
+
+
+def _typed(source: Source, address: str) -> str:
+    """An address as a pointer to the type that its source names."""
+    word = _POINTERS.get(source)
+    return f"{word}({address})" if word and address != "nullptr" else address
 
 
 def _snapshot_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
@@ -140,27 +152,17 @@ def _pitch(plan: ModulePlan, copy: Copy) -> str:
     return to_cpp(buffer.shape.dims[-1])
 
 
-def _quantize_launch(plan: ModulePlan, program: Program, step: Step, reading: Reading) -> list[str]:
-    """A quantise step: its struct is filled field by field, since most fields do not apply."""
-    fields = {"quantize.input": reading(step.input("a"))}
-    fields |= _quantize_fields(plan, program, step, reading)
-    return filled(step, "QuantizeStepArguments", fields)
-
-
-def _merged_launch(plan: ModulePlan, program: Program, step: Step, reading: Reading) -> list[str]:
+def _parts_fields(place: _Place, partials: str) -> dict[str, str]:
     """What the parts say, without the tensor between them."""
-    first, second = step.parts
-    tensor = second.input("a")
-    expression = _pointwise_fields(first, reading, without=tensor)
+    first, second = place.step.parts
+    expression = _pointwise_fields(first, place.reading, without=second.input("a"))
     fields = {f"expression.{name}": value for name, value in expression.items()}
-    for operand in step.outputs:
-        if operand.slot == ROW_PARTIALS:
-            fields["row_partials"] = f"floats({writable(operand.buffer, '')})"
+    if buffer := place.result(partials):
+        fields[ROW_PARTIALS] = f"floats({writable(buffer, '')})"
     if second.when != first.when:
         fields["quantizes"] = any_of(second.when)
-    quantized = _quantize_fields(plan, program, second, reading)
-    fields |= {f"step.{name}": value for name, value in quantized.items()}
-    return filled(step, "PointwiseQuantizeArguments", fields)
+    quantized = _quantize_fields(place.plan, place.program, second, place.reading)
+    return fields | {f"step.{name}": value for name, value in quantized.items()}
 
 
 def _quantize_fields(
@@ -207,49 +209,9 @@ def _token_pitch(plan: ModulePlan, copy: Copy) -> str:
     return to_cpp(scales[-1]) if plan.token_major(copy) else ""
 
 
-def _statistics_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
-    (copy,) = step.copies
-    partials = next(o.buffer for o in step.outputs if o.slot == PARTIALS)
-    fields = {
-        "input": reading(step.input("a")),
-        "split_sizes": f"integers({reading(copy.groups)})" if copy.groups else "",
-        **{name: to_cpp(size) for name, size in step.sizes},
-        "data": reading(copy.data),
-        "scale": reading(copy.scale),
-        "amax": f"floats({reading(copy.amax)})" if copy.amax else "",
-        "pitch": _pitch(plan, copy),
-        "row_align": str(plan.layout.token_alignment),
-        "token_pitch": _token_pitch(plan, copy),
-        "partials": f"writable({partials})",
-        "blocks": to_cpp(plan.buffer(partials).shape.dims[0]),
-        "output": f"floats(writable({step.out}))",
-    }
-    return filled(step, "StatisticsArguments", fields)
-
-
 def _rounded_down(spec: QuantizationSpec) -> str:
     """Which field says that a scale is rounded down to a power of two."""
     return "round_down" if spec.scale.rule is ScaleRule.MX else "power_of_two"
-
-
-def _dequantize_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
-    copy = step.copies[0]
-    spec = dict(plan.quantizations)[copy.role]
-    square = spec.block[0] if Extent.ALL not in spec.block else 1
-    amax = step.input("a_amax")
-    fields = {
-        "data": reading(copy.data),
-        "scale": reading(copy.scale),
-        "output": f"writable({step.out})",
-        **{name: to_cpp(size) for name, size in step.sizes},
-        "pitch": _pitch(plan, copy),
-        **_scale_strides(plan, copy),
-        "lines_per_scale": str(square),
-        "amax": f"floats({reading(amax)})" if amax else "",
-        **_line_groups(plan, step, reading),
-    }
-    io = scalar_type(plan.buffer(step.out).dtype)
-    return filled(step, "DequantizeArguments", fields, io)
 
 
 def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
@@ -268,7 +230,7 @@ def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, st
 
 
 def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
-    """From the scale of one matrix, line and block of a copy to the next."""
+    """From the scale of one matrix, line and block of a copy to the next; lines that share one."""
     spec = dict(plan.quantizations)[copy.role]
     dims = plan.buffer(copy.scale).shape.dims
     stack = len(plan.buffer(copy.data).shape.dims) == 3
@@ -283,25 +245,13 @@ def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
     else:
         line, block = "1", to_cpp(inner[1])
     matrix = to_cpp(product(inner)) if stack else ""
-    return {"scale_matrix": matrix, "scale_line": line, "scale_block": block}
-
-
-def _dequantize_groups_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
-    copy = step.copies[0]
-    sizes = next((o.buffer for o in step.outputs if o.slot == PADDED_SIZES), None)
-    fields = {
-        "data": reading(copy.data),
-        "scale": reading(copy.scale),
-        "output": f"writable({step.out})",
-        "split_sizes": f"integers({reading(step.input('groups'))})",
-        "padded_sizes": f"integers(writable({sizes}))" if sizes else "",
-        **{name: to_cpp(size) for name, size in step.sizes},
-        "pitch": _pitch(plan, copy),
-        "row_align": str(plan.layout.token_alignment),
+    square = spec.block[0] if Extent.ALL not in spec.block else 1
+    return {
+        "scale_matrix": matrix,
+        "scale_line": line,
+        "scale_block": block,
+        "lines_per_scale": str(square),
     }
-    return filled(
-        step, "DequantizeGroupsArguments", fields, scalar_type(plan.buffer(step.out).dtype)
-    )
 
 
 def _state_fields(
@@ -360,8 +310,7 @@ def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) 
     """Operands, results but for one that is not written, scalars and sizes of an expression."""
     assert step.pointwise is not None
     math = step.pointwise
-    prefix = f"{step.item}_" if step.item else ""
-    scalars = [f"static_cast<float>({prefix}{name})" for name in math.attributes]
+    scalars = [f"static_cast<float>({scalar(value)})" for _, value in step.attributes]
     results = ["nullptr" if r.buffer == without else f"writable({r.buffer})" for r in math.results]
     return {
         "operands": f"{{{', '.join(reading(o.buffer) for o in math.operands)}}}",
@@ -370,3 +319,24 @@ def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) 
         "rows": to_cpp(math.rows),
         "columns": to_cpp(math.columns),
     }
+
+
+_SMS = "sms"
+"""The number of multiprocessors, which a launcher asks the device for."""
+
+_POINTERS = {
+    Source.FLOAT_OPERAND: "floats",
+    Source.FLOAT_RESULT: "floats",
+    Source.INTEGER_OPERAND: "integers",
+    Source.INTEGER_RESULT: "integers",
+}
+
+_SEVERAL: Mapping[Source, Callable[[_Place, str], dict[str, str]]] = {
+    Source.EXPRESSION: lambda at, _: _pointwise_fields(at.step, at.reading),
+    Source.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
+    Source.QUANTIZATION: lambda at, _: _quantize_fields(at.plan, at.program, at.step, at.reading),
+    Source.PARTS: _parts_fields,
+    Source.SCALE_STRIDES: lambda at, slot: _scale_strides(at.plan, at.copy(slot)),
+    Source.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
+}
+"""Sources of several fields."""

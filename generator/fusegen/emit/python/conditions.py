@@ -10,7 +10,7 @@ from itertools import chain
 
 from ...ir.names import plain
 from ...ir.plan import Program
-from ...ir.primitives import Primitive
+from ...steps import quantizes
 
 _WORD = re.compile(r"\w+")
 
@@ -72,7 +72,7 @@ def _decisions(program: Program) -> Iterator[tuple[tuple[str, ...], str]]:
     if program.name == "forward":
         yield from ((r.when, f"keep_{plain(r.buffer)}") for r in program.results)
     for step in program.steps:
-        if step.primitive is Primitive.QUANTIZE:
+        if quantizes(step):
             yield step.when, f"need_{plain(step.reads[0])}_copies"
         elif step.writes:
             yield step.when, f"need_{plain(step.writes[0])}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...ir.plan import ModulePlan, StateFill, Step
-from ...ir.primitives import Primitive
 from ...ir.quantization import Orientation
+from ...steps import quantizes
 from .states import StateText
 from .words import ProgramText, TensorText, program_text
 
@@ -93,7 +93,7 @@ def _given(plan: ModulePlan, weight: str, path: str) -> str:
 
 def _held_texts(plan: ModulePlan, steps: tuple[Step, ...]) -> Iterator[HeldText]:
     for step in steps:
-        if step.primitive is Primitive.QUANTIZE:
+        if quantizes(step):
             yield _held_text(plan, step, steps)
 
 

@@ -11,7 +11,18 @@ from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.names import plain
 from ...ir.naming import gradient, need
-from ...ir.plan import Argument, Attribute, Binding, Buffer, ModulePlan, Program, Result, Step
+from ...ir.plan import (
+    Argument,
+    Attribute,
+    AttributeRef,
+    AttributeValue,
+    Binding,
+    Buffer,
+    ModulePlan,
+    Program,
+    Result,
+    Step,
+)
 from ...ir.shapes import Shape, symbols, to_code
 from ...ir.words import AttributeType
 from .conditions import Conditions, named_conditions
@@ -287,6 +298,11 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
     )
 
 
+def scalar(value: AttributeValue) -> str:
+    """The source of a scalar of a step: a name of the module's, or a number, the same in C++."""
+    return value.name if isinstance(value, AttributeRef) else repr(value)
+
+
 def uses_math(lines: Iterable[str]) -> bool:
     return any("math." in line for line in lines)
 
@@ -294,7 +310,7 @@ def uses_math(lines: Iterable[str]) -> bool:
 def step_name(step: Step, index: int) -> str:
     """``1. grouped_gemm fprop``, unique in its program."""
     kind = f" {step.kind}" if step.kind else ""
-    return f"{index}. {step.primitive.value}{kind}"
+    return f"{index}. {step.primitive}{kind}"
 
 
 def range_name(plan: ModulePlan, program: Program, step: Step, index: int) -> str:

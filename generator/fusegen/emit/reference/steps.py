@@ -24,9 +24,11 @@ from ...ir.plan import (
     Result,
     Step,
 )
-from ...ir.primitives import DECODING, ROW_GROUPS, SUMMED, Primitive
 from ...ir.quantization import Extent, Orientation, Role
 from ...ir.shapes import Shape, product, symbols, to_code
+from ...steps import copies_memory, decodes, definition, is_derived, observes, quantizes, row_sum
+from ...steps.pointwise import ROW_GROUPS
+from ...steps.quantize import SUMMED
 from ..python.conditions import Conditions, named_conditions
 from ..python.words import (
     ProgramText,
@@ -35,6 +37,7 @@ from ..python.words import (
     program_text,
     range_name,
     return_annotation,
+    scalar,
     step_comment,
     uses_math,
 )
@@ -354,7 +357,7 @@ def _runs_for(program: Program, result: Result) -> bool:
 def _part(program: Program, buffer: str) -> str:
     """A buffer after the last step; part of a copy that the program made by its field."""
     writer = _writer(program, buffer)
-    for copy in writer.copies if writer and writer.primitive is Primitive.QUANTIZE else ():
+    for copy in writer.copies if writer and quantizes(writer) else ():
         for name, part in zip(copy.buffers, ("data", "scale", "amax"), strict=False):
             if name == buffer:
                 return f"{_copy_name(copy)}.{part}"
@@ -422,15 +425,15 @@ def _step_text(
 ) -> StepText | None:
     """A step's call; none where a copy is decoded for a product, which reads it as it is."""
     comment, when = step_comment(step, index), conditions.text(step.when)
-    if step.primitive is Primitive.SNAPSHOT:
+    if copies_memory(step):
         return StepText(comment, when, step.writes, f"{step.reads[0]}.clone()")
-    if step.primitive is Primitive.QUANTIZE:
+    if quantizes(step):
         return StepText(comment, when, *_quantize_call(plan, step, conditions))
-    if step.primitive is Primitive.STATISTICS:
+    if observes(step):
         return StepText(comment, when, (step.out,), _statistics_call(plan, step))
-    if step.primitive in DECODING and plan.buffer(step.out).dtype is not DType.IO:
+    if decodes(step) and plan.buffer(step.out).dtype is not DType.IO:
         return None
-    if step.primitive is Primitive.DEQUANTIZE:
+    if decodes(step):
         return StepText(comment, when, step.writes, _dequantize_call(plan, program, step))
     if step.copies:
         return StepText(comment, when, step.writes, _product_of_copies(plan, program, step))
@@ -440,12 +443,17 @@ def _step_text(
         groups = step.input(ROW_GROUPS)
         call = f"steps.within({call}, {groups})" if groups else call
     else:
-        kind = f"_{step.kind}" if step.kind else ""
         words = _slots(tuple(o for o in step.inputs if o.slot != "accumulate"))
+        words += [f"{name}={scalar(value)}" for name, value in step.attributes]
         wide = _is_wide(plan, program, step)
         words += ["dtype=torch.float32"] if wide else []
-        call = _accumulated(step, f"steps.{step.primitive.value}{kind}({', '.join(words)})")
+        call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
     return StepText(comment, when, step.writes, call)
+
+
+def _function(step: Step) -> str:
+    """The function of the reference that does a step."""
+    return definition(step.primitive).function(step.kind, of_copies=bool(step.copies))
 
 
 def _is_wide(plan: ModulePlan, program: Program, step: Step) -> bool:
@@ -478,14 +486,14 @@ def _quantize_call(
     words = [_rows(plan, step), step.copies[0].role.value.upper(), *wanted]
     words += [f"split_sizes={groups}"] if groups else []
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("scale", "rng_state")]
-    return tuple(targets), f"quantized.quantize({', '.join(words)}, layout=LAYOUT)"
+    return tuple(targets), f"{_function(step)}({', '.join(words)}, layout=LAYOUT)"
 
 
 def _statistics_call(plan: ModulePlan, step: Step) -> str:
     (copy,) = step.copies
     words = [_rows(plan, step), _copy_name(copy)]
     words += [f"split_sizes={copy.groups}"] if copy.groups else []
-    return f"statistics.measure({', '.join(words)})"
+    return f"{_function(step)}({', '.join(words)})"
 
 
 def _amax_text(
@@ -507,8 +515,7 @@ def _sum_text(step: Step, index: int, conditions: Conditions) -> StepText | None
         return None
     groups = step.input("groups")
     words = [step.reads[0], *([groups] if groups else [])]
-    name = Primitive.GROUP_SUM if groups else Primitive.COLUMN_SUM
-    call = f"steps.{name.value}({', '.join(words)})"
+    call = f"{row_sum(in_groups=bool(groups)).function()}({', '.join(words)})"
     return StepText(f"{index}. {out}", conditions.text(step.wanted(out)), (out,), call)
 
 
@@ -528,7 +535,7 @@ def _update_text(
     plan: ModulePlan, program: Program, step: Step, index: int, conditions: Conditions
 ) -> StepText | None:
     """The state after a step that keeps some; a forward without grad leaves it alone."""
-    if step.primitive is not Primitive.QUANTIZE or not step.updates:
+    if not quantizes(step) or not step.updates:
         return None
     updated = conditions.text(program.updated_when(step))
     comment = f"{index}. state after it: {', '.join(step.updates)}"
@@ -542,7 +549,7 @@ def _update_text(
 
 def _read_copies(plan: ModulePlan, program: Program, step: Step) -> list[str]:
     """Copies made in this program, or put together from what was saved."""
-    made = {c for s in program.steps if s.primitive is Primitive.QUANTIZE for c in s.copies}
+    made = {c for s in program.steps if quantizes(s) for c in s.copies}
     return [_copy_name(c) if c in made else _saved_copy(plan, c) for c in step.copies]
 
 
@@ -550,7 +557,7 @@ def _dequantize_call(plan: ModulePlan, program: Program, step: Step) -> str:
     first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [f"split_sizes={o.buffer}" for o in step.inputs if o.slot == "groups"]
-    call = f"quantized.dequantize({', '.join(words)}).to({first.name}.dtype)"
+    call = f"{_function(step)}({', '.join(words)}).to({first.name}.dtype)"
     leading = plan.buffer(step.out).shape.leading
     return f"steps.with_leading({call}, {first.name})" if leading else call
 
@@ -562,7 +569,7 @@ def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
     wide = _is_wide(plan, program, step)
     words.append("dtype=torch.float32" if wide else f"dtype={first.name}.dtype")
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("add", "add_scales")]
-    call = _accumulated(step, f"quantized.{step.primitive.value}_{step.kind}({', '.join(words)})")
+    call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
     leading = plan.buffer(step.out).shape.leading
     return f"steps.with_leading({call}, {first.name})" if leading else call
 
@@ -608,9 +615,7 @@ def _buffers(operands: Iterable[object]) -> list[str]:
 
 
 def _scalars(step: Step) -> list[str]:
-    assert step.pointwise is not None
-    prefix = f"{step.item}_" if step.item else ""
-    return [f"{prefix}{name}" for name in step.pointwise.attributes]
+    return [scalar(value) for _, value in step.attributes]
 
 
 def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
@@ -638,7 +643,7 @@ def _pointwise_text(plan: ModulePlan, step: Step) -> PointwiseText:
     return PointwiseText(
         name=_function_name(step),
         formula=docstring(math.formula),
-        differentiated=step.primitive is Primitive.POINTWISE_GRAD,
+        differentiated=is_derived(step),
         arguments=tuple(arguments.values()),
         scalars=math.attributes,
         loads=tuple(loads),

@@ -20,8 +20,8 @@ from ...ir.plan import (
     Program,
     StateFill,
 )
-from ...ir.primitives import PRODUCTS, SUMS, Primitive
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
+from ...steps import is_product, observes, sums_rows
 from ..python.main_grads import adds
 from ..python.states import called_states
 from ..python.words import op_name, pieces
@@ -258,7 +258,7 @@ def _delayed_arguments(plan: ModulePlan) -> str:
 def _same_records(plan: ModulePlan) -> list[str]:
     """Copies of what a call is given: no product is before them, so that all devices agree."""
     given = {*plan.arguments, *(gradient(name) for name in plan.outputs)}
-    observed = [s.copies[0] for s in plan.steps if s.primitive is Primitive.STATISTICS]
+    observed = [s.copies[0] for s in plan.steps if observes(s)]
     return [copy.data for copy in observed if copy.source in given]
 
 
@@ -315,7 +315,7 @@ def error_counts(plan: ModulePlan) -> dict[str, float]:
             found = 1.0 + sum(map(passed, step.pointwise.operands))
         else:
             values = (o.buffer for o in step.inputs if o.slot in _VALUES)
-            own = 1.0 if step.primitive in (*PRODUCTS, *SUMS) else 0.0
+            own = 1.0 if is_product(step) or sums_rows(step) else 0.0
             found = own + sum(counts.get(name, 0.0) for name in values)
         counts |= dict.fromkeys(step.writes, found)
     return counts

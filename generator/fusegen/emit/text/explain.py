@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from ...columns import aligned
 from ...ir import dtypes
 from ...ir.plan import Buffer, KernelSet, ModulePlan, Program, Result, Status, Step
-from ...ir.primitives import DECODING
 from ...ir.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
+from ...steps import decodes
 from ..python.conditions import any_of
 from ..python.words import step_comment
 from .fold import LINE_LENGTH, fold
@@ -97,7 +97,7 @@ def explain_rewrites(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator
 def _decoding_traffic(plan: ModulePlan) -> Iterator[Buffer]:
     """What decoding reads and writes, and what products read in place of codes."""
     for step in plan.steps:
-        if step.primitive in DECODING:
+        if decodes(step):
             yield from (plan.buffer(name) for name in (*step.reads, *step.writes))
             yield plan.buffer(step.out)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .dtypes import DType, bits
-from .plan import HALVES, Access, Buffer, ModulePlan, PointwiseOperand, Program, Step
-from .primitives import DECODING, DTYPES, PRINTED, PRODUCTS, SHAPES, SIGNATURES, Primitive
-from .shapes import Const, Expr, Shape, mul, product
+from ..ir.dtypes import DType, bits
+from ..ir.plan import HALVES, Access, Buffer, ModulePlan, PointwiseOperand, Program, Step
+from ..ir.shapes import Const, Expr, Shape, mul, product
+from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
 
 
 class VerifyError(Exception):
@@ -74,7 +74,7 @@ class View:
 
     def _words(self, step: Step) -> str:
         position = next(i for i, each in enumerate(self.steps, 1) if each is step)
-        words = (f"step {position}", step.primitive.value, step.kind, step.item)
+        words = (f"step {position}", step.primitive, step.kind, step.item)
         return " ".join(word for word in words if word)
 
     def calls(self, when: tuple[str, ...]) -> frozenset[str]:
@@ -185,12 +185,12 @@ def _use(view: View, _: Buffers) -> Iterator[Fault]:
 def _slots(view: View, _: Buffers) -> Iterator[Fault]:
     """Each slot has one operand, and each that the signature asks for has one."""
     for step in view.steps:
-        signature = SIGNATURES[step.primitive]
+        kind = definition(step.primitive)
         for operands in (step.inputs, step.outputs):
             filled = [operand.slot for operand in operands]
             for slot in dict.fromkeys(slot for slot in filled if filled.count(slot) > 1):
                 yield view.fault(step, slot, "is a slot with two operands")
-        for slot in () if signature.variadic else signature.inputs:
+        for slot in () if kind.of_passes else kind.operands:
             if step.input(slot) is None:
                 yield view.fault(step, slot, "is a slot without an operand")
 
@@ -198,7 +198,7 @@ def _slots(view: View, _: Buffers) -> Iterator[Fault]:
 def _shapes(view: View, buffers: Buffers) -> Iterator[Fault]:
     """Operands and results have the shapes and types of the signature."""
     for step in view.steps:
-        rules = SHAPES.get((step.primitive, step.kind), {})
+        rules = definition(step.primitive).shapes.get(step.kind, {})
         sizes: dict[str, Expr] = {}
         for slot, name in ((each.slot, each.buffer) for each in (*step.inputs, *step.outputs)):
             if slot not in rules:
@@ -235,14 +235,14 @@ _CODES = tuple(dtype for dtype in DType if bits(dtype) <= 8)
 
 def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
     """Types that a slot takes: its own, codes of a copy, or the module's."""
-    own = DTYPES.get(step.primitive, {}).get(slot)
+    own = definition(step.primitive).dtypes.get(slot)
     if own is not None:
         return (own,)
     if any(name == copy.data for copy in step.copies):
         return _CODES
-    if step.decoded and slot in ("a", "b"):
+    if reads_decoded(step) and slot in ("a", "b"):
         return (DType.BFLOAT16,)
-    changed = step.primitive in PRODUCTS and name in step.mutates
+    changed = is_product(step) and name in step.mutates
     return (DType.IO, DType.FLOAT32) if changed else (DType.IO,)
 
 
@@ -252,10 +252,10 @@ def _copies(view: View, _: Buffers) -> Iterator[Fault]:
     What decodes a copy may leave its amax to the product that reads what it decoded.
     """
     for step in view.steps:
-        makes = step.primitive is Primitive.QUANTIZE or bool(step.parts)
+        makes = quantizes(step) or bool(step.parts)
         touched = step.writes if makes else step.reads
-        for copy in () if step.decoded else step.copies:
-            left = {copy.amax} if step.primitive in DECODING else set()
+        for copy in () if reads_decoded(step) else step.copies:
+            left = {copy.amax} if decodes(step) else set()
             for name in copy.buffers:
                 if name not in touched and name not in left:
                     missing = "writes" if makes else "reads"
@@ -266,7 +266,7 @@ def _math(view: View, buffers: Buffers) -> Iterator[Fault]:
     """An expression reads operands of its step and computes its results, in their sizes."""
     for step in view.steps:
         math = step.pointwise
-        if math is None or step.primitive not in PRINTED:
+        if math is None or not is_printed(step):
             continue
         for operand in math.operands:
             if operand.buffer not in step.reads:
