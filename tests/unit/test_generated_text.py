@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.fileset import FileSet
 from fusegen.emit.polish import polish
@@ -17,7 +18,7 @@ from fusegen.emit.text.fold import LINE_LENGTH, fold, fold_python
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.spec.load import load
+from fusegen.spec.offers import words_of
 
 SPECS = load([builtin_specs()])
 LONGEST_NAME = "grouped_mlp_clamped_qgeglu"
@@ -25,8 +26,7 @@ CELLS = {
     "cpu": [Cell(module, recipe) for module in SPECS.modules for recipe in SPECS.recipes],
     "sm_90a": [
         Cell(LONGEST_NAME, "fp8_delayed", (word,))
-        for words in SPECS.modules[LONGEST_NAME].options.values()
-        for word in words[1:]
+        for word in words_of(SPECS.modules[LONGEST_NAME], SPECS.ops)
     ],
 }
 

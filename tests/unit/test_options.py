@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import api, selection
+from fusegen import api
+from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.options import OPTIONS, Exclusion, Option, excluded, option_of
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.spec.load import SpecSet, load
+from fusegen.publish.folders import used_specs
+from fusegen.spec.cells import with_options
+from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import choices_of, modules_with, options_of, recipe_facts
+from fusegen.spec.usage import UsageError
 
 SPECS = load([builtin_specs()])
 FEATURES = Path(__file__).parents[2] / "docs" / "features"
@@ -145,7 +149,7 @@ def test_the_order_of_names_is_the_registrys() -> None:
     assert tuple(word for _, word in FURTHER) == WORDS
     cell = Cell("grouped_mlp", "fp8_delayed")
     words = ("debug", "recompute_activations", "delayed_wgrad", "scaled_bias")
-    (named,) = selection.with_options(SPECS, [cell], words)
+    (named,) = with_options(SPECS, [cell], words)
     assert named.options == words[::-1]
 
 
@@ -153,8 +157,8 @@ def test_a_module_may_have_less(tmp_path: Path) -> None:
     toy = "edition: 1\nmodule: toy\nclass: Toy\nop: swiglu\nwithout: [glu_interleave]\n"
     specs = written(tmp_path, toy=toy)
     reason = "module 'toy' offers no option 'interleaved_32': its spec says without: [glu_inter"
-    with pytest.raises(selection.UsageError, match=re.escape(reason)):
-        selection.with_options(specs, [Cell("toy", "bf16")], ["interleaved_32"])
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        with_options(specs, [Cell("toy", "bf16")], ["interleaved_32"])
     with pytest.raises(NotPossible, match=re.escape(reason)):
         resolve_module(specs, Cell("toy", "bf16", ("interleaved_32",)), "cpu")
     assert resolve_module(specs, Cell("toy", "bf16", ("nvtx_ranges",)), "cpu").ranges
@@ -269,4 +273,4 @@ variants: {toy_gelu: {class: ToyGelu, summary: With GELU, chain: {act: {op: gelu
     assert (plan.class_name, plan.summary) == ("ToyGelu", "With GELU")
     assert options_of(specs.modules["toy_gelu"], specs.ops) == ()
     mine = tmp_path / "mine"
-    assert selection.used_specs([builtin_specs(), mine], specs, [plan]) == (builtin_specs(), mine)
+    assert used_specs([builtin_specs(), mine], specs, [plan]) == (builtin_specs(), mine)

@@ -20,6 +20,7 @@ from fusegen.passes.contract import Pass
 from fusegen.passes.draft import EMPTY, Draft, Property
 from fusegen.passes.pipeline import PASSES, context_of, resolve_module, run_passes
 from fusegen.paths import builtin_specs
+from fusegen.spec.offers import words_of
 from fusegen.spec.usage import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ def test_what_passes_need_is_given_by_earlier_ones_that_always_run() -> None:
 
 
 def test_every_pass_of_an_option_is_offered_by_a_module() -> None:
-    words = {word for m in SPECS.modules.values() for of in m.options.values() for word in of[1:]}
+    words = {word for m in SPECS.modules.values() for word in words_of(m, SPECS.ops)}
     for each in PASSES:
         assert {*each.options} <= words, each.name
 

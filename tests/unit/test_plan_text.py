@@ -15,6 +15,7 @@ from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
 from fusegen.publish.inputs import derivations
 from fusegen.spec.cells import target_cells
+from fusegen.spec.offers import words_of
 
 SPECS = load([builtin_specs()])
 TARGETS = target_cells(SPECS, SPECS.targets)
@@ -32,8 +33,8 @@ def test_plans_of_every_target_read_back(arch: str) -> None:
 
 @pytest.mark.parametrize("module", SPECS.modules)
 def test_plans_of_every_module_read_back_with_each_option(module: str) -> None:
-    offered = SPECS.modules[module].options.values()
-    cells = [Cell(module, "fp8_delayed", (word,)) for words in offered for word in words[1:]]
+    words = words_of(SPECS.modules[module], SPECS.ops)
+    cells = [Cell(module, "fp8_delayed", (word,)) for word in words]
     for plan in resolve(SPECS, "sm_90a", cells, derivations()).modules:
         assert parse(text(plan)) == plan, plan.cell
 

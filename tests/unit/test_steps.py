@@ -27,6 +27,7 @@ from fusegen.passes.kernels import choose_kernels
 from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.spec.offers import words_of
 from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_product, reads_decoded
 from fusegen.steps.definition import AttributeDef, Reference, StepDef, Trait
 from fusegen.steps.launch import Launch, Source
@@ -60,9 +61,9 @@ def plans() -> tuple[ModulePlan, ...]:
     found = []
     for arch in ARCHS:
         for module in SPECS.modules.values():
-            words = [word for choices in module.options.values() for word in choices[1:]]
+            words = words_of(module, SPECS.ops)
             for recipe in SPECS.recipes:
-                own = words if (module.name, recipe) == ("grouped_mlp", "fp8_delayed") else []
+                own = words if (module.name, recipe) == ("grouped_mlp", "fp8_delayed") else ()
                 for options in ((), *((word,) for word in own)):
                     try:
                         cell = Cell(module.name, recipe, options)

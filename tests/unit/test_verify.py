@@ -15,6 +15,7 @@ from fusegen.passes.pipeline import PASSES, context_of, resolve, resolve_module,
 from fusegen.passes.verify import draft_faults, verify_pass
 from fusegen.paths import builtin_specs
 from fusegen.publish.inputs import derivations
+from fusegen.spec.offers import words_of
 from fusegen.steps.verify import VerifyError, verify_plan
 
 SPECS = load([builtin_specs()])
@@ -22,7 +23,7 @@ SPECS = load([builtin_specs()])
 
 def cells_of(module: str) -> list[Cell]:
     """A module by every recipe, without options and with each of its choices alone."""
-    words = [word for choices in SPECS.modules[module].options.values() for word in choices[1:]]
+    words = words_of(SPECS.modules[module], SPECS.ops)
     return [
         Cell(module, recipe, options)
         for recipe in SPECS.recipes

@@ -63,6 +63,11 @@ def options_of(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> tuple[Option, .
     return tuple(option for option in OPTIONS if refused(option, module, ops) is None)
 
 
+def words_of(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> tuple[str, ...]:
+    """The words that cells of a module may be named after, in the registry's order."""
+    return tuple(word for option in options_of(module, ops) for word in option.further)
+
+
 def not_offered(word: str, module: ModuleSpec, ops: Mapping[str, OpSpec]) -> str | None:
     """What to say of a word that is no choice of a module; None where it is one."""
     option = option_of(word)
