@@ -22,10 +22,10 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> tuple[Cell, ...]:
     evidence = load("evidence")
     folder = tmp_path_factory.mktemp("specs")
     evidence.write_further_specs(folder)
-    specs = api.load_specs(api.Sources(specs=(folder,)))
+    specs = api.load_specs(api.Folders(specs=(folder,)))
     planned = {str(cell): cell for cell in evidence.cells(specs, "cpu")}
     chosen = first_with_each_option(planned)
-    assert set(chosen) == set(evidence.option_words(specs))
+    assert set(chosen) == set(evidence.option_words())
     return tuple(planned[name] for name in sorted(set(chosen.values())))
 
 

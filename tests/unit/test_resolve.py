@@ -290,7 +290,7 @@ def test_products_without_an_instruction_read_decoded_operands() -> None:
     assert dict(wgrad.sizes)["tokens"] == plan.buffer("dy_columnwise_decoded").shape.dims[0]
     lines = list(explain(plan))
     assert lines[0].startswith("grouped_linear__nvfp4 on sm_90a: emulated (sm_90a has no kernels")
-    assert lines[3].startswith("emulation moves ")
+    assert any(line.startswith("emulation moves ") for line in lines[1:6])
     native = resolve_module(builtin(), Cell("grouped_linear", "fp8_block"), "sm_90a")
     assert native.status is Status.NATIVE
 

@@ -48,7 +48,7 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> Expr:
     """Expressions as the parser makes them: divisors are positive constants."""
     if depth == 0 or draw(st.booleans()):
         leaf: Expr = draw(
-            st.one_of(st.sampled_from(SYMBOLS).map(Sym), st.integers(0, 300).map(Const))
+            st.one_of(st.sampled_from(SYMBOLS).map(Sym), st.integers(0, 200).map(Const))
         )
         return leaf
     left = draw(expressions(depth=depth - 1))
@@ -56,7 +56,11 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> Expr:
         case Operator.ADD:
             return add(left, draw(expressions(depth=depth - 1)))
         case Operator.MUL:
-            return mul(left, draw(expressions(depth=depth - 1)))
+            right = draw(expressions(depth=depth - 1))
+            try:
+                return mul(left, right)
+            except ValueError:  # constants whose product is no size
+                return add(left, right)
         case Operator.SUB:
             return parse_expr(f"{to_python(add(left, Const(400)))} - {draw(st.integers(0, 400))}")
         case Operator.FLOORDIV:

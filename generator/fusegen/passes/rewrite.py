@@ -293,7 +293,7 @@ def _unmatched(draft: Draft, rule: Rewrite) -> str:
         if next(_found(draft, rule.match[:n], rule.name), None) is None
     )
     match = rule.match[count - 1]
-    if all(step.primitive != match.step for step in _steps(draft, match.program)):
+    if match.step not in {step.primitive for step in _steps(draft, match.program)}:
         return f"the {match.program} has no {match.step}"
     beside = ", connected as in the pattern" if count > 1 else ""
     return f"no step of the {match.program} is {match}{beside}"
