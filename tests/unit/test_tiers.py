@@ -55,7 +55,7 @@ def test_tiers(
 
 def test_a_slow_test_is_where_the_other_tier_looks() -> None:
     with pytest.raises(ValueError, match="test_it is slow; add its folder to SLOW_PLACES"):
-        tiers.tier_of("tests/unit/test_a.py", "test_it", ("slow",), False)
+        tiers.tier_of("tests/errors/test_a.py", "test_it", ("slow",), False)
 
 
 def test_a_sample_has_every_module_format_and_option() -> None:
