@@ -87,7 +87,17 @@ def renamed_module(module: dict[str, Any], names: Renaming) -> dict[str, Any]:
     changed = renamed_op({"dims": {}, **module}, names) if "chain" in module else dict(module)
     if "chain" in module:
         changed["chain"] = [renamed_item(item, names) for item in module["chain"]]
+    if "variants" in module:
+        changed["variants"] = {
+            name: {**variant, "chain": renamed_items(variant["chain"], names)}
+            for name, variant in module["variants"].items()
+        }
     return changed
+
+
+def renamed_items(items: dict[str, Any], names: Renaming) -> dict[str, Any]:
+    """What a variant says otherwise, by the items it says it of."""
+    return {names.get(name, name): renamed_item(item, names) for name, item in items.items()}
 
 
 def renamed_item(item: dict[str, Any], names: Renaming) -> dict[str, Any]:
