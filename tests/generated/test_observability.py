@@ -84,7 +84,7 @@ def steps_of(plan: str, *programs: str) -> list[str]:
     found: dict[str, list[str]] = {}
     cell, current = plan.split()[0], ""
     for line in plan.splitlines():
-        if header := re.match(r"(\w+) \(.*\) -> ", line):
+        if header := re.match(r"(\w+) \(", line):
             current = header[1]
         elif row := re.match(r"  (\d+\. \w+( \w+)?): ", line):
             found.setdefault(current, []).append(f"{cell} {current} {row[1]}")
