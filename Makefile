@@ -7,24 +7,39 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CUTLASS := nvidia-cutlass==4.2.0.0
 HAVE_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 HAVE_GPU := $(shell command -v nvidia-smi)
+REPORTS := build/tests
 INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: demo test gpu-build gpu-test release-check check regenerate clean
+.PHONY: demo test lint test-fast test-options test-kernels test-all gpu-build gpu-test release-check check regenerate clean
 
 # Trains a small mixture-of-experts model with plain PyTorch experts and with generated ones.
 demo: $(VENV)/demo.stamp
 	$(BIN)/fusegen demo
 
-# Everything that needs no GPU.
-test: $(VENV)/test.stamp
+# What every change should pass before it is shown to anybody: a few minutes.
+test: lint test-fast
+
+# What needs no test to be wrong: style, types, generated files that are stale.
+lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check generator tests benchmarks examples
+	$(BIN)/ruff format --check generator tests benchmarks examples conftest.py
 	$(BIN)/mypy
 	cd benchmarks && MYPYPATH=.:../generator:../tests/gpu:../tests/compile $(abspath $(BIN))/mypy --config-file ../pyproject.toml *.py kernels/*.py
 	$(BIN)/fusegen check
 	$(BIN)/python tests/gpu/ledger.py readme --check
-	# Tests run side by side; threads of PyTorch's own would only wait for each other.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests $(wildcard generated/*/tests)
+
+# Tiers of tests: tests/tiers.py says which test is in which.
+# Tests run side by side; threads of PyTorch's own would only wait for each other.
+test-fast test-options test-kernels: test-%: $(VENV)/test.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --tier $* -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 --junitxml=$(REPORTS)/$*.xml --record $(REPORTS)/$*.txt
+
+# Everything that needs no GPU, the fast tests first, and that every test ran in one tier.
+test-all:
+	$(MAKE) test
+	$(MAKE) test-kernels
+	$(MAKE) test-options
+	$(BIN)/python -m pytest -qq --tier all --collect-only --record $(REPORTS)/all.txt > $(REPORTS)/all.log || { cat $(REPORTS)/all.log; exit 1; }
+	$(BIN)/python tests/tiers.py $(foreach tier,fast kernels options,$(REPORTS)/$(tier).txt) --all $(REPORTS)/all.txt
 	$(BIN)/python tests/gpu/ledger.py report
 
 # On a machine with a GPU: run the tests of every bundle it can run, and record what ran.
@@ -44,6 +59,7 @@ release-check: $(VENV)/test.stamp
 regenerate: $(VENV)/test.stamp
 	$(BIN)/fusegen generate --target cpu --target cpu_quantized --target hopper --target hopper_quantized --target hopper_lean --target main_grad --target cached_weights
 	$(BIN)/fusegen generate
+	$(BIN)/python docs/tables.py
 	$(BIN)/python tests/gpu/ledger.py readme
 
 $(VENV)/bin/python:

@@ -10,7 +10,7 @@ import common
 import torch
 from floors import Mode, Rates
 
-from fusegen.model.dtypes import DType
+from fusegen.ir.dtypes import DType
 
 SIZE = 8192
 PREFIX = "dense "

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fusegen import api
-from fusegen.emit.explain import size_in_bytes
-from fusegen.model import dtypes
-from fusegen.model.dtypes import DType
-from fusegen.model.plan import KernelSet, ModulePlan, Program, Step
-from fusegen.model.primitives import PRODUCTS, GemmKind
-from fusegen.model.shapes import evaluate
-from fusegen.model.specs import PointSpec, Store
-from fusegen.naming import Cell
-from fusegen.resolve import resolve_module
+from fusegen.emit.text.explain import size_in_bytes
+from fusegen.ir import dtypes
+from fusegen.ir.dtypes import DType
+from fusegen.ir.kernel import GemmKind, PointSpec, Store
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import KernelSet, ModulePlan, Program, Step
+from fusegen.ir.shapes import evaluate
+from fusegen.passes.pipeline import resolve_module
+from fusegen.steps import is_product
 from fusegen.tuning.cases import Case
 
 QUANTISED = (DType.E4M3, DType.E5M2)
@@ -92,7 +92,7 @@ def modes(plan: ModulePlan) -> set[Mode]:
     """Whose rates a floor needs."""
     sets = _sets(plan)
     steps = (step for program in _programs(plan) for step in program.steps)
-    return {_mode(sets, step) for step in steps if step.primitive in PRODUCTS}
+    return {_mode(sets, step) for step in steps if is_product(step)}
 
 
 def floor(
@@ -114,7 +114,7 @@ def floor(
                 continue
             moved = _bytes(plan, program, step, sets, lengths)
             seconds, crossing = moved / rates.copy, moved
-            if step.primitive in PRODUCTS:
+            if is_product(step):
                 assert step.flops is not None
                 operations = evaluate(step.flops, lengths)
                 seconds = max(seconds, operations / rates.products[_mode(sets, step)])
@@ -133,7 +133,7 @@ def _sets(plan: ModulePlan) -> dict[str, KernelSet]:
 
 
 def _part(step: Step) -> str:
-    if step.primitive in PRODUCTS:
+    if is_product(step):
         return "products"
     return "activation" if step.pointwise is not None else "quantise"
 

@@ -24,8 +24,8 @@ from common import OURS, Case, Outcome
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from fusegen import demo_model
-from fusegen.demo import DemoConfig
+from fusegen.demo import model as demo_model
+from fusegen.demo.experiment import DemoConfig
 
 PEER = "torch compiled"
 BATCHES = 4

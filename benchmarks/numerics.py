@@ -17,8 +17,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fusegen.load import SpecSet, load
+from fusegen.checks.load import load
 from fusegen.paths import builtin_specs
+from fusegen.spec.load import SpecSet
 
 ROOT = Path(__file__).resolve().parents[1]
 BUNDLE = ROOT / "generated" / "cpu"

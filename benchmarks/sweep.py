@@ -22,10 +22,11 @@ import common
 import shapes
 from common import bundles
 
-from fusegen import api, gpu, paths
-from fusegen.load import SpecSet
-from fusegen.model.primitives import GemmKind
-from fusegen.selection import UsageError
+from fusegen import api, paths
+from fusegen.build import gpu
+from fusegen.ir.kernel import GemmKind
+from fusegen.spec.load import SpecSet
+from fusegen.spec.usage import UsageError
 from fusegen.tuning import tune, variants
 from fusegen.tuning.cases import WIDTHS, Case, Measured, Sample, Timer, grid, measure
 

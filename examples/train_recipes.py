@@ -20,7 +20,8 @@ from statistics import fmean
 
 import torch
 
-from fusegen import demo, demo_model
+from fusegen.demo import experiment
+from fusegen.demo import model as demo_model
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "bf16"
@@ -53,11 +54,17 @@ POINTS = 100
 """How many means of neighbouring steps a curve is recorded and drawn with."""
 
 SMALL = replace(
-    demo.CPU_CONFIG, hidden=64, intermediate=128, experts=4, layers=2, batch=8, held_out_batches=64
+    experiment.CPU_CONFIG,
+    hidden=64,
+    intermediate=128,
+    experts=4,
+    layers=2,
+    batch=8,
+    held_out_batches=64,
 )
 """So small because a CPU computes every format in software."""
 
-LARGE = replace(demo.GPU_CONFIG, experts=8, context=256, batch=8, learning_rate=3e-4)
+LARGE = replace(experiment.GPU_CONFIG, experts=8, context=256, batch=8, learning_rate=3e-4)
 """Reads its text about once in 2,000 steps. In later passes a model learns it by heart, and how
 well changes by more with the least difference of rounding than a recipe changes anything; so it
 does at three times the learning rate."""
@@ -79,7 +86,7 @@ class Run:
 
 
 def train(
-    bundle: Path, arch: str, name: str, config: demo.DemoConfig, data: demo_model.Batches
+    bundle: Path, arch: str, name: str, config: experiment.DemoConfig, data: demo_model.Batches
 ) -> Run:
     """Train under the recipes of a run, from the common start."""
     device = "cpu" if arch == "cpu" else "cuda"
@@ -105,7 +112,7 @@ def train(
 
 
 def build(
-    bundle: Path, arch: str, recipes: Sequence[str], config: demo.DemoConfig
+    bundle: Path, arch: str, recipes: Sequence[str], config: experiment.DemoConfig
 ) -> demo_model.ByteModel:
     """A model whose blocks have experts of these recipes, in order."""
     factories = iter([demo_model.load_experts(bundle, arch, recipe) for recipe in recipes])
@@ -196,7 +203,7 @@ def main() -> None:
     config = replace(SMALL if words.arch == "cpu" else LARGE, steps=words.steps)
     device = "cpu" if words.arch == "cpu" else "cuda"
     demo_model.check_device(device, words.arch)
-    data = demo_model.Batches(demo.load_corpus(), config, device, SEED)
+    data = demo_model.Batches(experiment.load_corpus(), config, device, SEED)
     output = words.out / f"recipes_{words.arch}.json"
     name = demo_model.device_name(device)
     facts: dict[str, object] = {

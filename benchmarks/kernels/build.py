@@ -22,7 +22,7 @@ BUILT = ROOT / "build" / "kernels"
 
 sys.path.insert(0, str(ROOT / "generator"))
 
-from fusegen.toolchain import find_toolchain  # noqa: E402
+from fusegen.build.toolchain import find_toolchain  # noqa: E402
 
 
 class Kind(StrEnum):

@@ -18,9 +18,9 @@ import common
 from floors import plan_of
 from torch import Tensor
 
-from fusegen import build as bundle_build
-from fusegen.model.plan import KernelSet
-from fusegen.model.primitives import GemmKind
+from fusegen.build import library as bundle_build
+from fusegen.ir.kernel import GemmKind
+from fusegen.ir.plan import KernelSet
 from fusegen.tuning.cases import Case
 from kernels import build
 from kernels.build import Accumulation, Format, Kind, Scaling, Target, Tile

@@ -26,7 +26,7 @@ from common import OURS, Case, Contender, Row
 from floors import Mode
 from torch import Tensor
 
-from fusegen.model.dtypes import DType
+from fusegen.ir.dtypes import DType
 from fusegen.tuning.cases import Case as Sizes
 from kernels import dispatch
 from kernels.build import Accumulation, Format, Kind, Scaling, Target

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:47a5c08a6f833173
+# checksum sha256:b632061312a14f7e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "fae1f313842a72f7a2b47d3691ee581b9fd42187e568f28667fb2449bcfe013e"
+DIGEST = "3947fe427d22f5248e7ca4f3bf13c729a9b94ed28d6ccd71c872ae8547bd6f57"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 
@@ -37,11 +37,11 @@ def _forward_fake(
     N = weight.shape[-2]
     y = x.new_empty((T, N))
     weight_columnwise = (
-        x.new_empty((E, K, -(-(N) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+        x.new_empty((E, K, -(-N // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
     )
     weight_columnwise_scale = x.new_empty((E,), dtype=torch.float32) if need_dx else None
     x_columnwise = (
-        x.new_empty((K, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((K, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dweight
         else None
     )
@@ -112,6 +112,8 @@ _backward = _library.register(
 
 
 class _GroupedLinear(torch.autograd.Function):
+    """The ops as one node of autograd; it keeps only what the gradients asked for need."""
+
     @staticmethod
     def forward(
         ctx,
@@ -139,9 +141,12 @@ class _GroupedLinear(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_linear__fp8_current")
         if dy is None:
-            return None, None, None, None, None, None
+            return (None,) * 6
         needs = ctx.needs_input_grad
-        dx, dweight, dbias = _backward(dy, *ctx.saved_tensors, needs[0], needs[1], needs[3])
+        need_dx = needs[0]
+        need_dweight = needs[1]
+        need_dbias = needs[3]
+        dx, dweight, dbias = _backward(dy, *ctx.saved_tensors, need_dx, need_dweight, need_dbias)
         return dx, dweight, None, dbias, None, None
 
 
@@ -216,7 +221,7 @@ def grouped_linear(
     if autocast is not None:
         x = x.to(autocast)
         weight = weight.to(autocast)
-        bias = bias if bias is None else bias.to(autocast)
+        bias = None if bias is None else bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
@@ -266,7 +271,8 @@ class GroupedLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases
+        zero."""
         self.weight.uniform_(-1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
         if self.bias is not None:
             self.bias.zero_()
@@ -295,37 +301,54 @@ y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g
 sizes: T tokens, E num_groups, K in_features, N out_features
 
 buffers
-  x                        [T, K]                              io       2 T K bytes                          input
-  split_sizes              [E]                                 int64    8 E bytes                            input
-  weight                   [E, N, K]                           io       2 E N K bytes                        parameter weight
-  bias                     [E, N]                              io       2 E N bytes                          parameter bias, optional
-  y                        [T, N]                              io       2 T N bytes                          output
-  dx                       [T, K]                              io       2 T K bytes                          gradient
-  dweight                  [E, N, K]                           io       2 E N K bytes                        gradient
-  dbias                    [E, N]                              io       2 E N bytes                          gradient
-  dy                       [T, N]                              io       2 T N bytes                          gradient in
-  x_rowwise                [T, align(K, 16)]                   e4m3     T align(K, 16) bytes                 workspace
-  x_rowwise_scale          [E]                                 float32  4 E bytes                            workspace
-  weight_rowwise           [E, N, align(K, 16)]                e4m3     E N align(K, 16) bytes               workspace
-  weight_rowwise_scale     [E]                                 float32  4 E bytes                            workspace
-  dy_rowwise               [T, align(N, 16)]                   e5m2     T align(N, 16) bytes                 workspace
-  dy_rowwise_scale         [E]                                 float32  4 E bytes                            workspace
-  weight_columnwise        [E, K, align(N, 16)]                e4m3     E K align(N, 16) bytes               result kept for the backward
-  weight_columnwise_scale  [E]                                 float32  4 E bytes                            result kept for the backward
-  dy_columnwise            [N, align(32 * (T // 32 + E), 16)]  e5m2     N align(32 (T // 32 + E), 16) bytes  workspace
-  dy_columnwise_scale      [E]                                 float32  4 E bytes                            workspace
-  x_columnwise             [K, align(32 * (T // 32 + E), 16)]  e4m3     K align(32 (T // 32 + E), 16) bytes  result kept for the backward
-  x_columnwise_scale       [E]                                 float32  4 E bytes                            result kept for the backward
+  x                        [T, K]; io; 2 T K bytes; input
+  split_sizes              [E]; int64; 8 E bytes; input
+  weight                   [E, N, K]; io; 2 E N K bytes; parameter weight
+  bias                     [E, N]; io; 2 E N bytes; parameter bias, optional
+  y                        [T, N]; io; 2 T N bytes; output
+  dx                       [T, K]; io; 2 T K bytes; gradient
+  dweight                  [E, N, K]; io; 2 E N K bytes; gradient
+  dbias                    [E, N]; io; 2 E N bytes; gradient
+  dy                       [T, N]; io; 2 T N bytes; gradient in
+  x_rowwise                [T, align(K, 16)]; e4m3; T align(K, 16) bytes; workspace
+  x_rowwise_scale          [E]; float32; 4 E bytes; workspace
+  weight_rowwise           [E, N, align(K, 16)]; e4m3; E N align(K, 16) bytes; workspace
+  weight_rowwise_scale     [E]; float32; 4 E bytes; workspace
+  dy_rowwise               [T, align(N, 16)]; e5m2; T align(N, 16) bytes; workspace
+  dy_rowwise_scale         [E]; float32; 4 E bytes; workspace
+  weight_columnwise        [E, K, align(N, 16)]; e4m3; E K align(N, 16) bytes; kept for the backward
+  weight_columnwise_scale  [E]; float32; 4 E bytes; kept for the backward
+  dy_columnwise            [N, align(32 * (T // 32 + E), 16)]; e5m2;
+                           N align(32 (T // 32 + E), 16) bytes; workspace
+  dy_columnwise_scale      [E]; float32; 4 E bytes; workspace
+  x_columnwise             [K, align(32 * (T // 32 + E), 16)]; e4m3;
+                           K align(32 (T // 32 + E), 16) bytes; kept for the backward
+  x_columnwise_scale       [E]; float32; 4 E bytes; kept for the backward
 
-forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                                    2 T K + 16 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
-  2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale                        2 E N K + E N align(K, 16) + 8 E + E K align(N, 16) bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y  2 T N K flop  T align(K, 16) + 16 E + E N align(K, 16) + 2 E N + 2 T N bytes
+forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwise_scale,
+    x_columnwise, x_columnwise_scale
+  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+     2 T K + 16 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
+  2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
+     weight_columnwise_scale
+     2 E N K + E N align(K, 16) + 8 E + E K align(N, 16) bytes
+  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+     split_sizes, bias -> y
+     2 T N K flop; T align(K, 16) + 16 E + E N align(K, 16) + 2 E N + 2 T N bytes
 
-backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale) -> dx, dweight, dbias
-  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias                            2 T N + 16 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx   2 T N K flop  T align(N, 16) + 16 E + E K align(N, 16) + 2 T K bytes                                if need_dx
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight  2 T N K flop  N align(32 (T // 32 + E), 16) + 16 E + K align(32 (T // 32 + E), 16) + 2 E N K bytes  if need_dweight
+backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise,
+    x_columnwise_scale) -> dx, dweight, dbias
+  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
+     dbias
+     2 T N + 16 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N bytes
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
+     split_sizes -> dx
+     2 T N K flop; T align(N, 16) + 16 E + E K align(N, 16) + 2 T K bytes; if need_dx
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+     split_sizes -> dweight
+     2 T N K flop;
+     N align(32 (T // 32 + E), 16) + 16 E + K align(32 (T // 32 + E), 16) + 2 E N K bytes;
+     if need_dweight
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes              8 E bytes                            always
@@ -333,5 +356,6 @@ saved for the backward, each only if a gradient that needs it is asked for
   weight_columnwise_scale  4 E bytes                            if need_dx
   x_columnwise             K align(32 (T // 32 + E), 16) bytes  if need_dweight
   x_columnwise_scale       4 E bytes                            if need_dweight
-  at most 16 E + E K align(N, 16) + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
+  at most 16 E + E K align(N, 16) + K align(32 (T // 32 + E), 16) bytes, inputs and parameters
+      included
 """

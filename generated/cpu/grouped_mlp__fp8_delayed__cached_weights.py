@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4edf9c63af962dc3
+# checksum sha256:de9323a3d3664be9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "b7a2ab69f40198eb1cc0ce587e4ef0c197d669bbad29edb2e59ac7be6de98997"
+DIGEST = "5799bde3fb454791cff3a7817a0ae0aa04d47c163f1612a767920d0af804f88d"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -68,12 +68,12 @@ def _forward_fake(
     F = fc2_weight.shape[-1]
     y = x.new_empty((T, H))
     h = (
-        x.new_empty((T, (2) * (F)))
+        x.new_empty((T, 2 * F))
         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         else x.new_empty(0)
     )
     a_columnwise = (
-        x.new_empty((F, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
         else x.new_empty(0, dtype=torch.float8_e4m3fn)
     )
@@ -83,7 +83,7 @@ def _forward_fake(
         else x.new_empty(0, dtype=torch.float32)
     )
     x_columnwise = (
-        x.new_empty((H, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float8_e4m3fn)
     )
@@ -161,14 +161,14 @@ def _backward_fake(
     E = split_sizes.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
     dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
-    dfc1_weight = dy.new_empty((E, (2) * (F), H)) if need_dfc1_weight else dy.new_empty(0)
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else dy.new_empty(0)
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
         if need_dprobs
         else dy.new_empty(0, dtype=torch.float32)
     )
-    dfc1_bias = dy.new_empty((E, (2) * (F))) if need_dfc1_bias else dy.new_empty(0)
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -247,6 +247,8 @@ _refresh = _library.register(
 
 
 class _GroupedMLP(torch.autograd.Function):
+    """The ops as one node of autograd; it keeps only what the gradients asked for need."""
+
     @staticmethod
     def forward(
         ctx,
@@ -303,11 +305,12 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc1_bias,
             need_dfc2_bias,
         )
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
-            h if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            h if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
             x_columnwise if need_dfc1_weight else None,
@@ -335,38 +338,14 @@ class _GroupedMLP(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_mlp__fp8_delayed__cached_weights")
         if dy is None:
-            return (
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-            )
+            return (None,) * 29
         needs = ctx.needs_input_grad
+        need_dx = needs[0]
+        need_dfc1_weight = needs[1]
+        need_dfc2_weight = needs[2]
+        need_dprobs = needs[4]
+        need_dfc1_bias = needs[5]
+        need_dfc2_bias = needs[6]
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             *_library.unchanged("grouped_mlp__fp8_delayed__cached_weights", ctx),
@@ -374,43 +353,22 @@ class _GroupedMLP(torch.autograd.Function):
             ctx.fc2_grad_output_scale_,
             ctx.fc1_grad_output_amax_history_,
             ctx.fc1_grad_output_scale_,
-            needs[0],
-            needs[1],
-            needs[2],
-            needs[4],
-            needs[5],
-            needs[6],
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
         )
         return (
-            dx if needs[0] else None,
-            dfc1_weight if needs[1] else None,
-            dfc2_weight if needs[2] else None,
+            dx if need_dx else None,
+            dfc1_weight if need_dfc1_weight else None,
+            dfc2_weight if need_dfc2_weight else None,
             None,
-            dprobs if needs[4] else None,
-            dfc1_bias if needs[5] else None,
-            dfc2_bias if needs[6] else None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
+            dprobs if need_dprobs else None,
+            dfc1_bias if need_dfc1_bias else None,
+            dfc2_bias if need_dfc2_bias else None,
+            *(None,) * 22,
         )
 
 
@@ -512,11 +470,12 @@ class _GroupedMLPTwin(_transforms.Twin):
         ) = inputs
         _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
-            h if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            h if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
             x_columnwise if need_dfc1_weight else None,
@@ -581,7 +540,8 @@ def grouped_mlp(
         fc2_bias: [E, H] bfloat16 or float16.
         fc1_weight_rowwise: [E, 2 * F, align(H, 16)] uint8, changed in place by `refresh_weights`.
         fc1_weight_rowwise_scale: [E] float32, changed in place by `refresh_weights`.
-        fc1_weight_columnwise: [E, H, align(2 * F, 16)] uint8, changed in place by `refresh_weights`.
+        fc1_weight_columnwise: [E, H, align(2 * F, 16)] uint8, changed in place by
+            `refresh_weights`.
         fc1_weight_columnwise_scale: [E] float32, changed in place by `refresh_weights`.
         fc2_weight_rowwise: [E, H, align(F, 16)] uint8, changed in place by `refresh_weights`.
         fc2_weight_rowwise_scale: [E] float32, changed in place by `refresh_weights`.
@@ -616,8 +576,8 @@ def grouped_mlp(
         x = x.to(autocast)
         fc1_weight = fc1_weight.to(autocast)
         fc2_weight = fc2_weight.to(autocast)
-        fc1_bias = fc1_bias if fc1_bias is None else fc1_bias.to(autocast)
-        fc2_bias = fc2_bias if fc2_bias is None else fc2_bias.to(autocast)
+        fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
+        fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -721,7 +681,8 @@ def refresh_weights(
         fc2_weight: [E, H, F] bfloat16 or float16.
         fc1_weight_rowwise: [E, 2 * F, align(H, 16)] uint8, changed in place by `refresh_weights`.
         fc1_weight_rowwise_scale: [E] float32, changed in place by `refresh_weights`.
-        fc1_weight_columnwise: [E, H, align(2 * F, 16)] uint8, changed in place by `refresh_weights`.
+        fc1_weight_columnwise: [E, H, align(2 * F, 16)] uint8, changed in place by
+            `refresh_weights`.
         fc1_weight_columnwise_scale: [E] float32, changed in place by `refresh_weights`.
         fc2_weight_rowwise: [E, H, align(F, 16)] uint8, changed in place by `refresh_weights`.
         fc2_weight_rowwise_scale: [E] float32, changed in place by `refresh_weights`.
@@ -803,14 +764,22 @@ class GroupedMLP(nn.Module):
         fc1.bias: parameter [num_groups, 2 * intermediate], None without bias.
         fc2.weight: parameter [num_groups, hidden, intermediate].
         fc2.bias: parameter [num_groups, hidden], None without bias.
-        fc1.weight_rowwise: buffer [num_groups, 2 * intermediate, align(hidden, 16)] uint8, changed by `refresh_weights`, not in the state dict.
-        fc1.weight_rowwise_scale: buffer [num_groups] float32, changed by `refresh_weights`, not in the state dict.
-        fc1.weight_columnwise: buffer [num_groups, hidden, align(2 * intermediate, 16)] uint8, changed by `refresh_weights`, not in the state dict.
-        fc1.weight_columnwise_scale: buffer [num_groups] float32, changed by `refresh_weights`, not in the state dict.
-        fc2.weight_rowwise: buffer [num_groups, hidden, align(intermediate, 16)] uint8, changed by `refresh_weights`, not in the state dict.
-        fc2.weight_rowwise_scale: buffer [num_groups] float32, changed by `refresh_weights`, not in the state dict.
-        fc2.weight_columnwise: buffer [num_groups, intermediate, align(hidden, 16)] uint8, changed by `refresh_weights`, not in the state dict.
-        fc2.weight_columnwise_scale: buffer [num_groups] float32, changed by `refresh_weights`, not in the state dict.
+        fc1.weight_rowwise: buffer [num_groups, 2 * intermediate, align(hidden, 16)] uint8, changed
+            by `refresh_weights`, not in the state dict.
+        fc1.weight_rowwise_scale: buffer [num_groups] float32, changed by `refresh_weights`, not in
+            the state dict.
+        fc1.weight_columnwise: buffer [num_groups, hidden, align(2 * intermediate, 16)] uint8,
+            changed by `refresh_weights`, not in the state dict.
+        fc1.weight_columnwise_scale: buffer [num_groups] float32, changed by `refresh_weights`, not
+            in the state dict.
+        fc2.weight_rowwise: buffer [num_groups, hidden, align(intermediate, 16)] uint8, changed by
+            `refresh_weights`, not in the state dict.
+        fc2.weight_rowwise_scale: buffer [num_groups] float32, changed by `refresh_weights`, not in
+            the state dict.
+        fc2.weight_columnwise: buffer [num_groups, intermediate, align(hidden, 16)] uint8, changed
+            by `refresh_weights`, not in the state dict.
+        fc2.weight_columnwise_scale: buffer [num_groups] float32, changed by `refresh_weights`, not
+            in the state dict.
         fc1.input_amax_history: buffer [1024, num_groups] float32, changed by training steps.
         fc1.input_scale: buffer [num_groups] float32, changed by training steps.
         fc1.weight_amax_history: buffer [1024, num_groups] float32, changed by `refresh_weights`.
@@ -854,8 +823,8 @@ class GroupedMLP(nn.Module):
             "weight_rowwise",
             torch.empty(
                 num_groups,
-                (2) * (intermediate),
-                -(-(hidden) // 16) * 16,
+                2 * intermediate,
+                -(-hidden // 16) * 16,
                 device=device,
                 dtype=torch.uint8,
             ),
@@ -871,7 +840,7 @@ class GroupedMLP(nn.Module):
             torch.empty(
                 num_groups,
                 hidden,
-                -(-((2) * (intermediate)) // 16) * 16,
+                -(-(2 * intermediate) // 16) * 16,
                 device=device,
                 dtype=torch.uint8,
             ),
@@ -885,7 +854,7 @@ class GroupedMLP(nn.Module):
         self.fc2.register_buffer(
             "weight_rowwise",
             torch.empty(
-                num_groups, hidden, -(-(intermediate) // 16) * 16, device=device, dtype=torch.uint8
+                num_groups, hidden, -(-intermediate // 16) * 16, device=device, dtype=torch.uint8
             ),
             persistent=False,
         )
@@ -897,7 +866,7 @@ class GroupedMLP(nn.Module):
         self.fc2.register_buffer(
             "weight_columnwise",
             torch.empty(
-                num_groups, intermediate, -(-(hidden) // 16) * 16, device=device, dtype=torch.uint8
+                num_groups, intermediate, -(-hidden // 16) * 16, device=device, dtype=torch.uint8
             ),
             persistent=False,
         )
@@ -949,7 +918,8 @@ class GroupedMLP(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases
+        zero."""
         self.fc1.weight.uniform_(-1 / math.sqrt(self.hidden), 1 / math.sqrt(self.hidden))
         if self.fc1.bias is not None:
             self.fc1.bias.zero_()
@@ -1041,8 +1011,8 @@ class GroupedMLP(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"num_groups={self.num_groups}, hidden={self.hidden}, intermediate={self.intermediate}, "
-            f"bias={self.fc1.bias is not None}"
+            f"num_groups={self.num_groups}, hidden={self.hidden}, "
+            f"intermediate={self.intermediate}, bias={self.fc1.bias is not None}"
         )
 
     @staticmethod
@@ -1057,89 +1027,157 @@ The expert MLP of a mixture-of-experts layer, each token weighted by its router 
 sizes: T tokens, E num_groups, H hidden, F intermediate
 
 buffers
-  x                             [T, H]                                  io       2 T H bytes                            input
-  split_sizes                   [E]                                     int64    8 E bytes                              input
-  probs                         [T]                                     float32  4 T bytes                              input
-  fc1_weight                    [E, 2 * F, H]                           io       2 E 2 F H bytes                        parameter fc1.weight
-  fc1_bias                      [E, 2 * F]                              io       2 E 2 F bytes                          parameter fc1.bias, optional
-  h                             [T, 2 * F]                              io       2 T 2 F bytes                          result kept for the backward
-  a                             [T, F]                                  io       2 T F bytes                            workspace
-  fc2_weight                    [E, H, F]                               io       2 E H F bytes                          parameter fc2.weight
-  fc2_bias                      [E, H]                                  io       2 E H bytes                            parameter fc2.bias, optional
-  y                             [T, H]                                  io       2 T H bytes                            output
-  da                            [T, F]                                  io       2 T F bytes                            workspace
-  dfc2_weight                   [E, H, F]                               io       2 E H F bytes                          gradient
-  dfc2_bias                     [E, H]                                  io       2 E H bytes                            gradient
-  dy                            [T, H]                                  io       2 T H bytes                            gradient in
-  dh                            [T, 2 * F]                              io       2 T 2 F bytes                          workspace
-  dprobs                        [T]                                     float32  4 T bytes                              gradient
-  dx                            [T, H]                                  io       2 T H bytes                            gradient
-  dfc1_weight                   [E, 2 * F, H]                           io       2 E 2 F H bytes                        gradient
-  dfc1_bias                     [E, 2 * F]                              io       2 E 2 F bytes                          gradient
-  x_rowwise                     [T, align(H, 16)]                       e4m3     T align(H, 16) bytes                   workspace
-  x_rowwise_scale               [E]                                     float32  4 E bytes                              workspace
-  fc1_weight_rowwise            [E, 2 * F, align(H, 16)]                uint8    E 2 F align(H, 16) bytes               buffer fc1.weight_rowwise, filled by refresh
-  fc1_weight_rowwise_scale      [E]                                     float32  4 E bytes                              buffer fc1.weight_rowwise_scale, filled by refresh
-  a_rowwise                     [T, align(F, 16)]                       e4m3     T align(F, 16) bytes                   workspace
-  a_rowwise_scale               [E]                                     float32  4 E bytes                              workspace
-  fc2_weight_rowwise            [E, H, align(F, 16)]                    uint8    E H align(F, 16) bytes                 buffer fc2.weight_rowwise, filled by refresh
-  fc2_weight_rowwise_scale      [E]                                     float32  4 E bytes                              buffer fc2.weight_rowwise_scale, filled by refresh
-  dy_rowwise                    [T, align(H, 16)]                       e5m2     T align(H, 16) bytes                   workspace
-  dy_rowwise_scale              [E]                                     float32  4 E bytes                              workspace
-  fc2_weight_columnwise         [E, F, align(H, 16)]                    uint8    E F align(H, 16) bytes                 buffer fc2.weight_columnwise, filled by refresh
-  fc2_weight_columnwise_scale   [E]                                     float32  4 E bytes                              buffer fc2.weight_columnwise_scale, filled by refresh
-  dy_columnwise                 [H, align(32 * (T // 32 + E), 16)]      e5m2     H align(32 (T // 32 + E), 16) bytes    workspace
-  dy_columnwise_scale           [E]                                     float32  4 E bytes                              workspace
-  a_columnwise                  [F, align(32 * (T // 32 + E), 16)]      e4m3     F align(32 (T // 32 + E), 16) bytes    result kept for the backward
-  a_columnwise_scale            [E]                                     float32  4 E bytes                              result kept for the backward
-  dh_rowwise                    [T, align(2 * F, 16)]                   e5m2     T align(2 F, 16) bytes                 workspace
-  dh_rowwise_scale              [E]                                     float32  4 E bytes                              workspace
-  fc1_weight_columnwise         [E, H, align(2 * F, 16)]                uint8    E H align(2 F, 16) bytes               buffer fc1.weight_columnwise, filled by refresh
-  fc1_weight_columnwise_scale   [E]                                     float32  4 E bytes                              buffer fc1.weight_columnwise_scale, filled by refresh
-  dh_columnwise                 [2 * F, align(32 * (T // 32 + E), 16)]  e5m2     2 F align(32 (T // 32 + E), 16) bytes  workspace
-  dh_columnwise_scale           [E]                                     float32  4 E bytes                              workspace
-  x_columnwise                  [H, align(32 * (T // 32 + E), 16)]      e4m3     H align(32 (T // 32 + E), 16) bytes    result kept for the backward
-  x_columnwise_scale            [E]                                     float32  4 E bytes                              result kept for the backward
-  fc1_input_amax_history        [1024, E]                               float32  4 1024 E bytes                         workspace
-  fc1_input_scale               [E]                                     float32  4 E bytes                              workspace
-  fc1_weight_amax_history       [1024, E]                               float32  4 1024 E bytes                         workspace
-  fc1_weight_scale              [E]                                     float32  4 E bytes                              workspace
-  fc2_input_amax_history        [1024, E]                               float32  4 1024 E bytes                         workspace
-  fc2_input_scale               [E]                                     float32  4 E bytes                              workspace
-  fc2_weight_amax_history       [1024, E]                               float32  4 1024 E bytes                         workspace
-  fc2_weight_scale              [E]                                     float32  4 E bytes                              workspace
-  fc2_grad_output_amax_history  [1024, E]                               float32  4 1024 E bytes                         gradient in
-  fc2_grad_output_scale         [E]                                     float32  4 E bytes                              gradient in
-  fc1_grad_output_amax_history  [1024, E]                               float32  4 1024 E bytes                         gradient in
-  fc1_grad_output_scale         [E]                                     float32  4 E bytes                              gradient in
+  x                             [T, H]; io; 2 T H bytes; input
+  split_sizes                   [E]; int64; 8 E bytes; input
+  probs                         [T]; float32; 4 T bytes; input
+  fc1_weight                    [E, 2 * F, H]; io; 2 E 2 F H bytes; parameter fc1.weight
+  fc1_bias                      [E, 2 * F]; io; 2 E 2 F bytes; parameter fc1.bias, optional
+  h                             [T, 2 * F]; io; 2 T 2 F bytes; kept for the backward
+  a                             [T, F]; io; 2 T F bytes; workspace
+  fc2_weight                    [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
+  fc2_bias                      [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
+  y                             [T, H]; io; 2 T H bytes; output
+  da                            [T, F]; io; 2 T F bytes; workspace
+  dfc2_weight                   [E, H, F]; io; 2 E H F bytes; gradient
+  dfc2_bias                     [E, H]; io; 2 E H bytes; gradient
+  dy                            [T, H]; io; 2 T H bytes; gradient in
+  dh                            [T, 2 * F]; io; 2 T 2 F bytes; workspace
+  dprobs                        [T]; float32; 4 T bytes; gradient
+  dx                            [T, H]; io; 2 T H bytes; gradient
+  dfc1_weight                   [E, 2 * F, H]; io; 2 E 2 F H bytes; gradient
+  dfc1_bias                     [E, 2 * F]; io; 2 E 2 F bytes; gradient
+  x_rowwise                     [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
+  x_rowwise_scale               [E]; float32; 4 E bytes; workspace
+  fc1_weight_rowwise            [E, 2 * F, align(H, 16)]; uint8; E 2 F align(H, 16) bytes;
+                                buffer fc1.weight_rowwise, filled by refresh
+  fc1_weight_rowwise_scale      [E]; float32; 4 E bytes;
+                                buffer fc1.weight_rowwise_scale, filled by refresh
+  a_rowwise                     [T, align(F, 16)]; e4m3; T align(F, 16) bytes; workspace
+  a_rowwise_scale               [E]; float32; 4 E bytes; workspace
+  fc2_weight_rowwise            [E, H, align(F, 16)]; uint8; E H align(F, 16) bytes;
+                                buffer fc2.weight_rowwise, filled by refresh
+  fc2_weight_rowwise_scale      [E]; float32; 4 E bytes;
+                                buffer fc2.weight_rowwise_scale, filled by refresh
+  dy_rowwise                    [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
+  dy_rowwise_scale              [E]; float32; 4 E bytes; workspace
+  fc2_weight_columnwise         [E, F, align(H, 16)]; uint8; E F align(H, 16) bytes;
+                                buffer fc2.weight_columnwise, filled by refresh
+  fc2_weight_columnwise_scale   [E]; float32; 4 E bytes;
+                                buffer fc2.weight_columnwise_scale, filled by refresh
+  dy_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e5m2;
+                                H align(32 (T // 32 + E), 16) bytes; workspace
+  dy_columnwise_scale           [E]; float32; 4 E bytes; workspace
+  a_columnwise                  [F, align(32 * (T // 32 + E), 16)]; e4m3;
+                                F align(32 (T // 32 + E), 16) bytes; kept for the backward
+  a_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
+  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
+  dh_rowwise_scale              [E]; float32; 4 E bytes; workspace
+  fc1_weight_columnwise         [E, H, align(2 * F, 16)]; uint8; E H align(2 F, 16) bytes;
+                                buffer fc1.weight_columnwise, filled by refresh
+  fc1_weight_columnwise_scale   [E]; float32; 4 E bytes;
+                                buffer fc1.weight_columnwise_scale, filled by refresh
+  dh_columnwise                 [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
+                                2 F align(32 (T // 32 + E), 16) bytes; workspace
+  dh_columnwise_scale           [E]; float32; 4 E bytes; workspace
+  x_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
+                                H align(32 (T // 32 + E), 16) bytes; kept for the backward
+  x_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
+  fc1_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc1.input_amax_history, changed in place
+  fc1_input_scale               [E]; float32; 4 E bytes; buffer fc1.input_scale, changed in place
+  fc1_weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc1.weight_amax_history, changed in place
+  fc1_weight_scale              [E]; float32; 4 E bytes; buffer fc1.weight_scale, changed in place
+  fc2_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc2.input_amax_history, changed in place
+  fc2_input_scale               [E]; float32; 4 E bytes; buffer fc2.input_scale, changed in place
+  fc2_weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc2.weight_amax_history, changed in place
+  fc2_weight_scale              [E]; float32; 4 E bytes; buffer fc2.weight_scale, changed in place
+  fc2_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc2.grad_output_amax_history, changed in place
+  fc2_grad_output_scale         [E]; float32; 4 E bytes;
+                                buffer fc2.grad_output_scale, changed in place
+  fc1_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc1.grad_output_amax_history, changed in place
+  fc1_grad_output_scale         [E]; float32; 4 E bytes;
+                                buffer fc1.grad_output_scale, changed in place
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc1_input_amax_history, fc1_input_scale, fc2_input_amax_history, fc2_input_scale) -> y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                  2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) bytes
-  2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h           2 T 2 F H flop  T align(H, 16) + 16 E + E 2 F align(H, 16) + 2 E 2 F + 2 T 2 F bytes
-  3. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)                                                                 27 T F flop     2 T 2 F + 4 T + 2 T F bytes
-  4. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale                  2 T F + 20 E + 4 1024 E + T align(F, 16) + F align(32 (T // 32 + E), 16) bytes
-  5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y           2 T H F flop    T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_weight_rowwise,
+    fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc1_input_amax_history,
+    fc1_input_scale, fc2_input_amax_history, fc2_input_scale) -> y, h, a_columnwise,
+    a_columnwise_scale, x_columnwise, x_columnwise_scale
+  1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
+     x_rowwise_scale, x_columnwise, x_columnwise_scale
+     2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) bytes
+  2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     split_sizes, fc1_bias -> h
+     2 T 2 F H flop; T align(H, 16) + 16 E + E 2 F align(H, 16) + 2 E 2 F + 2 T 2 F bytes
+  3. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+     27 T F flop; 2 T 2 F + 4 T + 2 T F bytes
+  4. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
+     a_rowwise_scale, a_columnwise, a_columnwise_scale
+     2 T F + 20 E + 4 1024 E + T align(F, 16) + F align(32 (T // 32 + E), 16) bytes
+  5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+     split_sizes, fc2_bias -> y
+     2 T H F flop; T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_grad_output_amax_history, fc2_grad_output_scale, fc1_grad_output_amax_history, fc1_grad_output_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
-  1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias                  2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da                                        2 T H F flop    T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes                                          if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight                                           2 T H F flop    H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes            if need_dfc2_weight
-  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)                                                                           38 T F flop     2 T F + 4 T 2 F + 8 T bytes                                                                     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias                  2 T 2 F + 20 E + 4 1024 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 2 E 2 F bytes  if need_dx or need_dfc1_weight or need_dfc1_bias
-  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx                                        2 T 2 F H flop  T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes                                      if need_dx
-  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight                                           2 T 2 F H flop  2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes        if need_dfc1_weight
+backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnwise,
+    x_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_columnwise,
+    fc2_weight_columnwise_scale, fc2_grad_output_amax_history, fc2_grad_output_scale,
+    fc1_grad_output_amax_history, fc1_grad_output_scale) -> dx, dfc1_weight, dfc2_weight, dprobs,
+    dfc1_bias, dfc2_bias
+  1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
+     dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
+     2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H bytes
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+     fc2_weight_columnwise_scale, split_sizes -> da
+     2 T H F flop; T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+     split_sizes -> dfc2_weight
+     2 T H F flop;
+     H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes;
+     if need_dfc2_weight
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
+     dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
+     2 T 2 F + 20 E + 4 1024 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 2 E 2 F bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
+  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale, split_sizes -> dx
+     2 T 2 F H flop; T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes; if need_dx
+  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+     split_sizes -> dfc1_weight
+     2 T 2 F H flop;
+     2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes;
+     if need_dfc1_weight
 
-refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc1_weight_amax_history, fc1_weight_scale, fc2_weight_amax_history, fc2_weight_scale) -> nothing, changes fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc1_weight_amax_history, fc1_weight_scale, fc2_weight_amax_history, fc2_weight_scale
-  1. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale  2 E 2 F H + 4 1024 E + 12 E + E 2 F align(H, 16) + E H align(2 F, 16) bytes
-  2. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale  2 E H F + 4 1024 E + 12 E + E H align(F, 16) + E F align(H, 16) bytes
+refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    fc1_weight_amax_history, fc1_weight_scale, fc2_weight_amax_history, fc2_weight_scale)
+    -> nothing, changes fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+    fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, fc1_weight_amax_history, fc1_weight_scale,
+    fc2_weight_amax_history, fc2_weight_scale
+  1. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+     fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+     2 E 2 F H + 4 1024 E + 12 E + E 2 F align(H, 16) + E H align(2 F, 16) bytes
+  2. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     2 E H F + 4 1024 E + 12 E + E H align(F, 16) + E F align(H, 16) bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes         8 E bytes                            always
-  probs               4 T bytes                            if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                   2 T 2 F bytes                        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise        F align(32 (T // 32 + E), 16) bytes  if need_dfc2_weight
-  a_columnwise_scale  4 E bytes                            if need_dfc2_weight
-  x_columnwise        H align(32 (T // 32 + E), 16) bytes  if need_dfc1_weight
-  x_columnwise_scale  4 E bytes                            if need_dfc1_weight
-  at most 16 E + 4 T + 2 T 2 F + F align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
+  split_sizes         8 E bytes; always
+  probs               4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  h                   2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise        F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale  4 E bytes; if need_dfc2_weight
+  x_columnwise        H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale  4 E bytes; if need_dfc1_weight
+  at most 16 E + 4 T + 2 T 2 F + F align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16)
+      bytes, inputs and parameters included
 """

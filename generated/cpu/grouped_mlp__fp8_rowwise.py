@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b56c73e3762c88b0
+# checksum sha256:61c92490276a4782
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "2d7f4d2579c4608d275da633b0c4d169e0a56b33f1f054d76f6f00e64b742a3c"
+DIGEST = "fb413407095c14911d114d6530fba4feba2d3aab96631ae59eb3aacec632ffb4"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 
@@ -52,36 +52,25 @@ def _forward_fake(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = (
-        x.new_empty((T, (2) * (F)))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
-    )
+    h = x.new_empty((T, 2 * F)) if keep_h else None
     fc2_weight_columnwise = (
-        x.new_empty((E, F, -(-(H) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
+        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
     )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((E, F), dtype=torch.float32)
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
-    )
+    fc2_weight_columnwise_scale = x.new_empty((E, F), dtype=torch.float32) if keep_h else None
     a_columnwise = (
-        x.new_empty((F, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
         else None
     )
     a_columnwise_scale = x.new_empty((E, F), dtype=torch.float32) if need_dfc2_weight else None
     fc1_weight_columnwise = (
-        x.new_empty((E, H, -(-((2) * (F)) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dx
-        else None
+        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
     )
     fc1_weight_columnwise_scale = x.new_empty((E, H), dtype=torch.float32) if need_dx else None
     x_columnwise = (
-        x.new_empty((H, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc1_weight
         else None
     )
@@ -168,10 +157,10 @@ def _backward_fake(
         else 0
     )
     dx = dy.new_empty((T, H)) if need_dx else None
-    dfc1_weight = dy.new_empty((E, (2) * (F), H)) if need_dfc1_weight else None
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
     dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dfc1_bias = dy.new_empty((E, (2) * (F))) if need_dfc1_bias else None
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -195,6 +184,8 @@ _backward = _library.register(
 
 
 class _GroupedMLP(torch.autograd.Function):
+    """The ops as one node of autograd; it keeps only what the gradients asked for need."""
+
     @staticmethod
     def forward(
         ctx,
@@ -256,25 +247,25 @@ class _GroupedMLP(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_mlp__fp8_rowwise")
         if dy is None:
-            return None, None, None, None, None, None, None, None, None, None, None, None
+            return (None,) * 12
         needs = ctx.needs_input_grad
+        need_dx = needs[0]
+        need_dfc1_weight = needs[1]
+        need_dfc2_weight = needs[2]
+        need_dprobs = needs[4]
+        need_dfc1_bias = needs[5]
+        need_dfc2_bias = needs[6]
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
-            dy, *ctx.saved_tensors, needs[0], needs[1], needs[2], needs[4], needs[5], needs[6]
+            dy,
+            *ctx.saved_tensors,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
         )
-        return (
-            dx,
-            dfc1_weight,
-            dfc2_weight,
-            None,
-            dprobs,
-            dfc1_bias,
-            dfc2_bias,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        return dx, dfc1_weight, dfc2_weight, None, dprobs, dfc1_bias, dfc2_bias, *(None,) * 5
 
 
 class _GroupedMLPTwin(_transforms.Twin):
@@ -399,8 +390,8 @@ def grouped_mlp(
         x = x.to(autocast)
         fc1_weight = fc1_weight.to(autocast)
         fc2_weight = fc2_weight.to(autocast)
-        fc1_bias = fc1_bias if fc1_bias is None else fc1_bias.to(autocast)
-        fc2_bias = fc2_bias if fc2_bias is None else fc2_bias.to(autocast)
+        fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
+        fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -496,7 +487,8 @@ class GroupedMLP(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases
+        zero."""
         self.fc1.weight.uniform_(-1 / math.sqrt(self.hidden), 1 / math.sqrt(self.hidden))
         if self.fc1.bias is not None:
             self.fc1.bias.zero_()
@@ -524,8 +516,8 @@ class GroupedMLP(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"num_groups={self.num_groups}, hidden={self.hidden}, intermediate={self.intermediate}, "
-            f"bias={self.fc1.bias is not None}"
+            f"num_groups={self.num_groups}, hidden={self.hidden}, "
+            f"intermediate={self.intermediate}, bias={self.fc1.bias is not None}"
         )
 
     @staticmethod
@@ -540,79 +532,128 @@ The expert MLP of a mixture-of-experts layer, each token weighted by its router 
 sizes: T tokens, E num_groups, H hidden, F intermediate
 
 buffers
-  x                            [T, H]                                  io       2 T H bytes                            input
-  split_sizes                  [E]                                     int64    8 E bytes                              input
-  probs                        [T]                                     float32  4 T bytes                              input
-  fc1_weight                   [E, 2 * F, H]                           io       2 E 2 F H bytes                        parameter fc1.weight
-  fc1_bias                     [E, 2 * F]                              io       2 E 2 F bytes                          parameter fc1.bias, optional
-  h                            [T, 2 * F]                              io       2 T 2 F bytes                          result kept for the backward
-  a                            [T, F]                                  io       2 T F bytes                            workspace
-  fc2_weight                   [E, H, F]                               io       2 E H F bytes                          parameter fc2.weight
-  fc2_bias                     [E, H]                                  io       2 E H bytes                            parameter fc2.bias, optional
-  y                            [T, H]                                  io       2 T H bytes                            output
-  da                           [T, F]                                  io       2 T F bytes                            workspace
-  dfc2_weight                  [E, H, F]                               io       2 E H F bytes                          gradient
-  dfc2_bias                    [E, H]                                  io       2 E H bytes                            gradient
-  dy                           [T, H]                                  io       2 T H bytes                            gradient in
-  dh                           [T, 2 * F]                              io       2 T 2 F bytes                          workspace
-  dprobs                       [T]                                     float32  4 T bytes                              gradient
-  dx                           [T, H]                                  io       2 T H bytes                            gradient
-  dfc1_weight                  [E, 2 * F, H]                           io       2 E 2 F H bytes                        gradient
-  dfc1_bias                    [E, 2 * F]                              io       2 E 2 F bytes                          gradient
-  x_rowwise                    [T, align(H, 16)]                       e4m3     T align(H, 16) bytes                   workspace
-  x_rowwise_scale              [T]                                     float32  4 T bytes                              workspace
-  fc1_weight_rowwise           [E, 2 * F, align(H, 16)]                e4m3     E 2 F align(H, 16) bytes               workspace
-  fc1_weight_rowwise_scale     [E, 2 * F]                              float32  4 E 2 F bytes                          workspace
-  a_rowwise                    [T, align(F, 16)]                       e4m3     T align(F, 16) bytes                   workspace
-  a_rowwise_scale              [T]                                     float32  4 T bytes                              workspace
-  fc2_weight_rowwise           [E, H, align(F, 16)]                    e4m3     E H align(F, 16) bytes                 workspace
-  fc2_weight_rowwise_scale     [E, H]                                  float32  4 E H bytes                            workspace
-  dy_rowwise                   [T, align(H, 16)]                       e4m3     T align(H, 16) bytes                   workspace
-  dy_rowwise_scale             [T]                                     float32  4 T bytes                              workspace
-  fc2_weight_columnwise        [E, F, align(H, 16)]                    e4m3     E F align(H, 16) bytes                 result kept for the backward
-  fc2_weight_columnwise_scale  [E, F]                                  float32  4 E F bytes                            result kept for the backward
-  dy_columnwise                [H, align(32 * (T // 32 + E), 16)]      e4m3     H align(32 (T // 32 + E), 16) bytes    workspace
-  dy_columnwise_scale          [E, H]                                  float32  4 E H bytes                            workspace
-  a_columnwise                 [F, align(32 * (T // 32 + E), 16)]      e4m3     F align(32 (T // 32 + E), 16) bytes    result kept for the backward
-  a_columnwise_scale           [E, F]                                  float32  4 E F bytes                            result kept for the backward
-  dh_rowwise                   [T, align(2 * F, 16)]                   e4m3     T align(2 F, 16) bytes                 workspace
-  dh_rowwise_scale             [T]                                     float32  4 T bytes                              workspace
-  fc1_weight_columnwise        [E, H, align(2 * F, 16)]                e4m3     E H align(2 F, 16) bytes               result kept for the backward
-  fc1_weight_columnwise_scale  [E, H]                                  float32  4 E H bytes                            result kept for the backward
-  dh_columnwise                [2 * F, align(32 * (T // 32 + E), 16)]  e4m3     2 F align(32 (T // 32 + E), 16) bytes  workspace
-  dh_columnwise_scale          [E, 2 * F]                              float32  4 E 2 F bytes                          workspace
-  x_columnwise                 [H, align(32 * (T // 32 + E), 16)]      e4m3     H align(32 (T // 32 + E), 16) bytes    result kept for the backward
-  x_columnwise_scale           [E, H]                                  float32  4 E H bytes                            result kept for the backward
+  x                            [T, H]; io; 2 T H bytes; input
+  split_sizes                  [E]; int64; 8 E bytes; input
+  probs                        [T]; float32; 4 T bytes; input
+  fc1_weight                   [E, 2 * F, H]; io; 2 E 2 F H bytes; parameter fc1.weight
+  fc1_bias                     [E, 2 * F]; io; 2 E 2 F bytes; parameter fc1.bias, optional
+  h                            [T, 2 * F]; io; 2 T 2 F bytes; kept for the backward
+  a                            [T, F]; io; 2 T F bytes; workspace
+  fc2_weight                   [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
+  fc2_bias                     [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
+  y                            [T, H]; io; 2 T H bytes; output
+  da                           [T, F]; io; 2 T F bytes; workspace
+  dfc2_weight                  [E, H, F]; io; 2 E H F bytes; gradient
+  dfc2_bias                    [E, H]; io; 2 E H bytes; gradient
+  dy                           [T, H]; io; 2 T H bytes; gradient in
+  dh                           [T, 2 * F]; io; 2 T 2 F bytes; workspace
+  dprobs                       [T]; float32; 4 T bytes; gradient
+  dx                           [T, H]; io; 2 T H bytes; gradient
+  dfc1_weight                  [E, 2 * F, H]; io; 2 E 2 F H bytes; gradient
+  dfc1_bias                    [E, 2 * F]; io; 2 E 2 F bytes; gradient
+  x_rowwise                    [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
+  x_rowwise_scale              [T]; float32; 4 T bytes; workspace
+  fc1_weight_rowwise           [E, 2 * F, align(H, 16)]; e4m3; E 2 F align(H, 16) bytes; workspace
+  fc1_weight_rowwise_scale     [E, 2 * F]; float32; 4 E 2 F bytes; workspace
+  a_rowwise                    [T, align(F, 16)]; e4m3; T align(F, 16) bytes; workspace
+  a_rowwise_scale              [T]; float32; 4 T bytes; workspace
+  fc2_weight_rowwise           [E, H, align(F, 16)]; e4m3; E H align(F, 16) bytes; workspace
+  fc2_weight_rowwise_scale     [E, H]; float32; 4 E H bytes; workspace
+  dy_rowwise                   [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
+  dy_rowwise_scale             [T]; float32; 4 T bytes; workspace
+  fc2_weight_columnwise        [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
+                               kept for the backward
+  fc2_weight_columnwise_scale  [E, F]; float32; 4 E F bytes; kept for the backward
+  dy_columnwise                [H, align(32 * (T // 32 + E), 16)]; e4m3;
+                               H align(32 (T // 32 + E), 16) bytes; workspace
+  dy_columnwise_scale          [E, H]; float32; 4 E H bytes; workspace
+  a_columnwise                 [F, align(32 * (T // 32 + E), 16)]; e4m3;
+                               F align(32 (T // 32 + E), 16) bytes; kept for the backward
+  a_columnwise_scale           [E, F]; float32; 4 E F bytes; kept for the backward
+  dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
+  dh_rowwise_scale             [T]; float32; 4 T bytes; workspace
+  fc1_weight_columnwise        [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
+                               kept for the backward
+  fc1_weight_columnwise_scale  [E, H]; float32; 4 E H bytes; kept for the backward
+  dh_columnwise                [2 * F, align(32 * (T // 32 + E), 16)]; e4m3;
+                               2 F align(32 (T // 32 + E), 16) bytes; workspace
+  dh_columnwise_scale          [E, 2 * F]; float32; 4 E 2 F bytes; workspace
+  x_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e4m3;
+                               H align(32 (T // 32 + E), 16) bytes; kept for the backward
+  x_columnwise_scale           [E, H]; float32; 4 E H bytes; kept for the backward
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                                                  2 T H + 8 E + T align(H, 16) + 4 T + H align(32 (T // 32 + E), 16) + 4 E H bytes
-  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale                  2 E 2 F H + E 2 F align(H, 16) + 4 E 2 F + E H align(2 F, 16) + 4 E H bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h  2 T 2 F H flop  T align(H, 16) + 4 T + E 2 F align(H, 16) + 6 E 2 F + 8 E + 2 T 2 F bytes
-  4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)                                                        27 T F flop     2 T 2 F + 4 T + 2 T F bytes
-  5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale                                                  2 T F + 8 E + T align(F, 16) + 4 T + F align(32 (T // 32 + E), 16) + 4 E F bytes
-  6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale                  2 E H F + E H align(F, 16) + 4 E H + E F align(H, 16) + 4 E F bytes
-  7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y  2 T H F flop    T align(F, 16) + 4 T + E H align(F, 16) + 6 E H + 8 E + 2 T H bytes
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+     2 T H + 8 E + T align(H, 16) + 4 T + H align(32 (T // 32 + E), 16) + 4 E H bytes
+  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     2 E 2 F H + E 2 F align(H, 16) + 4 E 2 F + E H align(2 F, 16) + 4 E H bytes
+  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     split_sizes, fc1_bias -> h
+     2 T 2 F H flop; T align(H, 16) + 4 T + E 2 F align(H, 16) + 6 E 2 F + 8 E + 2 T 2 F bytes
+  4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+     27 T F flop; 2 T 2 F + 4 T + 2 T F bytes
+  5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
+     2 T F + 8 E + T align(F, 16) + 4 T + F align(32 (T // 32 + E), 16) + 4 E F bytes
+  6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     2 E H F + E H align(F, 16) + 4 E H + E F align(H, 16) + 4 E F bytes
+  7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+     split_sizes, fc2_bias -> y
+     2 T H F flop; T align(F, 16) + 4 T + E H align(F, 16) + 6 E H + 8 E + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
-  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias                                 2 T H + 8 E + T align(H, 16) + 4 T + H align(32 (T // 32 + E), 16) + 6 E H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da  2 T H F flop    T align(H, 16) + 4 T + E F align(H, 16) + 4 E F + 8 E + 2 T F bytes                                        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight     2 T H F flop    H align(32 (T // 32 + E), 16) + 4 E H + F align(32 (T // 32 + E), 16) + 4 E F + 8 E + 2 E H F bytes        if need_dfc2_weight
-  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)                                     38 T F flop     2 T F + 4 T 2 F + 8 T bytes                                                                                if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias                                 2 T 2 F + 8 E + T align(2 F, 16) + 4 T + 2 F align(32 (T // 32 + E), 16) + 6 E 2 F bytes                   if need_dx or need_dfc1_weight or need_dfc1_bias
-  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx  2 T 2 F H flop  T align(2 F, 16) + 4 T + E H align(2 F, 16) + 4 E H + 8 E + 2 T H bytes                                    if need_dx
-  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight     2 T 2 F H flop  2 F align(32 (T // 32 + E), 16) + 4 E 2 F + H align(32 (T // 32 + E), 16) + 4 E H + 8 E + 2 E 2 F H bytes  if need_dfc1_weight
+backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
+     dfc2_bias
+     2 T H + 8 E + T align(H, 16) + 4 T + H align(32 (T // 32 + E), 16) + 6 E H bytes
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+     fc2_weight_columnwise_scale, split_sizes -> da
+     2 T H F flop; T align(H, 16) + 4 T + E F align(H, 16) + 4 E F + 8 E + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+     split_sizes -> dfc2_weight
+     2 T H F flop;
+     H align(32 (T // 32 + E), 16) + 4 E H + F align(32 (T // 32 + E), 16) + 4 E F + 8 E + 2 E H F
+     bytes;
+     if need_dfc2_weight
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+     dfc1_bias
+     2 T 2 F + 8 E + T align(2 F, 16) + 4 T + 2 F align(32 (T // 32 + E), 16) + 6 E 2 F bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
+  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale, split_sizes -> dx
+     2 T 2 F H flop; T align(2 F, 16) + 4 T + E H align(2 F, 16) + 4 E H + 8 E + 2 T H bytes;
+     if need_dx
+  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+     split_sizes -> dfc1_weight
+     2 T 2 F H flop;
+     2 F align(32 (T // 32 + E), 16) + 4 E 2 F + H align(32 (T // 32 + E), 16) + 4 E H + 8 E + 2 E 2
+     F H bytes;
+     if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes                            always
-  probs                        4 T bytes                            if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                            2 T 2 F bytes                        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise        E F align(H, 16) bytes               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 E F bytes                          if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise                 F align(32 (T // 32 + E), 16) bytes  if need_dfc2_weight
-  a_columnwise_scale           4 E F bytes                          if need_dfc2_weight
-  fc1_weight_columnwise        E H align(2 F, 16) bytes             if need_dx
-  fc1_weight_columnwise_scale  4 E H bytes                          if need_dx
-  x_columnwise                 H align(32 (T // 32 + E), 16) bytes  if need_dfc1_weight
-  x_columnwise_scale           4 E H bytes                          if need_dfc1_weight
-  at most 8 E + 4 T + 2 T 2 F + E F align(H, 16) + 8 E F + F align(32 (T // 32 + E), 16) + E H align(2 F, 16) + 8 E H + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
+  split_sizes                  8 E bytes; always
+  probs                        4 T bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise        E F align(H, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 E F bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise                 F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 E F bytes; if need_dfc2_weight
+  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
+  fc1_weight_columnwise_scale  4 E H bytes; if need_dx
+  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale           4 E H bytes; if need_dfc1_weight
+  at most 8 E + 4 T + 2 T 2 F + E F align(H, 16) + 8 E F + F align(32 (T // 32 + E), 16) + E H
+      align(2 F, 16) + 8 E H + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
 """

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:182ec91be982527c
+# checksum sha256:f619b8126e998301
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "5d38d09d3eee24c5cdc2951b8e804558f9b627c7c92c4359fa13b83f2dba9fe0"
+DIGEST = "68bae2a70fa3e3f277fc6e86c4060d1c0d3c401892517864df9a831652259336"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -37,18 +37,18 @@ def _forward_fake(
     N = weight.shape[-2]
     y = x.new_empty((T, N))
     weight_columnwise = (
-        x.new_empty((E, K, -(-(N) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+        x.new_empty((E, K, -(-N // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
     )
     weight_columnwise_scale = (
-        x.new_empty((E, -(-(N) // 128), -(-(K) // 128)), dtype=torch.float32) if need_dx else None
+        x.new_empty((E, -(-N // 128), -(-K // 128)), dtype=torch.float32) if need_dx else None
     )
     x_columnwise = (
-        x.new_empty((K, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((K, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dweight
         else None
     )
     x_columnwise_scale = (
-        x.new_empty((((T) // (128)) + (E), K), dtype=torch.float32) if need_dweight else None
+        x.new_empty((T // 128 + E, K), dtype=torch.float32) if need_dweight else None
     )
     return y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
 
@@ -122,6 +122,8 @@ _backward = _library.register(
 
 
 class _GroupedLinear(torch.autograd.Function):
+    """The ops as one node of autograd; it keeps only what the gradients asked for need."""
+
     @staticmethod
     def forward(
         ctx,
@@ -155,25 +157,24 @@ class _GroupedLinear(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_linear__fp8_block__add_to_main_grad")
         if dy is None:
-            return None, None, None, None, None, None, None, None, None
+            return (None,) * 9
         needs = ctx.needs_input_grad
-        if ctx.weight_overwrite_main_grad_ and needs[1]:
+        need_dx = needs[0]
+        need_dweight = needs[1]
+        need_dbias = needs[3]
+        if ctx.weight_overwrite_main_grad_ and need_dweight:
             ctx.weight_main_grad_.zero_()
         dx, dbias = _backward(
-            dy, *ctx.saved_tensors, ctx.weight_main_grad_, needs[0], needs[1], needs[3]
+            dy, *ctx.saved_tensors, ctx.weight_main_grad_, need_dx, need_dweight, need_dbias
         )
         return (
-            dx if needs[0] else None,
+            dx if need_dx else None,
             _library.dummy_grad(dy, ctx.weight_main_grad_, ctx.weight_dummy_grad_)
-            if ctx.weight_dummy_grad_ and needs[1]
+            if ctx.weight_dummy_grad_ and need_dweight
             else None,
             None,
-            dbias if needs[3] else None,
-            None,
-            None,
-            None,
-            None,
-            None,
+            dbias if need_dbias else None,
+            *(None,) * 5,
         )
 
 
@@ -218,14 +219,15 @@ def grouped_linear(
     if autocast is not None:
         x = x.to(autocast)
         weight = weight.to(autocast)
-        bias = bias if bias is None else bias.to(autocast)
+        bias = None if bias is None else bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
     need_dbias = grad and bias is not None and bias.requires_grad
     if need_dweight and weight_main_grad is None:
         raise RuntimeError(
-            "grouped_linear__fp8_block__add_to_main_grad: weight_main_grad: expected [E, N, K] float32, got None"
+            "grouped_linear__fp8_block__add_to_main_grad: "
+            "weight_main_grad: expected [E, N, K] float32, got None"
         )
     if need_dx or need_dweight or need_dbias or _transforms.active():
         y = _apply(
@@ -282,7 +284,8 @@ class GroupedLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases
+        zero."""
         self.weight.uniform_(-1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
         if self.bias is not None:
             self.bias.zero_()
@@ -320,38 +323,72 @@ y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g
 sizes: T tokens, E num_groups, K in_features, N out_features
 
 buffers
-  x                        [T, K]                                 io       2 T K bytes                                input
-  split_sizes              [E]                                    int64    8 E bytes                                  input
-  weight                   [E, N, K]                              io       2 E N K bytes                              parameter weight
-  bias                     [E, N]                                 io       2 E N bytes                                parameter bias, optional
-  y                        [T, N]                                 io       2 T N bytes                                output
-  dx                       [T, K]                                 io       2 T K bytes                                gradient
-  dbias                    [E, N]                                 io       2 E N bytes                                gradient
-  dy                       [T, N]                                 io       2 T N bytes                                gradient in
-  weight_main_grad         [E, N, K]                              float32  4 E N K bytes                              gradient in
-  x_rowwise                [T, align(K, 16)]                      e4m3     T align(K, 16) bytes                       workspace
-  x_rowwise_scale          [ceildiv(K, 128), 32 * (T // 32 + E)]  float32  4 ceildiv(K, 128) 32 (T // 32 + E) bytes   workspace
-  weight_rowwise           [E, N, align(K, 16)]                   e4m3     E N align(K, 16) bytes                     workspace
-  weight_rowwise_scale     [E, ceildiv(N, 128), ceildiv(K, 128)]  float32  4 E ceildiv(N, 128) ceildiv(K, 128) bytes  workspace
-  dy_rowwise               [T, align(N, 16)]                      e4m3     T align(N, 16) bytes                       workspace
-  dy_rowwise_scale         [ceildiv(N, 128), 32 * (T // 32 + E)]  float32  4 ceildiv(N, 128) 32 (T // 32 + E) bytes   workspace
-  weight_columnwise        [E, K, align(N, 16)]                   e4m3     E K align(N, 16) bytes                     result kept for the backward
-  weight_columnwise_scale  [E, ceildiv(N, 128), ceildiv(K, 128)]  float32  4 E ceildiv(N, 128) ceildiv(K, 128) bytes  result kept for the backward
-  dy_columnwise            [N, align(32 * (T // 32 + E), 16)]     e4m3     N align(32 (T // 32 + E), 16) bytes        workspace
-  dy_columnwise_scale      [T // 128 + E, N]                      float32  4 (T // 128 + E) N bytes                   workspace
-  x_columnwise             [K, align(32 * (T // 32 + E), 16)]     e4m3     K align(32 (T // 32 + E), 16) bytes        result kept for the backward
-  x_columnwise_scale       [T // 128 + E, K]                      float32  4 (T // 128 + E) K bytes                   result kept for the backward
-  dy_row_sums              [T // 128 + (2 * E + 1), N]            float32  4 (T // 128 + 2 E + 1) N bytes             workspace
+  x                        [T, K]; io; 2 T K bytes; input
+  split_sizes              [E]; int64; 8 E bytes; input
+  weight                   [E, N, K]; io; 2 E N K bytes; parameter weight
+  bias                     [E, N]; io; 2 E N bytes; parameter bias, optional
+  y                        [T, N]; io; 2 T N bytes; output
+  dx                       [T, K]; io; 2 T K bytes; gradient
+  dbias                    [E, N]; io; 2 E N bytes; gradient
+  dy                       [T, N]; io; 2 T N bytes; gradient in
+  weight_main_grad         [E, N, K]; float32; 4 E N K bytes; gradient in
+  x_rowwise                [T, align(K, 16)]; e4m3; T align(K, 16) bytes; workspace
+  x_rowwise_scale          [ceildiv(K, 128), 32 * (T // 32 + E)]; float32;
+                           4 ceildiv(K, 128) 32 (T // 32 + E) bytes; workspace
+  weight_rowwise           [E, N, align(K, 16)]; e4m3; E N align(K, 16) bytes; workspace
+  weight_rowwise_scale     [E, ceildiv(N, 128), ceildiv(K, 128)]; float32;
+                           4 E ceildiv(N, 128) ceildiv(K, 128) bytes; workspace
+  dy_rowwise               [T, align(N, 16)]; e4m3; T align(N, 16) bytes; workspace
+  dy_rowwise_scale         [ceildiv(N, 128), 32 * (T // 32 + E)]; float32;
+                           4 ceildiv(N, 128) 32 (T // 32 + E) bytes; workspace
+  weight_columnwise        [E, K, align(N, 16)]; e4m3; E K align(N, 16) bytes; kept for the backward
+  weight_columnwise_scale  [E, ceildiv(N, 128), ceildiv(K, 128)]; float32;
+                           4 E ceildiv(N, 128) ceildiv(K, 128) bytes; kept for the backward
+  dy_columnwise            [N, align(32 * (T // 32 + E), 16)]; e4m3;
+                           N align(32 (T // 32 + E), 16) bytes; workspace
+  dy_columnwise_scale      [T // 128 + E, N]; float32; 4 (T // 128 + E) N bytes; workspace
+  x_columnwise             [K, align(32 * (T // 32 + E), 16)]; e4m3;
+                           K align(32 (T // 32 + E), 16) bytes; kept for the backward
+  x_columnwise_scale       [T // 128 + E, K]; float32; 4 (T // 128 + E) K bytes;
+                           kept for the backward
+  dy_row_sums              [T // 128 + (2 * E + 1), N]; float32; 4 (T // 128 + 2 E + 1) N bytes;
+                           workspace
 
-forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                      quantize_sm90_e4m3_block_1x128                                                         2 T K + 8 E + T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + E) + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K bytes
-  2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale          quantize_sm90_e4m3_block_128x128                                                       2 E N K + E N align(K, 16) + 8 E ceildiv(N, 128) ceildiv(K, 128) + E K align(N, 16) bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y  gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T N K flop  T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + E) + E N align(K, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 8 E + 2 E N + 2 T N bytes
+forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwise_scale,
+    x_columnwise, x_columnwise_scale
+  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+     quantize_sm90_e4m3_block_1x128;
+     2 T K + 8 E + T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + E) + K align(32 (T // 32 + E),
+     16) + 4 (T // 128 + E) K bytes
+  2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
+     weight_columnwise_scale
+     quantize_sm90_e4m3_block_128x128;
+     2 E N K + E N align(K, 16) + 8 E ceildiv(N, 128) ceildiv(K, 128) + E K align(N, 16) bytes
+  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+     split_sizes, bias -> y
+     gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T N K flop;
+     T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + E) + E N align(K, 16) + 4 E ceildiv(N, 128)
+     ceildiv(K, 128) + 8 E + 2 E N + 2 T N bytes
 
-backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale, weight_main_grad) -> dx, dbias
-  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums                            quantize_sm90_e4m3_block_1x128                                                         2 T N + 8 E + T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + 2 E N + 4 (T // 128 + 2 E + 1) N bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx                              gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128  2 T N K flop  T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 8 E + 2 T K bytes                                 if need_dx
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes, weight_main_grad -> weight_main_grad  gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128_add            2 T N K flop  N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K + 8 E + 8 E N K bytes                                    if need_dweight
+backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise,
+    x_columnwise_scale, weight_main_grad) -> dx, dbias
+  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
+     dbias, dy_row_sums
+     quantize_sm90_e4m3_block_1x128;
+     2 T N + 8 E + T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + N align(32 (T // 32 + E),
+     16) + 4 (T // 128 + E) N + 2 E N + 4 (T // 128 + 2 E + 1) N bytes
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
+     split_sizes -> dx
+     gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T N K flop;
+     T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + E K align(N, 16) + 4 E ceildiv(N, 128)
+     ceildiv(K, 128) + 8 E + 2 T K bytes;
+     if need_dx
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+     split_sizes, weight_main_grad -> weight_main_grad
+     gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128_add; 2 T N K flop;
+     N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + K align(32 (T // 32 + E), 16) + 4 (T //
+     128 + E) K + 8 E + 8 E N K bytes;
+     if need_dweight
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes              8 E bytes                                  always
@@ -359,7 +396,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   weight_columnwise_scale  4 E ceildiv(N, 128) ceildiv(K, 128) bytes  if need_dx
   x_columnwise             K align(32 (T // 32 + E), 16) bytes        if need_dweight
   x_columnwise_scale       4 (T // 128 + E) K bytes                   if need_dweight
-  at most 8 E + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K bytes, inputs and parameters included
+  at most 8 E + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + K align(32 (T // 32 + E),
+      16) + 4 (T // 128 + E) K bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_block_1x128

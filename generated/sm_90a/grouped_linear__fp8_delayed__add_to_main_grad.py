@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:49b83b24b2f340dd
+# checksum sha256:8b738fe2ced99f4f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "e47b2aed49e7f8f66c320fa60825a020f5afa71596a10476011b808108961ee3"
+DIGEST = "534415f61041b49fe142234f92cf137653d42f119f60aaab94755079ea68cfec"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -51,7 +51,7 @@ def _forward_fake(
     N = weight.shape[-2]
     y = x.new_empty((T, N))
     weight_columnwise = (
-        x.new_empty((E, K, -(-(N) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((E, K, -(-N // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dx
         else x.new_empty(0, dtype=torch.float8_e4m3fn)
     )
@@ -59,7 +59,7 @@ def _forward_fake(
         x.new_empty((E,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
     )
     x_columnwise = (
-        x.new_empty((K, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((K, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dweight
         else x.new_empty(0, dtype=torch.float8_e4m3fn)
     )
@@ -145,6 +145,8 @@ _backward = _library.register(
 
 
 class _GroupedLinear(torch.autograd.Function):
+    """The ops as one node of autograd; it keeps only what the gradients asked for need."""
+
     @staticmethod
     def forward(
         ctx,
@@ -197,26 +199,12 @@ class _GroupedLinear(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_linear__fp8_delayed__add_to_main_grad")
         if dy is None:
-            return (
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-            )
+            return (None,) * 16
         needs = ctx.needs_input_grad
-        if ctx.weight_overwrite_main_grad_ and needs[1]:
+        need_dx = needs[0]
+        need_dweight = needs[1]
+        need_dbias = needs[3]
+        if ctx.weight_overwrite_main_grad_ and need_dweight:
             ctx.weight_main_grad_.zero_()
         dx, dbias = _backward(
             dy,
@@ -224,29 +212,18 @@ class _GroupedLinear(torch.autograd.Function):
             ctx.grad_output_amax_history_,
             ctx.grad_output_scale_,
             ctx.weight_main_grad_,
-            needs[0],
-            needs[1],
-            needs[3],
+            need_dx,
+            need_dweight,
+            need_dbias,
         )
         return (
-            dx if needs[0] else None,
+            dx if need_dx else None,
             _library.dummy_grad(dy, ctx.weight_main_grad_, ctx.weight_dummy_grad_)
-            if ctx.weight_dummy_grad_ and needs[1]
+            if ctx.weight_dummy_grad_ and need_dweight
             else None,
             None,
-            dbias if needs[3] else None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
+            dbias if need_dbias else None,
+            *(None,) * 12,
         )
 
 
@@ -303,14 +280,15 @@ def grouped_linear(
     if autocast is not None:
         x = x.to(autocast)
         weight = weight.to(autocast)
-        bias = bias if bias is None else bias.to(autocast)
+        bias = None if bias is None else bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
     need_dbias = grad and bias is not None and bias.requires_grad
     if need_dweight and weight_main_grad is None:
         raise RuntimeError(
-            "grouped_linear__fp8_delayed__add_to_main_grad: weight_main_grad: expected [E, N, K] float32, got None"
+            "grouped_linear__fp8_delayed__add_to_main_grad: "
+            "weight_main_grad: expected [E, N, K] float32, got None"
         )
     if need_dx or need_dweight or need_dbias or _transforms.active():
         y = _apply(
@@ -411,7 +389,8 @@ class GroupedLinear(_parts.KeepsBuffers):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases
+        zero."""
         self.weight.uniform_(-1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
         if self.bias is not None:
             self.bias.zero_()
@@ -461,44 +440,73 @@ y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g
 sizes: T tokens, E num_groups, K in_features, N out_features
 
 buffers
-  x                         [T, K]                              io       2 T K bytes                          input
-  split_sizes               [E]                                 int64    8 E bytes                            input
-  weight                    [E, N, K]                           io       2 E N K bytes                        parameter weight
-  bias                      [E, N]                              io       2 E N bytes                          parameter bias, optional
-  y                         [T, N]                              io       2 T N bytes                          output
-  dx                        [T, K]                              io       2 T K bytes                          gradient
-  dbias                     [E, N]                              io       2 E N bytes                          gradient
-  dy                        [T, N]                              io       2 T N bytes                          gradient in
-  weight_main_grad          [E, N, K]                           float32  4 E N K bytes                        gradient in
-  x_rowwise                 [T, align(K, 16)]                   e4m3     T align(K, 16) bytes                 workspace
-  x_rowwise_scale           [E]                                 float32  4 E bytes                            workspace
-  weight_rowwise            [E, N, align(K, 16)]                e4m3     E N align(K, 16) bytes               workspace
-  weight_rowwise_scale      [E]                                 float32  4 E bytes                            workspace
-  dy_rowwise                [T, align(N, 16)]                   e5m2     T align(N, 16) bytes                 workspace
-  dy_rowwise_scale          [E]                                 float32  4 E bytes                            workspace
-  weight_columnwise         [E, K, align(N, 16)]                e4m3     E K align(N, 16) bytes               result kept for the backward
-  weight_columnwise_scale   [E]                                 float32  4 E bytes                            result kept for the backward
-  dy_columnwise             [N, align(32 * (T // 32 + E), 16)]  e5m2     N align(32 (T // 32 + E), 16) bytes  workspace
-  dy_columnwise_scale       [E]                                 float32  4 E bytes                            workspace
-  x_columnwise              [K, align(32 * (T // 32 + E), 16)]  e4m3     K align(32 (T // 32 + E), 16) bytes  result kept for the backward
-  x_columnwise_scale        [E]                                 float32  4 E bytes                            result kept for the backward
-  input_amax_history        [1024, E]                           float32  4 1024 E bytes                       workspace
-  input_scale               [E]                                 float32  4 E bytes                            workspace
-  weight_amax_history       [1024, E]                           float32  4 1024 E bytes                       workspace
-  weight_scale              [E]                                 float32  4 E bytes                            workspace
-  grad_output_amax_history  [1024, E]                           float32  4 1024 E bytes                       gradient in
-  grad_output_scale         [E]                                 float32  4 E bytes                            gradient in
-  dy_row_sums               [T // 128 + (2 * E + 1), N]         float32  4 (T // 128 + 2 E + 1) N bytes       workspace
+  x                         [T, K]; io; 2 T K bytes; input
+  split_sizes               [E]; int64; 8 E bytes; input
+  weight                    [E, N, K]; io; 2 E N K bytes; parameter weight
+  bias                      [E, N]; io; 2 E N bytes; parameter bias, optional
+  y                         [T, N]; io; 2 T N bytes; output
+  dx                        [T, K]; io; 2 T K bytes; gradient
+  dbias                     [E, N]; io; 2 E N bytes; gradient
+  dy                        [T, N]; io; 2 T N bytes; gradient in
+  weight_main_grad          [E, N, K]; float32; 4 E N K bytes; gradient in
+  x_rowwise                 [T, align(K, 16)]; e4m3; T align(K, 16) bytes; workspace
+  x_rowwise_scale           [E]; float32; 4 E bytes; workspace
+  weight_rowwise            [E, N, align(K, 16)]; e4m3; E N align(K, 16) bytes; workspace
+  weight_rowwise_scale      [E]; float32; 4 E bytes; workspace
+  dy_rowwise                [T, align(N, 16)]; e5m2; T align(N, 16) bytes; workspace
+  dy_rowwise_scale          [E]; float32; 4 E bytes; workspace
+  weight_columnwise         [E, K, align(N, 16)]; e4m3; E K align(N, 16) bytes;
+                            kept for the backward
+  weight_columnwise_scale   [E]; float32; 4 E bytes; kept for the backward
+  dy_columnwise             [N, align(32 * (T // 32 + E), 16)]; e5m2;
+                            N align(32 (T // 32 + E), 16) bytes; workspace
+  dy_columnwise_scale       [E]; float32; 4 E bytes; workspace
+  x_columnwise              [K, align(32 * (T // 32 + E), 16)]; e4m3;
+                            K align(32 (T // 32 + E), 16) bytes; kept for the backward
+  x_columnwise_scale        [E]; float32; 4 E bytes; kept for the backward
+  input_amax_history        [1024, E]; float32; 4 1024 E bytes;
+                            buffer input_amax_history, changed in place
+  input_scale               [E]; float32; 4 E bytes; buffer input_scale, changed in place
+  weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
+                            buffer weight_amax_history, changed in place
+  weight_scale              [E]; float32; 4 E bytes; buffer weight_scale, changed in place
+  grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
+                            buffer grad_output_amax_history, changed in place
+  grad_output_scale         [E]; float32; 4 E bytes; buffer grad_output_scale, changed in place
+  dy_row_sums               [T // 128 + (2 * E + 1), N]; float32; 4 (T // 128 + 2 E + 1) N bytes;
+                            workspace
 
-forward (x, weight, split_sizes, bias, input_amax_history, input_scale, weight_amax_history, weight_scale) -> y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                quantize_sm90_e4m3_tensor                                     2 T K + 20 E + 4 1024 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
-  2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale  quantize_sm90_e4m3_tensor                                     2 E N K + 4 1024 E + 12 E + E N align(K, 16) + E K align(N, 16) bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y                             gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast  2 T N K flop  T align(K, 16) + 16 E + E N align(K, 16) + 2 E N + 2 T N bytes
+forward (x, weight, split_sizes, bias, input_amax_history, input_scale, weight_amax_history,
+    weight_scale) -> y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
+  1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
+     x_columnwise, x_columnwise_scale
+     quantize_sm90_e4m3_tensor;
+     2 T K + 20 E + 4 1024 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
+  2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale,
+     weight_columnwise, weight_columnwise_scale
+     quantize_sm90_e4m3_tensor;
+     2 E N K + 4 1024 E + 12 E + E N align(K, 16) + E K align(N, 16) bytes
+  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+     split_sizes, bias -> y
+     gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T N K flop;
+     T align(K, 16) + 16 E + E N align(K, 16) + 2 E N + 2 T N bytes
 
-backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale, grad_output_amax_history, grad_output_scale, weight_main_grad) -> dx, dbias
-  1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums  quantize_sm90_e5m2_tensor                                               2 T N + 20 E + 4 1024 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N + 4 (T // 128 + 2 E + 1) N bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx                                                 gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128      2 T N K flop  T align(N, 16) + 16 E + E K align(N, 16) + 2 T K bytes                                                             if need_dx
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes, weight_main_grad -> weight_main_grad                     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add  2 T N K flop  N align(32 (T // 32 + E), 16) + 16 E + K align(32 (T // 32 + E), 16) + 8 E N K bytes                               if need_dweight
+backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise,
+    x_columnwise_scale, grad_output_amax_history, grad_output_scale, weight_main_grad) -> dx, dbias
+  1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
+     dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
+     quantize_sm90_e5m2_tensor;
+     2 T N + 20 E + 4 1024 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N + 4 (T // 128
+     + 2 E + 1) N bytes
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
+     split_sizes -> dx
+     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T N K flop;
+     T align(N, 16) + 16 E + E K align(N, 16) + 2 T K bytes; if need_dx
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+     split_sizes, weight_main_grad -> weight_main_grad
+     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add; 2 T N K flop;
+     N align(32 (T // 32 + E), 16) + 16 E + K align(32 (T // 32 + E), 16) + 8 E N K bytes;
+     if need_dweight
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes              8 E bytes                            always
@@ -506,7 +514,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   weight_columnwise_scale  4 E bytes                            if need_dx
   x_columnwise             K align(32 (T // 32 + E), 16) bytes  if need_dweight
   x_columnwise_scale       4 E bytes                            if need_dweight
-  at most 16 E + E K align(N, 16) + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
+  at most 16 E + E K align(N, 16) + K align(32 (T // 32 + E), 16) bytes, inputs and parameters
+      included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_tensor

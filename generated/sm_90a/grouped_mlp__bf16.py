@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:01da47e4ca307611
+# checksum sha256:f5eda2f03cdcdbe5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "4fbdb861b0823dade73d77115b3bbe1d8f2a25651f4151e28183c80f19c12666"
+DIGEST = "e54be8c7de751ac3be08fa11a66917585865da73b88305607e2140f364f4ba69"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 
@@ -42,7 +42,7 @@ def _forward_fake(
     F = fc2_weight.shape[-1]
     y = x.new_empty((T, H))
     h = (
-        x.new_empty((T, (2) * (F)))
+        x.new_empty((T, 2 * F))
         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         else None
     )
@@ -99,10 +99,10 @@ def _backward_fake(
         else 0
     )
     dx = dy.new_empty((T, H)) if need_dx else None
-    dfc1_weight = dy.new_empty((E, (2) * (F), H)) if need_dfc1_weight else None
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
     dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dfc1_bias = dy.new_empty((E, (2) * (F))) if need_dfc1_bias else None
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -123,6 +123,8 @@ _backward = _library.register(
 
 
 class _GroupedMLP(torch.autograd.Function):
+    """The ops as one node of autograd; it keeps only what the gradients asked for need."""
+
     @staticmethod
     def forward(
         ctx,
@@ -153,15 +155,16 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             x if need_dfc1_weight else None,
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
             fc1_weight if need_dx else None,
             h,
             a,
-            fc2_weight if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            fc2_weight if keep_h else None,
         )
         return y
 
@@ -169,25 +172,25 @@ class _GroupedMLP(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_mlp__bf16")
         if dy is None:
-            return None, None, None, None, None, None, None, None, None, None, None, None
+            return (None,) * 12
         needs = ctx.needs_input_grad
+        need_dx = needs[0]
+        need_dfc1_weight = needs[1]
+        need_dfc2_weight = needs[2]
+        need_dprobs = needs[4]
+        need_dfc1_bias = needs[5]
+        need_dfc2_bias = needs[6]
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
-            dy, *ctx.saved_tensors, needs[0], needs[1], needs[2], needs[4], needs[5], needs[6]
+            dy,
+            *ctx.saved_tensors,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
         )
-        return (
-            dx,
-            dfc1_weight,
-            dfc2_weight,
-            None,
-            dprobs,
-            dfc1_bias,
-            dfc2_bias,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        return dx, dfc1_weight, dfc2_weight, None, dprobs, dfc1_bias, dfc2_bias, *(None,) * 5
 
 
 class _GroupedMLPTwin(_transforms.Twin):
@@ -245,15 +248,16 @@ class _GroupedMLPTwin(_transforms.Twin):
         ) = inputs
         _, h, a = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             x if need_dfc1_weight else None,
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
             fc1_weight if need_dx else None,
             h,
             a,
-            fc2_weight if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            fc2_weight if keep_h else None,
         )
 
 
@@ -297,8 +301,8 @@ def grouped_mlp(
         x = x.to(autocast)
         fc1_weight = fc1_weight.to(autocast)
         fc2_weight = fc2_weight.to(autocast)
-        fc1_bias = fc1_bias if fc1_bias is None else fc1_bias.to(autocast)
-        fc2_bias = fc2_bias if fc2_bias is None else fc2_bias.to(autocast)
+        fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
+        fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -394,7 +398,8 @@ class GroupedMLP(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases
+        zero."""
         self.fc1.weight.uniform_(-1 / math.sqrt(self.hidden), 1 / math.sqrt(self.hidden))
         if self.fc1.bias is not None:
             self.fc1.bias.zero_()
@@ -422,8 +427,8 @@ class GroupedMLP(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"num_groups={self.num_groups}, hidden={self.hidden}, intermediate={self.intermediate}, "
-            f"bias={self.fc1.bias is not None}"
+            f"num_groups={self.num_groups}, hidden={self.hidden}, "
+            f"intermediate={self.intermediate}, bias={self.fc1.bias is not None}"
         )
 
     @staticmethod
@@ -443,8 +448,8 @@ buffers
   probs        [T]            float32  4 T bytes        input
   fc1_weight   [E, 2 * F, H]  io       2 E 2 F H bytes  parameter fc1.weight
   fc1_bias     [E, 2 * F]     io       2 E 2 F bytes    parameter fc1.bias, optional
-  h            [T, 2 * F]     io       2 T 2 F bytes    result kept for the backward
-  a            [T, F]         io       2 T F bytes      result kept for the backward
+  h            [T, 2 * F]     io       2 T 2 F bytes    kept for the backward
+  a            [T, F]         io       2 T F bytes      kept for the backward
   fc2_weight   [E, H, F]      io       2 E H F bytes    parameter fc2.weight
   fc2_bias     [E, H]         io       2 E H bytes      parameter fc2.bias, optional
   y            [T, H]         io       2 T H bytes      output
@@ -459,18 +464,31 @@ buffers
   dfc1_bias    [E, 2 * F]     io       2 E 2 F bytes    gradient
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a
-  1. grouped_gemm fprop: x, fc1_weight, split_sizes, fc1_bias -> h       gemm_sm90_fprop                  2 T 2 F H flop  2 T H + 2 E 2 F H + 8 E + 2 E 2 F + 2 T 2 F bytes
-  2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_forward  27 T F flop     2 T 2 F + 4 T + 2 T F bytes
-  3. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> y       gemm_sm90_fprop                  2 T H F flop    2 T F + 2 E H F + 8 E + 2 E H + 2 T H bytes
+  1. grouped_gemm fprop: x, fc1_weight, split_sizes, fc1_bias -> h
+     gemm_sm90_fprop; 2 T 2 F H flop; 2 T H + 2 E 2 F H + 8 E + 2 E 2 F + 2 T 2 F bytes
+  2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_forward; 27 T F flop; 2 T 2 F + 4 T + 2 T F bytes
+  3. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> y
+     gemm_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 8 E + 2 E H + 2 T H bytes
 
-backward (dy, x, split_sizes, probs, fc1_weight, h, a, fc2_weight) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
-  1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da                                 gemm_sm90_dgrad                   2 T H F flop    2 T H + 2 E H F + 8 E + 2 T F bytes      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  2. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight                                 gemm_sm90_wgrad                   2 T H F flop    2 T H + 2 T F + 8 E + 2 E H F bytes      if need_dfc2_weight
-  3. group_sum: dy, split_sizes -> dfc2_bias                                               group_sum                         T H flop        2 T H + 8 E + 2 E H bytes                if need_dfc2_bias
-  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_backward  38 T F flop     2 T F + 4 T 2 F + 8 T bytes              if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx                                 gemm_sm90_dgrad                   2 T 2 F H flop  2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes  if need_dx
-  6. grouped_gemm wgrad: dh, x, split_sizes -> dfc1_weight                                 gemm_sm90_wgrad                   2 T 2 F H flop  2 T 2 F + 2 T H + 8 E + 2 E 2 F H bytes  if need_dfc1_weight
-  7. group_sum: dh, split_sizes -> dfc1_bias                                               group_sum                         T 2 F flop      2 T 2 F + 8 E + 2 E 2 F bytes            if need_dfc1_bias
+backward (dy, x, split_sizes, probs, fc1_weight, h, a, fc2_weight) -> dx, dfc1_weight, dfc2_weight,
+    dprobs, dfc1_bias, dfc2_bias
+  1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
+     gemm_sm90_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  2. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
+     gemm_sm90_wgrad; 2 T H F flop; 2 T H + 2 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
+  3. group_sum: dy, split_sizes -> dfc2_bias
+     group_sum; T H flop; 2 T H + 8 E + 2 E H bytes; if need_dfc2_bias
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
+     gemm_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes; if need_dx
+  6. grouped_gemm wgrad: dh, x, split_sizes -> dfc1_weight
+     gemm_sm90_wgrad; 2 T 2 F H flop; 2 T 2 F + 2 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
+  7. group_sum: dh, split_sizes -> dfc1_bias
+     group_sum; T 2 F flop; 2 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
   x            2 T H bytes      if need_dfc1_weight
@@ -480,7 +498,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   h            2 T 2 F bytes    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   a            2 T F bytes      if need_dfc2_weight
   fc2_weight   2 E H F bytes    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  at most 2 T H + 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 T F + 2 E H F bytes, inputs and parameters included
+  at most 2 T H + 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 T F + 2 E H F bytes, inputs and parameters
+      included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop

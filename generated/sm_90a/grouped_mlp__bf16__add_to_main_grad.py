@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fbb5cd144fc0be15
+# checksum sha256:8cd49bfce4912c11
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "c5de79a64a0cd964d7bd0bc939487c41eb236e1087481171217bde9b14d3f9d8"
+DIGEST = "5935782bb7e151b762f785b275a408215df60fdd8879d830b794ac460959cdb5"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 
@@ -42,7 +42,7 @@ def _forward_fake(
     F = fc2_weight.shape[-1]
     y = x.new_empty((T, H))
     h = (
-        x.new_empty((T, (2) * (F)))
+        x.new_empty((T, 2 * F))
         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         else None
     )
@@ -119,7 +119,7 @@ def _backward_fake(
         if need_dprobs
         else dy.new_empty(0, dtype=torch.float32)
     )
-    dfc1_bias = dy.new_empty((E, (2) * (F))) if need_dfc1_bias else dy.new_empty(0)
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
     return dx, dprobs, dfc1_bias, dfc2_bias
 
@@ -141,6 +141,8 @@ _backward = _library.register(
 
 
 class _GroupedMLP(torch.autograd.Function):
+    """The ops as one node of autograd; it keeps only what the gradients asked for need."""
+
     @staticmethod
     def forward(
         ctx,
@@ -177,15 +179,16 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             x if need_dfc1_weight else None,
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
             fc1_weight if need_dx else None,
             h,
             a,
-            fc2_weight if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            fc2_weight if keep_h else None,
         )
         ctx.fc1_weight_main_grad_ = fc1_weight_main_grad
         ctx.fc2_weight_main_grad_ = fc2_weight_main_grad
@@ -199,66 +202,43 @@ class _GroupedMLP(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_mlp__bf16__add_to_main_grad")
         if dy is None:
-            return (
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-            )
+            return (None,) * 18
         needs = ctx.needs_input_grad
-        if ctx.fc1_weight_overwrite_main_grad_ and needs[1]:
+        need_dx = needs[0]
+        need_dfc1_weight = needs[1]
+        need_dfc2_weight = needs[2]
+        need_dprobs = needs[4]
+        need_dfc1_bias = needs[5]
+        need_dfc2_bias = needs[6]
+        if ctx.fc1_weight_overwrite_main_grad_ and need_dfc1_weight:
             ctx.fc1_weight_main_grad_.zero_()
-        if ctx.fc2_weight_overwrite_main_grad_ and needs[2]:
+        if ctx.fc2_weight_overwrite_main_grad_ and need_dfc2_weight:
             ctx.fc2_weight_main_grad_.zero_()
         dx, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             *ctx.saved_tensors,
             ctx.fc1_weight_main_grad_,
             ctx.fc2_weight_main_grad_,
-            needs[0],
-            needs[1],
-            needs[2],
-            needs[4],
-            needs[5],
-            needs[6],
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
         )
         return (
-            dx if needs[0] else None,
+            dx if need_dx else None,
             _library.dummy_grad(dy, ctx.fc1_weight_main_grad_, ctx.fc1_weight_dummy_grad_)
-            if ctx.fc1_weight_dummy_grad_ and needs[1]
+            if ctx.fc1_weight_dummy_grad_ and need_dfc1_weight
             else None,
             _library.dummy_grad(dy, ctx.fc2_weight_main_grad_, ctx.fc2_weight_dummy_grad_)
-            if ctx.fc2_weight_dummy_grad_ and needs[2]
+            if ctx.fc2_weight_dummy_grad_ and need_dfc2_weight
             else None,
             None,
-            dprobs if needs[4] else None,
-            dfc1_bias if needs[5] else None,
-            dfc2_bias if needs[6] else None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
+            dprobs if need_dprobs else None,
+            dfc1_bias if need_dfc1_bias else None,
+            dfc2_bias if need_dfc2_bias else None,
+            *(None,) * 11,
         )
 
 
@@ -293,12 +273,16 @@ def grouped_mlp(
         probs: [T] float32.
         fc1_bias: [E, 2 * F] bfloat16 or float16.
         fc2_bias: [E, H] bfloat16 or float16.
-        fc1_weight_main_grad: [E, 2 * F, H] float32, changed in place: where the gradient of fc1_weight goes.
-        fc1_weight_dummy_grad: give fc1_weight a gradient of zeros, so that its hooks run; a tuple of the
+        fc1_weight_main_grad: [E, 2 * F, H] float32, changed in place: where the gradient of
+            fc1_weight goes.
+        fc1_weight_dummy_grad: give fc1_weight a gradient of zeros, so that its hooks run; a tuple
+            of the
             parameter sets its `grad_added_to_main_grad` then, too.
         fc1_weight_overwrite_main_grad: replace what fc1_weight_main_grad holds.
-        fc2_weight_main_grad: [E, H, F] float32, changed in place: where the gradient of fc2_weight goes.
-        fc2_weight_dummy_grad: give fc2_weight a gradient of zeros, so that its hooks run; a tuple of the
+        fc2_weight_main_grad: [E, H, F] float32, changed in place: where the gradient of fc2_weight
+            goes.
+        fc2_weight_dummy_grad: give fc2_weight a gradient of zeros, so that its hooks run; a tuple
+            of the
             parameter sets its `grad_added_to_main_grad` then, too.
         fc2_weight_overwrite_main_grad: replace what fc2_weight_main_grad holds.
 
@@ -322,8 +306,8 @@ def grouped_mlp(
         x = x.to(autocast)
         fc1_weight = fc1_weight.to(autocast)
         fc2_weight = fc2_weight.to(autocast)
-        fc1_bias = fc1_bias if fc1_bias is None else fc1_bias.to(autocast)
-        fc2_bias = fc2_bias if fc2_bias is None else fc2_bias.to(autocast)
+        fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
+        fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -333,11 +317,13 @@ def grouped_mlp(
     need_dfc2_bias = grad and fc2_bias is not None and fc2_bias.requires_grad
     if need_dfc1_weight and fc1_weight_main_grad is None:
         raise RuntimeError(
-            "grouped_mlp__bf16__add_to_main_grad: fc1_weight_main_grad: expected [E, 2 * F, H] float32, got None"
+            "grouped_mlp__bf16__add_to_main_grad: "
+            "fc1_weight_main_grad: expected [E, 2 * F, H] float32, got None"
         )
     if need_dfc2_weight and fc2_weight_main_grad is None:
         raise RuntimeError(
-            "grouped_mlp__bf16__add_to_main_grad: fc2_weight_main_grad: expected [E, H, F] float32, got None"
+            "grouped_mlp__bf16__add_to_main_grad: "
+            "fc2_weight_main_grad: expected [E, H, F] float32, got None"
         )
     if (
         need_dx
@@ -433,7 +419,8 @@ class GroupedMLP(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases
+        zero."""
         self.fc1.weight.uniform_(-1 / math.sqrt(self.hidden), 1 / math.sqrt(self.hidden))
         if self.fc1.bias is not None:
             self.fc1.bias.zero_()
@@ -473,8 +460,8 @@ class GroupedMLP(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"num_groups={self.num_groups}, hidden={self.hidden}, intermediate={self.intermediate}, "
-            f"bias={self.fc1.bias is not None}"
+            f"num_groups={self.num_groups}, hidden={self.hidden}, "
+            f"intermediate={self.intermediate}, bias={self.fc1.bias is not None}"
         )
 
     @staticmethod
@@ -494,8 +481,8 @@ buffers
   probs                 [T]            float32  4 T bytes        input
   fc1_weight            [E, 2 * F, H]  io       2 E 2 F H bytes  parameter fc1.weight
   fc1_bias              [E, 2 * F]     io       2 E 2 F bytes    parameter fc1.bias, optional
-  h                     [T, 2 * F]     io       2 T 2 F bytes    result kept for the backward
-  a                     [T, F]         io       2 T F bytes      result kept for the backward
+  h                     [T, 2 * F]     io       2 T 2 F bytes    kept for the backward
+  a                     [T, F]         io       2 T F bytes      kept for the backward
   fc2_weight            [E, H, F]      io       2 E H F bytes    parameter fc2.weight
   fc2_bias              [E, H]         io       2 E H bytes      parameter fc2.bias, optional
   y                     [T, H]         io       2 T H bytes      output
@@ -510,18 +497,32 @@ buffers
   fc2_weight_main_grad  [E, H, F]      float32  4 E H F bytes    gradient in
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a
-  1. grouped_gemm fprop: x, fc1_weight, split_sizes, fc1_bias -> h       gemm_sm90_fprop                  2 T 2 F H flop  2 T H + 2 E 2 F H + 8 E + 2 E 2 F + 2 T 2 F bytes
-  2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_forward  27 T F flop     2 T 2 F + 4 T + 2 T F bytes
-  3. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> y       gemm_sm90_fprop                  2 T H F flop    2 T F + 2 E H F + 8 E + 2 E H + 2 T H bytes
+  1. grouped_gemm fprop: x, fc1_weight, split_sizes, fc1_bias -> h
+     gemm_sm90_fprop; 2 T 2 F H flop; 2 T H + 2 E 2 F H + 8 E + 2 E 2 F + 2 T 2 F bytes
+  2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_forward; 27 T F flop; 2 T 2 F + 4 T + 2 T F bytes
+  3. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> y
+     gemm_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 8 E + 2 E H + 2 T H bytes
 
-backward (dy, x, split_sizes, probs, fc1_weight, h, a, fc2_weight, fc1_weight_main_grad, fc2_weight_main_grad) -> dx, dprobs, dfc1_bias, dfc2_bias
-  1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da                                 gemm_sm90_dgrad                   2 T H F flop    2 T H + 2 E H F + 8 E + 2 T F bytes      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  2. grouped_gemm wgrad: dy, a, split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad  gemm_sm90_wgrad_add               2 T H F flop    2 T H + 2 T F + 8 E + 8 E H F bytes      if need_dfc2_weight
-  3. group_sum: dy, split_sizes -> dfc2_bias                                               group_sum                         T H flop        2 T H + 8 E + 2 E H bytes                if need_dfc2_bias
-  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_backward  38 T F flop     2 T F + 4 T 2 F + 8 T bytes              if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx                                 gemm_sm90_dgrad                   2 T 2 F H flop  2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes  if need_dx
-  6. grouped_gemm wgrad: dh, x, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad  gemm_sm90_wgrad_add               2 T 2 F H flop  2 T 2 F + 2 T H + 8 E + 8 E 2 F H bytes  if need_dfc1_weight
-  7. group_sum: dh, split_sizes -> dfc1_bias                                               group_sum                         T 2 F flop      2 T 2 F + 8 E + 2 E 2 F bytes            if need_dfc1_bias
+backward (dy, x, split_sizes, probs, fc1_weight, h, a, fc2_weight, fc1_weight_main_grad,
+    fc2_weight_main_grad) -> dx, dprobs, dfc1_bias, dfc2_bias
+  1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
+     gemm_sm90_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  2. grouped_gemm wgrad: dy, a, split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
+     gemm_sm90_wgrad_add; 2 T H F flop; 2 T H + 2 T F + 8 E + 8 E H F bytes; if need_dfc2_weight
+  3. group_sum: dy, split_sizes -> dfc2_bias
+     group_sum; T H flop; 2 T H + 8 E + 2 E H bytes; if need_dfc2_bias
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
+     gemm_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes; if need_dx
+  6. grouped_gemm wgrad: dh, x, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+     gemm_sm90_wgrad_add; 2 T 2 F H flop; 2 T 2 F + 2 T H + 8 E + 8 E 2 F H bytes;
+     if need_dfc1_weight
+  7. group_sum: dh, split_sizes -> dfc1_bias
+     group_sum; T 2 F flop; 2 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
   x            2 T H bytes      if need_dfc1_weight
@@ -531,7 +532,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   h            2 T 2 F bytes    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   a            2 T F bytes      if need_dfc2_weight
   fc2_weight   2 E H F bytes    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  at most 2 T H + 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 T F + 2 E H F bytes, inputs and parameters included
+  at most 2 T H + 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 T F + 2 E H F bytes, inputs and parameters
+      included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:4364cbf53d820cb4
+# checksum sha256:96862579d2fe7f32
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "3674b0eb3cc00bdf12bac3ebf4879e53456ee7e12925db67ec76bd7ae57e4457"
+DIGEST = "3d8392afbdeb95a7177936802c87dd0026527379deca28f078b3cadc3ea49f19"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -67,24 +67,19 @@ def _forward_fake(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = (
-        x.new_empty((T, (2) * (F)))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else x.new_empty(0)
-    )
+    h = x.new_empty((T, 2 * F)) if keep_h else x.new_empty(0)
     fc2_weight_columnwise = (
-        x.new_empty((E, F, -(-(H) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn)
+        if keep_h
         else x.new_empty(0, dtype=torch.float8_e4m3fn)
     )
     fc2_weight_columnwise_scale = (
-        x.new_empty((E,), dtype=torch.float32)
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else x.new_empty(0, dtype=torch.float32)
+        x.new_empty((E,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
     )
     a_columnwise = (
-        x.new_empty((F, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
         else x.new_empty(0, dtype=torch.float8_e4m3fn)
     )
@@ -94,7 +89,7 @@ def _forward_fake(
         else x.new_empty(0, dtype=torch.float32)
     )
     fc1_weight_columnwise = (
-        x.new_empty((E, H, -(-((2) * (F)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dx
         else x.new_empty(0, dtype=torch.float8_e4m3fn)
     )
@@ -102,7 +97,7 @@ def _forward_fake(
         x.new_empty((E,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
     )
     x_columnwise = (
-        x.new_empty((H, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float8_e4m3fn)
     )
@@ -213,7 +208,7 @@ def _backward_fake(
         if need_dprobs
         else dy.new_empty(0, dtype=torch.float32)
     )
-    dfc1_bias = dy.new_empty((E, (2) * (F))) if need_dfc1_bias else dy.new_empty(0)
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
     return dx, dprobs, dfc1_bias, dfc2_bias
 
@@ -240,6 +235,8 @@ _backward = _library.register(
 
 
 class _GroupedMLP(torch.autograd.Function):
+    """The ops as one node of autograd; it keeps only what the gradients asked for need."""
+
     @staticmethod
     def forward(
         ctx,
@@ -309,17 +306,14 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc1_bias,
             need_dfc2_bias,
         )
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
-            h if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
-            fc2_weight_columnwise
-            if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-            else None,
-            fc2_weight_columnwise_scale
-            if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-            else None,
+            probs if keep_h else None,
+            h if keep_h else None,
+            fc2_weight_columnwise if keep_h else None,
+            fc2_weight_columnwise_scale if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
             fc1_weight_columnwise if need_dx else None,
@@ -343,43 +337,17 @@ class _GroupedMLP(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_mlp__fp8_delayed__add_to_main_grad")
         if dy is None:
-            return (
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-                None,
-            )
+            return (None,) * 31
         needs = ctx.needs_input_grad
-        if ctx.fc1_weight_overwrite_main_grad_ and needs[1]:
+        need_dx = needs[0]
+        need_dfc1_weight = needs[1]
+        need_dfc2_weight = needs[2]
+        need_dprobs = needs[4]
+        need_dfc1_bias = needs[5]
+        need_dfc2_bias = needs[6]
+        if ctx.fc1_weight_overwrite_main_grad_ and need_dfc1_weight:
             ctx.fc1_weight_main_grad_.zero_()
-        if ctx.fc2_weight_overwrite_main_grad_ and needs[2]:
+        if ctx.fc2_weight_overwrite_main_grad_ and need_dfc2_weight:
             ctx.fc2_weight_main_grad_.zero_()
         dx, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
@@ -390,49 +358,26 @@ class _GroupedMLP(torch.autograd.Function):
             ctx.fc1_grad_output_scale_,
             ctx.fc1_weight_main_grad_,
             ctx.fc2_weight_main_grad_,
-            needs[0],
-            needs[1],
-            needs[2],
-            needs[4],
-            needs[5],
-            needs[6],
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
         )
         return (
-            dx if needs[0] else None,
+            dx if need_dx else None,
             _library.dummy_grad(dy, ctx.fc1_weight_main_grad_, ctx.fc1_weight_dummy_grad_)
-            if ctx.fc1_weight_dummy_grad_ and needs[1]
+            if ctx.fc1_weight_dummy_grad_ and need_dfc1_weight
             else None,
             _library.dummy_grad(dy, ctx.fc2_weight_main_grad_, ctx.fc2_weight_dummy_grad_)
-            if ctx.fc2_weight_dummy_grad_ and needs[2]
+            if ctx.fc2_weight_dummy_grad_ and need_dfc2_weight
             else None,
             None,
-            dprobs if needs[4] else None,
-            dfc1_bias if needs[5] else None,
-            dfc2_bias if needs[6] else None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
+            dprobs if need_dprobs else None,
+            dfc1_bias if need_dfc1_bias else None,
+            dfc2_bias if need_dfc2_bias else None,
+            *(None,) * 24,
         )
 
 
@@ -491,12 +436,16 @@ def grouped_mlp(
         fc2_grad_output_scale: [E] float32, changed in place.
         fc1_grad_output_amax_history: [1024, E] float32, changed in place.
         fc1_grad_output_scale: [E] float32, changed in place.
-        fc1_weight_main_grad: [E, 2 * F, H] float32, changed in place: where the gradient of fc1_weight goes.
-        fc1_weight_dummy_grad: give fc1_weight a gradient of zeros, so that its hooks run; a tuple of the
+        fc1_weight_main_grad: [E, 2 * F, H] float32, changed in place: where the gradient of
+            fc1_weight goes.
+        fc1_weight_dummy_grad: give fc1_weight a gradient of zeros, so that its hooks run; a tuple
+            of the
             parameter sets its `grad_added_to_main_grad` then, too.
         fc1_weight_overwrite_main_grad: replace what fc1_weight_main_grad holds.
-        fc2_weight_main_grad: [E, H, F] float32, changed in place: where the gradient of fc2_weight goes.
-        fc2_weight_dummy_grad: give fc2_weight a gradient of zeros, so that its hooks run; a tuple of the
+        fc2_weight_main_grad: [E, H, F] float32, changed in place: where the gradient of fc2_weight
+            goes.
+        fc2_weight_dummy_grad: give fc2_weight a gradient of zeros, so that its hooks run; a tuple
+            of the
             parameter sets its `grad_added_to_main_grad` then, too.
         fc2_weight_overwrite_main_grad: replace what fc2_weight_main_grad holds.
 
@@ -520,8 +469,8 @@ def grouped_mlp(
         x = x.to(autocast)
         fc1_weight = fc1_weight.to(autocast)
         fc2_weight = fc2_weight.to(autocast)
-        fc1_bias = fc1_bias if fc1_bias is None else fc1_bias.to(autocast)
-        fc2_bias = fc2_bias if fc2_bias is None else fc2_bias.to(autocast)
+        fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
+        fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -531,11 +480,13 @@ def grouped_mlp(
     need_dfc2_bias = grad and fc2_bias is not None and fc2_bias.requires_grad
     if need_dfc1_weight and fc1_weight_main_grad is None:
         raise RuntimeError(
-            "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_main_grad: expected [E, 2 * F, H] float32, got None"
+            "grouped_mlp__fp8_delayed__add_to_main_grad: "
+            "fc1_weight_main_grad: expected [E, 2 * F, H] float32, got None"
         )
     if need_dfc2_weight and fc2_weight_main_grad is None:
         raise RuntimeError(
-            "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_main_grad: expected [E, H, F] float32, got None"
+            "grouped_mlp__fp8_delayed__add_to_main_grad: "
+            "fc2_weight_main_grad: expected [E, H, F] float32, got None"
         )
     if (
         need_dx
@@ -703,7 +654,8 @@ class GroupedMLP(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases
+        zero."""
         self.fc1.weight.uniform_(-1 / math.sqrt(self.hidden), 1 / math.sqrt(self.hidden))
         if self.fc1.bias is not None:
             self.fc1.bias.zero_()
@@ -773,8 +725,8 @@ class GroupedMLP(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"num_groups={self.num_groups}, hidden={self.hidden}, intermediate={self.intermediate}, "
-            f"bias={self.fc1.bias is not None}"
+            f"num_groups={self.num_groups}, hidden={self.hidden}, "
+            f"intermediate={self.intermediate}, bias={self.fc1.bias is not None}"
         )
 
     @staticmethod
@@ -789,92 +741,167 @@ The expert MLP of a mixture-of-experts layer, each token weighted by its router 
 sizes: T tokens, E num_groups, H hidden, F intermediate
 
 buffers
-  x                             [T, H]                                  io       2 T H bytes                            input
-  split_sizes                   [E]                                     int64    8 E bytes                              input
-  probs                         [T]                                     float32  4 T bytes                              input
-  fc1_weight                    [E, 2 * F, H]                           io       2 E 2 F H bytes                        parameter fc1.weight
-  fc1_bias                      [E, 2 * F]                              io       2 E 2 F bytes                          parameter fc1.bias, optional
-  h                             [T, 2 * F]                              io       2 T 2 F bytes                          result kept for the backward
-  fc2_weight                    [E, H, F]                               io       2 E H F bytes                          parameter fc2.weight
-  fc2_bias                      [E, H]                                  io       2 E H bytes                            parameter fc2.bias, optional
-  y                             [T, H]                                  io       2 T H bytes                            output
-  da                            [T, F]                                  io       2 T F bytes                            workspace
-  dfc2_bias                     [E, H]                                  io       2 E H bytes                            gradient
-  dy                            [T, H]                                  io       2 T H bytes                            gradient in
-  dprobs                        [T]                                     float32  4 T bytes                              gradient
-  dx                            [T, H]                                  io       2 T H bytes                            gradient
-  dfc1_bias                     [E, 2 * F]                              io       2 E 2 F bytes                          gradient
-  fc1_weight_main_grad          [E, 2 * F, H]                           float32  4 E 2 F H bytes                        gradient in
-  fc2_weight_main_grad          [E, H, F]                               float32  4 E H F bytes                          gradient in
-  x_rowwise                     [T, align(H, 16)]                       e4m3     T align(H, 16) bytes                   workspace
-  x_rowwise_scale               [E]                                     float32  4 E bytes                              workspace
-  fc1_weight_rowwise            [E, 2 * F, align(H, 16)]                e4m3     E 2 F align(H, 16) bytes               workspace
-  fc1_weight_rowwise_scale      [E]                                     float32  4 E bytes                              workspace
-  a_rowwise                     [T, align(F, 16)]                       e4m3     T align(F, 16) bytes                   workspace
-  a_rowwise_scale               [E]                                     float32  4 E bytes                              workspace
-  fc2_weight_rowwise            [E, H, align(F, 16)]                    e4m3     E H align(F, 16) bytes                 workspace
-  fc2_weight_rowwise_scale      [E]                                     float32  4 E bytes                              workspace
-  dy_rowwise                    [T, align(H, 16)]                       e5m2     T align(H, 16) bytes                   workspace
-  dy_rowwise_scale              [E]                                     float32  4 E bytes                              workspace
-  fc2_weight_columnwise         [E, F, align(H, 16)]                    e4m3     E F align(H, 16) bytes                 result kept for the backward
-  fc2_weight_columnwise_scale   [E]                                     float32  4 E bytes                              result kept for the backward
-  dy_columnwise                 [H, align(32 * (T // 32 + E), 16)]      e5m2     H align(32 (T // 32 + E), 16) bytes    workspace
-  dy_columnwise_scale           [E]                                     float32  4 E bytes                              workspace
-  a_columnwise                  [F, align(32 * (T // 32 + E), 16)]      e4m3     F align(32 (T // 32 + E), 16) bytes    result kept for the backward
-  a_columnwise_scale            [E]                                     float32  4 E bytes                              result kept for the backward
-  dh_rowwise                    [T, align(2 * F, 16)]                   e5m2     T align(2 F, 16) bytes                 workspace
-  dh_rowwise_scale              [E]                                     float32  4 E bytes                              workspace
-  fc1_weight_columnwise         [E, H, align(2 * F, 16)]                e4m3     E H align(2 F, 16) bytes               result kept for the backward
-  fc1_weight_columnwise_scale   [E]                                     float32  4 E bytes                              result kept for the backward
-  dh_columnwise                 [2 * F, align(32 * (T // 32 + E), 16)]  e5m2     2 F align(32 (T // 32 + E), 16) bytes  workspace
-  dh_columnwise_scale           [E]                                     float32  4 E bytes                              workspace
-  x_columnwise                  [H, align(32 * (T // 32 + E), 16)]      e4m3     H align(32 (T // 32 + E), 16) bytes    result kept for the backward
-  x_columnwise_scale            [E]                                     float32  4 E bytes                              result kept for the backward
-  fc1_input_amax_history        [1024, E]                               float32  4 1024 E bytes                         workspace
-  fc1_input_scale               [E]                                     float32  4 E bytes                              workspace
-  fc1_weight_amax_history       [1024, E]                               float32  4 1024 E bytes                         workspace
-  fc1_weight_scale              [E]                                     float32  4 E bytes                              workspace
-  fc2_input_amax_history        [1024, E]                               float32  4 1024 E bytes                         workspace
-  fc2_input_scale               [E]                                     float32  4 E bytes                              workspace
-  fc2_weight_amax_history       [1024, E]                               float32  4 1024 E bytes                         workspace
-  fc2_weight_scale              [E]                                     float32  4 E bytes                              workspace
-  fc2_grad_output_amax_history  [1024, E]                               float32  4 1024 E bytes                         gradient in
-  fc2_grad_output_scale         [E]                                     float32  4 E bytes                              gradient in
-  fc1_grad_output_amax_history  [1024, E]                               float32  4 1024 E bytes                         gradient in
-  fc1_grad_output_scale         [E]                                     float32  4 E bytes                              gradient in
-  dy_row_sums                   [T // 128 + (2 * E + 1), H]             float32  4 (T // 128 + 2 E + 1) H bytes         workspace
-  dh_row_sums                   [T // 128 + (2 * E + 1), 2 * F]         float32  4 (T // 128 + 2 E + 1) 2 F bytes       workspace
-  dprobs_row_partials           [ceildiv(F, 128), T]                    float32  4 ceildiv(F, 128) T bytes              workspace
+  x                             [T, H]; io; 2 T H bytes; input
+  split_sizes                   [E]; int64; 8 E bytes; input
+  probs                         [T]; float32; 4 T bytes; input
+  fc1_weight                    [E, 2 * F, H]; io; 2 E 2 F H bytes; parameter fc1.weight
+  fc1_bias                      [E, 2 * F]; io; 2 E 2 F bytes; parameter fc1.bias, optional
+  h                             [T, 2 * F]; io; 2 T 2 F bytes; kept for the backward
+  fc2_weight                    [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
+  fc2_bias                      [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
+  y                             [T, H]; io; 2 T H bytes; output
+  da                            [T, F]; io; 2 T F bytes; workspace
+  dfc2_bias                     [E, H]; io; 2 E H bytes; gradient
+  dy                            [T, H]; io; 2 T H bytes; gradient in
+  dprobs                        [T]; float32; 4 T bytes; gradient
+  dx                            [T, H]; io; 2 T H bytes; gradient
+  dfc1_bias                     [E, 2 * F]; io; 2 E 2 F bytes; gradient
+  fc1_weight_main_grad          [E, 2 * F, H]; float32; 4 E 2 F H bytes; gradient in
+  fc2_weight_main_grad          [E, H, F]; float32; 4 E H F bytes; gradient in
+  x_rowwise                     [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
+  x_rowwise_scale               [E]; float32; 4 E bytes; workspace
+  fc1_weight_rowwise            [E, 2 * F, align(H, 16)]; e4m3; E 2 F align(H, 16) bytes; workspace
+  fc1_weight_rowwise_scale      [E]; float32; 4 E bytes; workspace
+  a_rowwise                     [T, align(F, 16)]; e4m3; T align(F, 16) bytes; workspace
+  a_rowwise_scale               [E]; float32; 4 E bytes; workspace
+  fc2_weight_rowwise            [E, H, align(F, 16)]; e4m3; E H align(F, 16) bytes; workspace
+  fc2_weight_rowwise_scale      [E]; float32; 4 E bytes; workspace
+  dy_rowwise                    [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
+  dy_rowwise_scale              [E]; float32; 4 E bytes; workspace
+  fc2_weight_columnwise         [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
+                                kept for the backward
+  fc2_weight_columnwise_scale   [E]; float32; 4 E bytes; kept for the backward
+  dy_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e5m2;
+                                H align(32 (T // 32 + E), 16) bytes; workspace
+  dy_columnwise_scale           [E]; float32; 4 E bytes; workspace
+  a_columnwise                  [F, align(32 * (T // 32 + E), 16)]; e4m3;
+                                F align(32 (T // 32 + E), 16) bytes; kept for the backward
+  a_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
+  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
+  dh_rowwise_scale              [E]; float32; 4 E bytes; workspace
+  fc1_weight_columnwise         [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
+                                kept for the backward
+  fc1_weight_columnwise_scale   [E]; float32; 4 E bytes; kept for the backward
+  dh_columnwise                 [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
+                                2 F align(32 (T // 32 + E), 16) bytes; workspace
+  dh_columnwise_scale           [E]; float32; 4 E bytes; workspace
+  x_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
+                                H align(32 (T // 32 + E), 16) bytes; kept for the backward
+  x_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
+  fc1_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc1.input_amax_history, changed in place
+  fc1_input_scale               [E]; float32; 4 E bytes; buffer fc1.input_scale, changed in place
+  fc1_weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc1.weight_amax_history, changed in place
+  fc1_weight_scale              [E]; float32; 4 E bytes; buffer fc1.weight_scale, changed in place
+  fc2_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc2.input_amax_history, changed in place
+  fc2_input_scale               [E]; float32; 4 E bytes; buffer fc2.input_scale, changed in place
+  fc2_weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc2.weight_amax_history, changed in place
+  fc2_weight_scale              [E]; float32; 4 E bytes; buffer fc2.weight_scale, changed in place
+  fc2_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc2.grad_output_amax_history, changed in place
+  fc2_grad_output_scale         [E]; float32; 4 E bytes;
+                                buffer fc2.grad_output_scale, changed in place
+  fc1_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
+                                buffer fc1.grad_output_amax_history, changed in place
+  fc1_grad_output_scale         [E]; float32; 4 E bytes;
+                                buffer fc1.grad_output_scale, changed in place
+  dy_row_sums                   [T // 128 + (2 * E + 1), H]; float32;
+                                4 (T // 128 + 2 E + 1) H bytes; workspace
+  dh_row_sums                   [T // 128 + (2 * E + 1), 2 * F]; float32;
+                                4 (T // 128 + 2 E + 1) 2 F bytes; workspace
+  dprobs_row_partials           [ceildiv(F, 128), T]; float32; 4 ceildiv(F, 128) T bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_input_amax_history, fc1_input_scale, fc1_weight_amax_history, fc1_weight_scale, fc2_input_amax_history, fc2_input_scale, fc2_weight_amax_history, fc2_weight_scale) -> y, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                                                             quantize_sm90_e4m3_tensor                                             2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) bytes
-  2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale                           quantize_sm90_e4m3_tensor                                             2 E 2 F H + 4 1024 E + 12 E + E 2 F align(H, 16) + E H align(2 F, 16) bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h                                                                      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast        2 T 2 F H flop  T align(H, 16) + 16 E + E 2 F align(H, 16) + 2 E 2 F + 2 T 2 F bytes
-  4. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_forward_quantize_e4m3_tensor  27 T F flop     2 T 2 F + 4 T + 20 E + 4 1024 E + T align(F, 16) + F align(32 (T // 32 + E), 16) bytes  rule activation_quantize
-  5. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale                           quantize_sm90_e4m3_tensor                                             2 E H F + 4 1024 E + 12 E + E H align(F, 16) + E F align(H, 16) bytes
-  6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y                                                                      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast        2 T H F flop    T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_input_amax_history,
+    fc1_input_scale, fc1_weight_amax_history, fc1_weight_scale, fc2_input_amax_history,
+    fc2_input_scale, fc2_weight_amax_history, fc2_weight_scale) -> y, h, fc2_weight_columnwise,
+    fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise,
+    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+  1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
+     x_rowwise_scale, x_columnwise, x_columnwise_scale
+     quantize_sm90_e4m3_tensor;
+     2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) bytes
+  2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+     fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+     quantize_sm90_e4m3_tensor;
+     2 E 2 F H + 4 1024 E + 12 E + E 2 F align(H, 16) + E H align(2 F, 16) bytes
+  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     split_sizes, fc1_bias -> h
+     gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T 2 F H flop;
+     T align(H, 16) + 16 E + E 2 F align(H, 16) + 2 E 2 F + 2 T 2 F bytes
+  4. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+     -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up
+     * scales)
+     pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
+     2 T 2 F + 4 T + 20 E + 4 1024 E + T align(F, 16) + F align(32 (T // 32 + E), 16) bytes;
+     rule activation_quantize
+  5. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_sm90_e4m3_tensor;
+     2 E H F + 4 1024 E + 12 E + E H align(F, 16) + E F align(H, 16) bytes
+  6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+     split_sizes, fc2_bias -> y
+     gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T H F flop;
+     T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale, fc2_grad_output_amax_history, fc2_grad_output_scale, fc1_grad_output_amax_history, fc1_grad_output_scale, fc1_weight_main_grad, fc2_weight_main_grad) -> dx, dprobs, dfc1_bias, dfc2_bias
-  1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums                                                                                                  quantize_sm90_e5m2_tensor                                                 2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da                                                                                                                                                     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128      2 T H F flop    T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes                                                                                                           if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad                                                                                                                         gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add  2 T H F flop    H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 8 E H F bytes                                                                             if need_dfc2_weight
-  4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_backward_quantize_e5m2_tensor     38 T F flop     2 T F + 2 T 2 F + 8 T + 20 E + 4 1024 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes  if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias  rule activation_gradient_quantize
-  5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx                                                                                                                                                     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128      2 T 2 F H flop  T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes                                                                                                       if need_dx
-  6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad                                                                                                                         gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add  2 T 2 F H flop  2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 8 E 2 F H bytes                                                                         if need_dfc1_weight
+backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    x_columnwise, x_columnwise_scale, fc2_grad_output_amax_history, fc2_grad_output_scale,
+    fc1_grad_output_amax_history, fc1_grad_output_scale, fc1_weight_main_grad, fc2_weight_main_grad)
+    -> dx, dprobs, dfc1_bias, dfc2_bias
+  1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
+     dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
+     quantize_sm90_e5m2_tensor;
+     2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128
+     + 2 E + 1) H bytes
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+     fc2_weight_columnwise_scale, split_sizes -> da
+     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
+     T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+     split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
+     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add; 2 T H F flop;
+     H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 8 E H F bytes;
+     if need_dfc2_weight
+  4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+     fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+     dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_backward_quantize_e5m2_tensor; 38 T F flop;
+     2 T F + 2 T 2 F + 8 T + 20 E + 4 1024 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) +
+     2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
+     rule activation_gradient_quantize
+  5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale, split_sizes -> dx
+     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
+     T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes; if need_dx
+  6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+     split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add; 2 T 2 F H flop;
+     2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 8 E 2 F H bytes;
+     if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes                            always
-  probs                        4 T bytes                            if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                            2 T 2 F bytes                        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise        E F align(H, 16) bytes               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 E bytes                            if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise                 F align(32 (T // 32 + E), 16) bytes  if need_dfc2_weight
-  a_columnwise_scale           4 E bytes                            if need_dfc2_weight
-  fc1_weight_columnwise        E H align(2 F, 16) bytes             if need_dx
-  fc1_weight_columnwise_scale  4 E bytes                            if need_dx
-  x_columnwise                 H align(32 (T // 32 + E), 16) bytes  if need_dfc1_weight
-  x_columnwise_scale           4 E bytes                            if need_dfc1_weight
-  at most 24 E + 4 T + 2 T 2 F + E F align(H, 16) + F align(32 (T // 32 + E), 16) + E H align(2 F, 16) + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
+  split_sizes                  8 E bytes; always
+  probs                        4 T bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise        E F align(H, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 E bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise                 F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 E bytes; if need_dfc2_weight
+  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
+  fc1_weight_columnwise_scale  4 E bytes; if need_dx
+  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale           4 E bytes; if need_dfc1_weight
+  at most 24 E + 4 T + 2 T 2 F + E F align(H, 16) + F align(32 (T // 32 + E), 16) + E H align(2 F,
+      16) + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_tensor

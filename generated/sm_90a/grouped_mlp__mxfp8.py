@@ -3,10 +3,11 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8e42d4adf778d3f0
+# checksum sha256:c22d3a9e40f96bb4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
-Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32; operands are decoded to bfloat16.
+Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
+operands are decoded to bfloat16.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "0d31f65ec97467314fab1c52cecd07b5b6a81fc6405c55bbbe29306527a318d0"
+DIGEST = "e8034efd4ee5820ef184f09e8b7754584b4933f607b432c2b595d4840a0491ea"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -53,49 +54,36 @@ def _forward_fake(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = (
-        x.new_empty((T, (2) * (F)))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
-    )
+    h = x.new_empty((T, 2 * F)) if keep_h else None
     fc2_weight_columnwise = (
-        x.new_empty((E, F, -(-(H) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
+        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
     )
     fc2_weight_columnwise_scale = (
-        x.new_empty((E, -(-(H) // 32), F), dtype=torch.float8_e8m0fnu)
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
+        x.new_empty((E, -(-H // 32), F), dtype=torch.float8_e8m0fnu) if keep_h else None
     )
     a_columnwise = (
-        x.new_empty((F, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
         else None
     )
     a_columnwise_scale = (
-        x.new_empty((((T) // (32)) + (E), F), dtype=torch.float8_e8m0fnu)
-        if need_dfc2_weight
-        else None
+        x.new_empty((T // 32 + E, F), dtype=torch.float8_e8m0fnu) if need_dfc2_weight else None
     )
     fc1_weight_columnwise = (
-        x.new_empty((E, H, -(-((2) * (F)) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dx
-        else None
+        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
     )
     fc1_weight_columnwise_scale = (
-        x.new_empty((E, -(-((2) * (F)) // 32), H), dtype=torch.float8_e8m0fnu) if need_dx else None
+        x.new_empty((E, -(-(2 * F) // 32), H), dtype=torch.float8_e8m0fnu) if need_dx else None
     )
     x_columnwise = (
-        x.new_empty((H, -(-((32) * (((T) // (32)) + (E))) // 16) * 16), dtype=torch.float8_e4m3fn)
+        x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc1_weight
         else None
     )
     x_columnwise_scale = (
-        x.new_empty((((T) // (32)) + (E), H), dtype=torch.float8_e8m0fnu)
-        if need_dfc1_weight
-        else None
+        x.new_empty((T // 32 + E, H), dtype=torch.float8_e8m0fnu) if need_dfc1_weight else None
     )
     return (
         y,
@@ -179,10 +167,10 @@ def _backward_fake(
         else 0
     )
     dx = dy.new_empty((T, H)) if need_dx else None
-    dfc1_weight = dy.new_empty((E, (2) * (F), H)) if need_dfc1_weight else None
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
     dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dfc1_bias = dy.new_empty((E, (2) * (F))) if need_dfc1_bias else None
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -206,6 +194,8 @@ _backward = _library.register(
 
 
 class _GroupedMLP(torch.autograd.Function):
+    """The ops as one node of autograd; it keeps only what the gradients asked for need."""
+
     @staticmethod
     def forward(
         ctx,
@@ -267,25 +257,25 @@ class _GroupedMLP(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_mlp__mxfp8")
         if dy is None:
-            return None, None, None, None, None, None, None, None, None, None, None, None
+            return (None,) * 12
         needs = ctx.needs_input_grad
+        need_dx = needs[0]
+        need_dfc1_weight = needs[1]
+        need_dfc2_weight = needs[2]
+        need_dprobs = needs[4]
+        need_dfc1_bias = needs[5]
+        need_dfc2_bias = needs[6]
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
-            dy, *ctx.saved_tensors, needs[0], needs[1], needs[2], needs[4], needs[5], needs[6]
+            dy,
+            *ctx.saved_tensors,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
         )
-        return (
-            dx,
-            dfc1_weight,
-            dfc2_weight,
-            None,
-            dprobs,
-            dfc1_bias,
-            dfc2_bias,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        return dx, dfc1_weight, dfc2_weight, None, dprobs, dfc1_bias, dfc2_bias, *(None,) * 5
 
 
 class _GroupedMLPTwin(_transforms.Twin):
@@ -410,8 +400,8 @@ def grouped_mlp(
         x = x.to(autocast)
         fc1_weight = fc1_weight.to(autocast)
         fc2_weight = fc2_weight.to(autocast)
-        fc1_bias = fc1_bias if fc1_bias is None else fc1_bias.to(autocast)
-        fc2_bias = fc2_bias if fc2_bias is None else fc2_bias.to(autocast)
+        fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
+        fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -507,7 +497,8 @@ class GroupedMLP(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases
+        zero."""
         self.fc1.weight.uniform_(-1 / math.sqrt(self.hidden), 1 / math.sqrt(self.hidden))
         if self.fc1.bias is not None:
             self.fc1.bias.zero_()
@@ -535,8 +526,8 @@ class GroupedMLP(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"num_groups={self.num_groups}, hidden={self.hidden}, intermediate={self.intermediate}, "
-            f"bias={self.fc1.bias is not None}"
+            f"num_groups={self.num_groups}, hidden={self.hidden}, "
+            f"intermediate={self.intermediate}, bias={self.fc1.bias is not None}"
         )
 
     @staticmethod
@@ -546,112 +537,208 @@ class GroupedMLP(nn.Module):
 
 
 _PLAN = """\
-grouped_mlp__mxfp8 on sm_90a: emulated (sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32; operands are decoded to bfloat16)
+grouped_mlp__mxfp8 on sm_90a: emulated (sm_90a has no kernels for grouped_gemm of
+    e4m3_e4m3_mx_1x32_fp32; operands are decoded to bfloat16)
 The expert MLP of a mixture-of-experts layer, each token weighted by its router probability
 sizes: T tokens, E num_groups, H hidden, F intermediate
-emulation moves T align(H, 16) + T align(H, 16) + T ceildiv(H, 32) + T ceildiv(H, 32) + 8 T H + E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + 8 E 2 F H + T align(F, 16) + T ceildiv(F, 32) + 4 T F + E H align(F, 16) + E H ceildiv(F, 32) + 8 E H F + E F align(H, 16) + E ceildiv(H, 32) F + H align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16) + (T // 32 + E) H + (T // 32 + E) H + 48 E + 8 32 (T // 32 + E) H + F align(32 (T // 32 + E), 16) + (T // 32 + E) F + 4 32 (T // 32 + E) F + T align(2 F, 16) + T ceildiv(2 F, 32) + 4 T 2 F + E H align(2 F, 16) + E ceildiv(2 F, 32) H + 2 F align(32 (T // 32 + E), 16) + (T // 32 + E) 2 F + 4 32 (T // 32 + E) 2 F bytes more
+emulation moves T align(H, 16) + T align(H, 16) + T ceildiv(H, 32) + T ceildiv(H, 32) + 8 T H + E 2
+    F align(H, 16) + E 2 F ceildiv(H, 32) + 8 E 2 F H + T align(F, 16) + T ceildiv(F, 32) + 4 T F +
+    E H align(F, 16) + E H ceildiv(F, 32) + 8 E H F + E F align(H, 16) + E ceildiv(H, 32) F + H
+    align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16) + (T // 32 + E) H + (T // 32 + E) H
+    + 48 E + 8 32 (T // 32 + E) H + F align(32 (T // 32 + E), 16) + (T // 32 + E) F + 4 32 (T // 32
+    + E) F + T align(2 F, 16) + T ceildiv(2 F, 32) + 4 T 2 F + E H align(2 F, 16) + E ceildiv(2 F,
+    32) H + 2 F align(32 (T // 32 + E), 16) + (T // 32 + E) 2 F + 4 32 (T // 32 + E) 2 F bytes more
 
 buffers
-  x                              [T, H]                                  io        2 T H bytes                            input
-  split_sizes                    [E]                                     int64     8 E bytes                              input
-  probs                          [T]                                     float32   4 T bytes                              input
-  fc1_weight                     [E, 2 * F, H]                           io        2 E 2 F H bytes                        parameter fc1.weight
-  fc1_bias                       [E, 2 * F]                              io        2 E 2 F bytes                          parameter fc1.bias, optional
-  h                              [T, 2 * F]                              io        2 T 2 F bytes                          result kept for the backward
-  fc2_weight                     [E, H, F]                               io        2 E H F bytes                          parameter fc2.weight
-  fc2_bias                       [E, H]                                  io        2 E H bytes                            parameter fc2.bias, optional
-  y                              [T, H]                                  io        2 T H bytes                            output
-  da                             [T, F]                                  io        2 T F bytes                            workspace
-  dfc2_weight                    [E, H, F]                               io        2 E H F bytes                          gradient
-  dfc2_bias                      [E, H]                                  io        2 E H bytes                            gradient
-  dy                             [T, H]                                  io        2 T H bytes                            gradient in
-  dprobs                         [T]                                     float32   4 T bytes                              gradient
-  dx                             [T, H]                                  io        2 T H bytes                            gradient
-  dfc1_weight                    [E, 2 * F, H]                           io        2 E 2 F H bytes                        gradient
-  dfc1_bias                      [E, 2 * F]                              io        2 E 2 F bytes                          gradient
-  x_rowwise                      [T, align(H, 16)]                       e4m3      T align(H, 16) bytes                   workspace
-  x_rowwise_scale                [T, ceildiv(H, 32)]                     e8m0      T ceildiv(H, 32) bytes                 workspace
-  fc1_weight_rowwise             [E, 2 * F, align(H, 16)]                e4m3      E 2 F align(H, 16) bytes               workspace
-  fc1_weight_rowwise_scale       [E, 2 * F, ceildiv(H, 32)]              e8m0      E 2 F ceildiv(H, 32) bytes             workspace
-  a_rowwise                      [T, align(F, 16)]                       e4m3      T align(F, 16) bytes                   workspace
-  a_rowwise_scale                [T, ceildiv(F, 32)]                     e8m0      T ceildiv(F, 32) bytes                 workspace
-  fc2_weight_rowwise             [E, H, align(F, 16)]                    e4m3      E H align(F, 16) bytes                 workspace
-  fc2_weight_rowwise_scale       [E, H, ceildiv(F, 32)]                  e8m0      E H ceildiv(F, 32) bytes               workspace
-  dy_rowwise                     [T, align(H, 16)]                       e4m3      T align(H, 16) bytes                   workspace
-  dy_rowwise_scale               [T, ceildiv(H, 32)]                     e8m0      T ceildiv(H, 32) bytes                 workspace
-  fc2_weight_columnwise          [E, F, align(H, 16)]                    e4m3      E F align(H, 16) bytes                 result kept for the backward
-  fc2_weight_columnwise_scale    [E, ceildiv(H, 32), F]                  e8m0      E ceildiv(H, 32) F bytes               result kept for the backward
-  dy_columnwise                  [H, align(32 * (T // 32 + E), 16)]      e4m3      H align(32 (T // 32 + E), 16) bytes    workspace
-  dy_columnwise_scale            [T // 32 + E, H]                        e8m0      (T // 32 + E) H bytes                  workspace
-  a_columnwise                   [F, align(32 * (T // 32 + E), 16)]      e4m3      F align(32 (T // 32 + E), 16) bytes    result kept for the backward
-  a_columnwise_scale             [T // 32 + E, F]                        e8m0      (T // 32 + E) F bytes                  result kept for the backward
-  dh_rowwise                     [T, align(2 * F, 16)]                   e4m3      T align(2 F, 16) bytes                 workspace
-  dh_rowwise_scale               [T, ceildiv(2 * F, 32)]                 e8m0      T ceildiv(2 F, 32) bytes               workspace
-  fc1_weight_columnwise          [E, H, align(2 * F, 16)]                e4m3      E H align(2 F, 16) bytes               result kept for the backward
-  fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 32), H]              e8m0      E ceildiv(2 F, 32) H bytes             result kept for the backward
-  dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 16)]  e4m3      2 F align(32 (T // 32 + E), 16) bytes  workspace
-  dh_columnwise_scale            [T // 32 + E, 2 * F]                    e8m0      (T // 32 + E) 2 F bytes                workspace
-  x_columnwise                   [H, align(32 * (T // 32 + E), 16)]      e4m3      H align(32 (T // 32 + E), 16) bytes    result kept for the backward
-  x_columnwise_scale             [T // 32 + E, H]                        e8m0      (T // 32 + E) H bytes                  result kept for the backward
-  x_rowwise_decoded              [T, H]                                  bfloat16  2 T H bytes                            workspace
-  fc1_weight_rowwise_decoded     [E, 2 * F, H]                           bfloat16  2 E 2 F H bytes                        workspace
-  a_rowwise_decoded              [T, F]                                  bfloat16  2 T F bytes                            workspace
-  fc2_weight_rowwise_decoded     [E, H, F]                               bfloat16  2 E H F bytes                          workspace
-  dy_rowwise_decoded             [T, H]                                  bfloat16  2 T H bytes                            workspace
-  fc2_weight_columnwise_decoded  [E, H, F]                               bfloat16  2 E H F bytes                          workspace
-  dy_columnwise_decoded          [32 * (T // 32 + E), H]                 bfloat16  2 32 (T // 32 + E) H bytes             workspace
-  dy_padded_sizes                [E]                                     int64     8 E bytes                              workspace
-  a_columnwise_decoded           [32 * (T // 32 + E), F]                 bfloat16  2 32 (T // 32 + E) F bytes             workspace
-  dh_rowwise_decoded             [T, 2 * F]                              bfloat16  2 T 2 F bytes                          workspace
-  fc1_weight_columnwise_decoded  [E, 2 * F, H]                           bfloat16  2 E 2 F H bytes                        workspace
-  dh_columnwise_decoded          [32 * (T // 32 + E), 2 * F]             bfloat16  2 32 (T // 32 + E) 2 F bytes           workspace
-  dh_padded_sizes                [E]                                     int64     8 E bytes                              workspace
-  x_columnwise_decoded           [32 * (T // 32 + E), H]                 bfloat16  2 32 (T // 32 + E) H bytes             workspace
-  dy_row_sums                    [T // 128 + (2 * E + 1), H]             float32   4 (T // 128 + 2 E + 1) H bytes         workspace
-  dh_row_sums                    [T // 128 + (2 * E + 1), 2 * F]         float32   4 (T // 128 + 2 E + 1) 2 F bytes       workspace
-  dprobs_row_partials            [ceildiv(F, 128), T]                    float32   4 ceildiv(F, 128) T bytes              workspace
+  x                              [T, H]; io; 2 T H bytes; input
+  split_sizes                    [E]; int64; 8 E bytes; input
+  probs                          [T]; float32; 4 T bytes; input
+  fc1_weight                     [E, 2 * F, H]; io; 2 E 2 F H bytes; parameter fc1.weight
+  fc1_bias                       [E, 2 * F]; io; 2 E 2 F bytes; parameter fc1.bias, optional
+  h                              [T, 2 * F]; io; 2 T 2 F bytes; kept for the backward
+  fc2_weight                     [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
+  fc2_bias                       [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
+  y                              [T, H]; io; 2 T H bytes; output
+  da                             [T, F]; io; 2 T F bytes; workspace
+  dfc2_weight                    [E, H, F]; io; 2 E H F bytes; gradient
+  dfc2_bias                      [E, H]; io; 2 E H bytes; gradient
+  dy                             [T, H]; io; 2 T H bytes; gradient in
+  dprobs                         [T]; float32; 4 T bytes; gradient
+  dx                             [T, H]; io; 2 T H bytes; gradient
+  dfc1_weight                    [E, 2 * F, H]; io; 2 E 2 F H bytes; gradient
+  dfc1_bias                      [E, 2 * F]; io; 2 E 2 F bytes; gradient
+  x_rowwise                      [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
+  x_rowwise_scale                [T, ceildiv(H, 32)]; e8m0; T ceildiv(H, 32) bytes; workspace
+  fc1_weight_rowwise             [E, 2 * F, align(H, 16)]; e4m3; E 2 F align(H, 16) bytes; workspace
+  fc1_weight_rowwise_scale       [E, 2 * F, ceildiv(H, 32)]; e8m0; E 2 F ceildiv(H, 32) bytes;
+                                 workspace
+  a_rowwise                      [T, align(F, 16)]; e4m3; T align(F, 16) bytes; workspace
+  a_rowwise_scale                [T, ceildiv(F, 32)]; e8m0; T ceildiv(F, 32) bytes; workspace
+  fc2_weight_rowwise             [E, H, align(F, 16)]; e4m3; E H align(F, 16) bytes; workspace
+  fc2_weight_rowwise_scale       [E, H, ceildiv(F, 32)]; e8m0; E H ceildiv(F, 32) bytes; workspace
+  dy_rowwise                     [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
+  dy_rowwise_scale               [T, ceildiv(H, 32)]; e8m0; T ceildiv(H, 32) bytes; workspace
+  fc2_weight_columnwise          [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
+                                 kept for the backward
+  fc2_weight_columnwise_scale    [E, ceildiv(H, 32), F]; e8m0; E ceildiv(H, 32) F bytes;
+                                 kept for the backward
+  dy_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
+                                 H align(32 (T // 32 + E), 16) bytes; workspace
+  dy_columnwise_scale            [T // 32 + E, H]; e8m0; (T // 32 + E) H bytes; workspace
+  a_columnwise                   [F, align(32 * (T // 32 + E), 16)]; e4m3;
+                                 F align(32 (T // 32 + E), 16) bytes; kept for the backward
+  a_columnwise_scale             [T // 32 + E, F]; e8m0; (T // 32 + E) F bytes;
+                                 kept for the backward
+  dh_rowwise                     [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
+  dh_rowwise_scale               [T, ceildiv(2 * F, 32)]; e8m0; T ceildiv(2 F, 32) bytes; workspace
+  fc1_weight_columnwise          [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
+                                 kept for the backward
+  fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 32), H]; e8m0; E ceildiv(2 F, 32) H bytes;
+                                 kept for the backward
+  dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 16)]; e4m3;
+                                 2 F align(32 (T // 32 + E), 16) bytes; workspace
+  dh_columnwise_scale            [T // 32 + E, 2 * F]; e8m0; (T // 32 + E) 2 F bytes; workspace
+  x_columnwise                   [H, align(32 * (T // 32 + E), 16)]; e4m3;
+                                 H align(32 (T // 32 + E), 16) bytes; kept for the backward
+  x_columnwise_scale             [T // 32 + E, H]; e8m0; (T // 32 + E) H bytes;
+                                 kept for the backward
+  x_rowwise_decoded              [T, H]; bfloat16; 2 T H bytes; workspace
+  fc1_weight_rowwise_decoded     [E, 2 * F, H]; bfloat16; 2 E 2 F H bytes; workspace
+  a_rowwise_decoded              [T, F]; bfloat16; 2 T F bytes; workspace
+  fc2_weight_rowwise_decoded     [E, H, F]; bfloat16; 2 E H F bytes; workspace
+  dy_rowwise_decoded             [T, H]; bfloat16; 2 T H bytes; workspace
+  fc2_weight_columnwise_decoded  [E, H, F]; bfloat16; 2 E H F bytes; workspace
+  dy_columnwise_decoded          [32 * (T // 32 + E), H]; bfloat16; 2 32 (T // 32 + E) H bytes;
+                                 workspace
+  dy_padded_sizes                [E]; int64; 8 E bytes; workspace
+  a_columnwise_decoded           [32 * (T // 32 + E), F]; bfloat16; 2 32 (T // 32 + E) F bytes;
+                                 workspace
+  dh_rowwise_decoded             [T, 2 * F]; bfloat16; 2 T 2 F bytes; workspace
+  fc1_weight_columnwise_decoded  [E, 2 * F, H]; bfloat16; 2 E 2 F H bytes; workspace
+  dh_columnwise_decoded          [32 * (T // 32 + E), 2 * F]; bfloat16;
+                                 2 32 (T // 32 + E) 2 F bytes; workspace
+  dh_padded_sizes                [E]; int64; 8 E bytes; workspace
+  x_columnwise_decoded           [32 * (T // 32 + E), H]; bfloat16; 2 32 (T // 32 + E) H bytes;
+                                 workspace
+  dy_row_sums                    [T // 128 + (2 * E + 1), H]; float32;
+                                 4 (T // 128 + 2 E + 1) H bytes; workspace
+  dh_row_sums                    [T // 128 + (2 * E + 1), 2 * F]; float32;
+                                 4 (T // 128 + 2 E + 1) 2 F bytes; workspace
+  dprobs_row_partials            [ceildiv(F, 128), T]; float32; 4 ceildiv(F, 128) T bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale                                                             quantize_sm90_e4m3_mx_1x32                                             2 T H + 8 E + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 + E), 16) + (T // 32 + E) H bytes
-  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale                             quantize_sm90_e4m3_mx_1x32                                             2 E 2 F H + E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + E H align(2 F, 16) + E ceildiv(2 F, 32) H bytes
-  3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded                                                                                          dequantize_e4m3_mx_1x32                                                T align(H, 16) + T ceildiv(H, 32) + 2 T H bytes
-  4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded                                                               dequantize_e4m3_mx_1x32                                                E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + 2 E 2 F H bytes
-  5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, fc1_bias, split_sizes -> h                                                        gemm_decoded_sm90_fprop                                2 T 2 F H flop  2 T H + 2 E 2 F H + 2 E 2 F + 8 E + 2 T 2 F bytes
-  6. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32  27 T F flop     2 T 2 F + 4 T + 8 E + T align(F, 16) + T ceildiv(F, 32) + F align(32 (T // 32 + E), 16) + (T // 32 + E) F bytes  rule activation_quantize
-  7. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale                             quantize_sm90_e4m3_mx_1x32                                             2 E H F + E H align(F, 16) + E H ceildiv(F, 32) + E F align(H, 16) + E ceildiv(H, 32) F bytes
-  8. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded                                                                                          dequantize_e4m3_mx_1x32                                                T align(F, 16) + T ceildiv(F, 32) + 2 T F bytes
-  9. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded                                                               dequantize_e4m3_mx_1x32                                                E H align(F, 16) + E H ceildiv(F, 32) + 2 E H F bytes
-  10. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y                                                       gemm_decoded_sm90_fprop                                2 T H F flop    2 T F + 2 E H F + 2 E H + 8 E + 2 T H bytes
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+     quantize_sm90_e4m3_mx_1x32;
+     2 T H + 8 E + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 + E), 16) + (T // 32 + E)
+     H bytes
+  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     quantize_sm90_e4m3_mx_1x32;
+     2 E 2 F H + E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + E H align(2 F, 16) + E ceildiv(2 F, 32)
+     H bytes
+  3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
+     dequantize_e4m3_mx_1x32; T align(H, 16) + T ceildiv(H, 32) + 2 T H bytes
+  4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
+     dequantize_e4m3_mx_1x32; E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + 2 E 2 F H bytes
+  5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, fc1_bias, split_sizes -> h
+     gemm_decoded_sm90_fprop; 2 T 2 F H flop; 2 T H + 2 E 2 F H + 2 E 2 F + 8 E + 2 T 2 F bytes
+  6. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise,
+     a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32; 27 T F flop;
+     2 T 2 F + 4 T + 8 E + T align(F, 16) + T ceildiv(F, 32) + F align(32 (T // 32 + E), 16) + (T //
+     32 + E) F bytes;
+     rule activation_quantize
+  7. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     quantize_sm90_e4m3_mx_1x32;
+     2 E H F + E H align(F, 16) + E H ceildiv(F, 32) + E F align(H, 16) + E ceildiv(H, 32) F bytes
+  8. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
+     dequantize_e4m3_mx_1x32; T align(F, 16) + T ceildiv(F, 32) + 2 T F bytes
+  9. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded
+     dequantize_e4m3_mx_1x32; E H align(F, 16) + E H ceildiv(F, 32) + 2 E H F bytes
+  10. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
+     gemm_decoded_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 2 E H + 8 E + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
-  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums                                                                                                  quantize_sm90_e4m3_mx_1x32                                              2 T H + 8 E + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded                                                                                                                                                         dequantize_e4m3_mx_1x32                                                 T align(H, 16) + T ceildiv(H, 32) + 2 T H bytes                                                                                                                                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded                                                                                                                        dequantize_e4m3_mx_1x32_turned                                          E F align(H, 16) + E ceildiv(H, 32) F + 2 E H F bytes                                                                                                                                         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da                                                                                                                               gemm_decoded_sm90_dgrad                                 2 T H F flop    2 T H + 2 E H F + 8 E + 2 T F bytes                                                                                                                                                           if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded, dy_padded_sizes                                                                                                           dequantize_groups_e4m3_mx_1x32_turned                                   H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 16 E + 2 32 (T // 32 + E) H bytes                                                                                                           if need_dfc2_weight
-  6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded                                                                                                                               dequantize_groups_e4m3_mx_1x32_turned                                   F align(32 (T // 32 + E), 16) + (T // 32 + E) F + 8 E + 2 32 (T // 32 + E) F bytes                                                                                                            if need_dfc2_weight
-  7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes -> dfc2_weight                                                                                                                        gemm_decoded_sm90_wgrad                                 2 T H F flop    2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 8 E + 2 E H F bytes                                                                                                                             if need_dfc2_weight
-  8. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)  pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32  38 T F flop     2 T F + 2 T 2 F + 8 T + 8 E + T align(2 F, 16) + T ceildiv(2 F, 32) + 2 F align(32 (T // 32 + E), 16) + (T // 32 + E) 2 F + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes  if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias  rule activation_gradient_quantize
-  9. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded                                                                                                                                                         dequantize_e4m3_mx_1x32                                                 T align(2 F, 16) + T ceildiv(2 F, 32) + 2 T 2 F bytes                                                                                                                                         if need_dx
-  10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded                                                                                                                       dequantize_e4m3_mx_1x32_turned                                          E H align(2 F, 16) + E ceildiv(2 F, 32) H + 2 E 2 F H bytes                                                                                                                                   if need_dx
-  11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx                                                                                                                              gemm_decoded_sm90_dgrad                                 2 T 2 F H flop  2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes                                                                                                                                                       if need_dx
-  12. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded, dh_padded_sizes                                                                                                          dequantize_groups_e4m3_mx_1x32_turned                                   2 F align(32 (T // 32 + E), 16) + (T // 32 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F bytes                                                                                                     if need_dfc1_weight
-  13. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded                                                                                                                              dequantize_groups_e4m3_mx_1x32_turned                                   H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 8 E + 2 32 (T // 32 + E) H bytes                                                                                                            if need_dfc1_weight
-  14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes -> dfc1_weight                                                                                                                       gemm_decoded_sm90_wgrad                                 2 T 2 F H flop  2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 8 E + 2 E 2 F H bytes                                                                                                                         if need_dfc1_weight
+backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
+     dfc2_bias, dy_row_sums
+     quantize_sm90_e4m3_mx_1x32;
+     2 T H + 8 E + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 + E), 16) + (T // 32 + E)
+     H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
+  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+     dequantize_e4m3_mx_1x32; T align(H, 16) + T ceildiv(H, 32) + 2 T H bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+     dequantize_e4m3_mx_1x32_turned; E F align(H, 16) + E ceildiv(H, 32) F + 2 E H F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
+     gemm_decoded_sm90_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+     dy_padded_sizes
+     dequantize_groups_e4m3_mx_1x32_turned;
+     H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
+     if need_dfc2_weight
+  6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+     dequantize_groups_e4m3_mx_1x32_turned;
+     F align(32 (T // 32 + E), 16) + (T // 32 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
+     if need_dfc2_weight
+  7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes -> dfc2_weight
+     gemm_decoded_sm90_wgrad; 2 T H F flop;
+     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 8 E + 2 E H F bytes; if need_dfc2_weight
+  8. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+     dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y =
+     gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32; 38 T F flop;
+     2 T F + 2 T 2 F + 8 T + 8 E + T align(2 F, 16) + T ceildiv(2 F, 32) + 2 F align(32 (T // 32 +
+     E), 16) + (T // 32 + E) 2 F + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
+     rule activation_gradient_quantize
+  9. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+     dequantize_e4m3_mx_1x32; T align(2 F, 16) + T ceildiv(2 F, 32) + 2 T 2 F bytes; if need_dx
+  10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+     -> fc1_weight_columnwise_decoded
+     dequantize_e4m3_mx_1x32_turned; E H align(2 F, 16) + E ceildiv(2 F, 32) H + 2 E 2 F H bytes;
+     if need_dx
+  11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
+     gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes; if need_dx
+  12. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
+     dh_padded_sizes
+     dequantize_groups_e4m3_mx_1x32_turned;
+     2 F align(32 (T // 32 + E), 16) + (T // 32 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F bytes;
+     if need_dfc1_weight
+  13. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+     dequantize_groups_e4m3_mx_1x32_turned;
+     H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
+     if need_dfc1_weight
+  14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes
+     -> dfc1_weight
+     gemm_decoded_sm90_wgrad; 2 T 2 F H flop;
+     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes                            always
-  probs                        4 T bytes                            if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                            2 T 2 F bytes                        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise        E F align(H, 16) bytes               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  E ceildiv(H, 32) F bytes             if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise                 F align(32 (T // 32 + E), 16) bytes  if need_dfc2_weight
-  a_columnwise_scale           (T // 32 + E) F bytes                if need_dfc2_weight
-  fc1_weight_columnwise        E H align(2 F, 16) bytes             if need_dx
-  fc1_weight_columnwise_scale  E ceildiv(2 F, 32) H bytes           if need_dx
-  x_columnwise                 H align(32 (T // 32 + E), 16) bytes  if need_dfc1_weight
-  x_columnwise_scale           (T // 32 + E) H bytes                if need_dfc1_weight
-  at most 8 E + 4 T + 2 T 2 F + E F align(H, 16) + E ceildiv(H, 32) F + F align(32 (T // 32 + E), 16) + (T // 32 + E) F + E H align(2 F, 16) + E ceildiv(2 F, 32) H + H align(32 (T // 32 + E), 16) + (T // 32 + E) H bytes, inputs and parameters included
+  split_sizes                  8 E bytes; always
+  probs                        4 T bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise        E F align(H, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise_scale  E ceildiv(H, 32) F bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise                 F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           (T // 32 + E) F bytes; if need_dfc2_weight
+  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
+  fc1_weight_columnwise_scale  E ceildiv(2 F, 32) H bytes; if need_dx
+  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale           (T // 32 + E) H bytes; if need_dfc1_weight
+  at most 8 E + 4 T + 2 T 2 F + E F align(H, 16) + E ceildiv(H, 32) F + F align(32 (T // 32 + E),
+      16) + (T // 32 + E) F + E H align(2 F, 16) + E ceildiv(2 F, 32) H + H align(32 (T // 32 + E),
+      16) + (T // 32 + E) H bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e4m3_mx_1x32

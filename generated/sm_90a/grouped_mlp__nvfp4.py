@@ -2,10 +2,11 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:73fdbfc5f15fefd2
+# checksum sha256:7855b9671d9ad4f4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
-Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e2m1_e2m1_nv_1x16_nv_16x16_fp32; operands are decoded to bfloat16.
+Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
+e2m1_e2m1_nv_1x16_nv_16x16_fp32; operands are decoded to bfloat16.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "5630dbc3bfd17160652147993f330d8afeb057aaadccd779a51665e790c589de"
+DIGEST = "3f92b560f4e00ff18dade7beb9c8dc20a5fb43f26b74d4e4ec1643cd4cace128"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -56,64 +57,43 @@ def _forward_fake(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = (
-        x.new_empty((T, (2) * (F)))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
-    )
+    h = x.new_empty((T, 2 * F)) if keep_h else None
     fc2_weight_columnwise = (
-        x.new_empty((E, F, (-(-(H) // 32) * 32) // (2)), dtype=torch.float4_e2m1fn_x2)
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
+        x.new_empty((E, F, -(-H // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2) if keep_h else None
     )
     fc2_weight_columnwise_scale = (
-        x.new_empty((E, -(-(H) // 16), -(-(F) // 16)), dtype=torch.float8_e4m3fn)
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
+        x.new_empty((E, -(-H // 16), -(-F // 16)), dtype=torch.float8_e4m3fn) if keep_h else None
     )
-    fc2_weight_columnwise_amax = (
-        x.new_empty((E,), dtype=torch.float32)
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
-    )
+    fc2_weight_columnwise_amax = x.new_empty((E,), dtype=torch.float32) if keep_h else None
     a_columnwise = (
-        x.new_empty(
-            (F, (-(-((32) * (((T) // (32)) + (E))) // 32) * 32) // (2)),
-            dtype=torch.float4_e2m1fn_x2,
-        )
+        x.new_empty((F, -(-(32 * (T // 32 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
         if need_dfc2_weight
         else None
     )
     a_columnwise_scale = (
-        x.new_empty((((T) // (16)) + (E), F), dtype=torch.float8_e4m3fn)
-        if need_dfc2_weight
-        else None
+        x.new_empty((T // 16 + E, F), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
     )
     a_columnwise_amax = x.new_empty((E,), dtype=torch.float32) if need_dfc2_weight else None
     fc1_weight_columnwise = (
-        x.new_empty((E, H, (-(-((2) * (F)) // 32) * 32) // (2)), dtype=torch.float4_e2m1fn_x2)
+        x.new_empty((E, H, -(-(2 * F) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
         if need_dx
         else None
     )
     fc1_weight_columnwise_scale = (
-        x.new_empty((E, -(-((2) * (F)) // 16), -(-(H) // 16)), dtype=torch.float8_e4m3fn)
+        x.new_empty((E, -(-(2 * F) // 16), -(-H // 16)), dtype=torch.float8_e4m3fn)
         if need_dx
         else None
     )
     fc1_weight_columnwise_amax = x.new_empty((E,), dtype=torch.float32) if need_dx else None
     x_columnwise = (
-        x.new_empty(
-            (H, (-(-((32) * (((T) // (32)) + (E))) // 32) * 32) // (2)),
-            dtype=torch.float4_e2m1fn_x2,
-        )
+        x.new_empty((H, -(-(32 * (T // 32 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
         if need_dfc1_weight
         else None
     )
     x_columnwise_scale = (
-        x.new_empty((((T) // (16)) + (E), H), dtype=torch.float8_e4m3fn)
-        if need_dfc1_weight
-        else None
+        x.new_empty((T // 16 + E, H), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
     )
     x_columnwise_amax = x.new_empty((E,), dtype=torch.float32) if need_dfc1_weight else None
     return (
@@ -209,14 +189,14 @@ def _backward_fake(
         else 0
     )
     dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
-    dfc1_weight = dy.new_empty((E, (2) * (F), H)) if need_dfc1_weight else dy.new_empty(0)
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else dy.new_empty(0)
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
         if need_dprobs
         else dy.new_empty(0, dtype=torch.float32)
     )
-    dfc1_bias = dy.new_empty((E, (2) * (F))) if need_dfc1_bias else dy.new_empty(0)
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -242,6 +222,8 @@ _backward = _library.register(
 
 
 class _GroupedMLP(torch.autograd.Function):
+    """The ops as one node of autograd; it keeps only what the gradients asked for need."""
+
     @staticmethod
     def forward(
         ctx,
@@ -313,33 +295,34 @@ class _GroupedMLP(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_mlp__nvfp4")
         if dy is None:
-            return None, None, None, None, None, None, None, None, None, None, None, None, None
+            return (None,) * 13
         needs = ctx.needs_input_grad
+        need_dx = needs[0]
+        need_dfc1_weight = needs[1]
+        need_dfc2_weight = needs[2]
+        need_dprobs = needs[4]
+        need_dfc1_bias = needs[5]
+        need_dfc2_bias = needs[6]
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             *ctx.saved_tensors,
             ctx.rng_state_,
-            needs[0],
-            needs[1],
-            needs[2],
-            needs[4],
-            needs[5],
-            needs[6],
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
         )
         return (
-            dx if needs[0] else None,
-            dfc1_weight if needs[1] else None,
-            dfc2_weight if needs[2] else None,
+            dx if need_dx else None,
+            dfc1_weight if need_dfc1_weight else None,
+            dfc2_weight if need_dfc2_weight else None,
             None,
-            dprobs if needs[4] else None,
-            dfc1_bias if needs[5] else None,
-            dfc2_bias if needs[6] else None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
+            dprobs if need_dprobs else None,
+            dfc1_bias if need_dfc1_bias else None,
+            dfc2_bias if need_dfc2_bias else None,
+            *(None,) * 6,
         )
 
 
@@ -479,8 +462,8 @@ def grouped_mlp(
         x = x.to(autocast)
         fc1_weight = fc1_weight.to(autocast)
         fc2_weight = fc2_weight.to(autocast)
-        fc1_bias = fc1_bias if fc1_bias is None else fc1_bias.to(autocast)
-        fc2_bias = fc2_bias if fc2_bias is None else fc2_bias.to(autocast)
+        fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
+        fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -579,7 +562,8 @@ class GroupedMLP(_parts.KeepsBuffers):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases zero."""
+        """Fill parameters and state: weights uniform in +-1/sqrt(inputs per output), biases
+        zero."""
         self.fc1.weight.uniform_(-1 / math.sqrt(self.hidden), 1 / math.sqrt(self.hidden))
         if self.fc1.bias is not None:
             self.fc1.bias.zero_()
@@ -609,8 +593,8 @@ class GroupedMLP(_parts.KeepsBuffers):
 
     def extra_repr(self) -> str:
         return (
-            f"num_groups={self.num_groups}, hidden={self.hidden}, intermediate={self.intermediate}, "
-            f"bias={self.fc1.bias is not None}"
+            f"num_groups={self.num_groups}, hidden={self.hidden}, "
+            f"intermediate={self.intermediate}, bias={self.fc1.bias is not None}"
         )
 
     @staticmethod
@@ -620,138 +604,262 @@ class GroupedMLP(_parts.KeepsBuffers):
 
 
 _PLAN = """\
-grouped_mlp__nvfp4 on sm_90a: emulated (sm_90a has no kernels for grouped_gemm of e2m1_e2m1_nv_1x16_nv_16x16_fp32; operands are decoded to bfloat16)
+grouped_mlp__nvfp4 on sm_90a: emulated (sm_90a has no kernels for grouped_gemm of
+    e2m1_e2m1_nv_1x16_nv_16x16_fp32; operands are decoded to bfloat16)
 The expert MLP of a mixture-of-experts layer, each token weighted by its router probability
 sizes: T tokens, E num_groups, H hidden, F intermediate
-emulation moves T (align(H, 32) // 2) + T (align(H, 32) // 2) + T ceildiv(H, 16) + T ceildiv(H, 16) + 8 T H + E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + E ceildiv(2 F, 16) ceildiv(H, 16) + 8 E 2 F H + T (align(F, 32) // 2) + T ceildiv(F, 16) + 4 T F + E H (align(F, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + E ceildiv(H, 16) ceildiv(F, 16) + 8 E H F + E F (align(H, 32) // 2) + H (align(32 (T // 32 + E), 32) // 2) + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + (T // 16 + E) H + 48 E + 8 32 (T // 32 + E) H + F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + 4 32 (T // 32 + E) F + T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 4 T 2 F + E H (align(2 F, 32) // 2) + 2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) 2 F + 4 32 (T // 32 + E) 2 F bytes more
+emulation moves T (align(H, 32) // 2) + T (align(H, 32) // 2) + T ceildiv(H, 16) + T ceildiv(H, 16)
+    + 8 T H + E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + E ceildiv(2 F, 16)
+    ceildiv(H, 16) + 8 E 2 F H + T (align(F, 32) // 2) + T ceildiv(F, 16) + 4 T F + E H (align(F,
+    32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + E ceildiv(H, 16) ceildiv(F, 16) + 8 E H F + E F
+    (align(H, 32) // 2) + H (align(32 (T // 32 + E), 32) // 2) + H (align(32 (T // 32 + E), 32) //
+    2) + (T // 16 + E) H + (T // 16 + E) H + 48 E + 8 32 (T // 32 + E) H + F (align(32 (T // 32 +
+    E), 32) // 2) + (T // 16 + E) F + 4 32 (T // 32 + E) F + T (align(2 F, 32) // 2) + T ceildiv(2
+    F, 16) + 4 T 2 F + E H (align(2 F, 32) // 2) + 2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16
+    + E) 2 F + 4 32 (T // 32 + E) 2 F bytes more
 
 buffers
-  x                              [T, H]                                       io        2 T H bytes                                   input
-  split_sizes                    [E]                                          int64     8 E bytes                                     input
-  probs                          [T]                                          float32   4 T bytes                                     input
-  fc1_weight                     [E, 2 * F, H]                                io        2 E 2 F H bytes                               parameter fc1.weight
-  fc1_bias                       [E, 2 * F]                                   io        2 E 2 F bytes                                 parameter fc1.bias, optional
-  h                              [T, 2 * F]                                   io        2 T 2 F bytes                                 result kept for the backward
-  a                              [T, F]                                       io        2 T F bytes                                   workspace
-  fc2_weight                     [E, H, F]                                    io        2 E H F bytes                                 parameter fc2.weight
-  fc2_bias                       [E, H]                                       io        2 E H bytes                                   parameter fc2.bias, optional
-  y                              [T, H]                                       io        2 T H bytes                                   output
-  da                             [T, F]                                       io        2 T F bytes                                   workspace
-  dfc2_weight                    [E, H, F]                                    io        2 E H F bytes                                 gradient
-  dfc2_bias                      [E, H]                                       io        2 E H bytes                                   gradient
-  dy                             [T, H]                                       io        2 T H bytes                                   gradient in
-  dh                             [T, 2 * F]                                   io        2 T 2 F bytes                                 workspace
-  dprobs                         [T]                                          float32   4 T bytes                                     gradient
-  dx                             [T, H]                                       io        2 T H bytes                                   gradient
-  dfc1_weight                    [E, 2 * F, H]                                io        2 E 2 F H bytes                               gradient
-  dfc1_bias                      [E, 2 * F]                                   io        2 E 2 F bytes                                 gradient
-  x_rowwise                      [T, align(H, 32) // 2]                       e2m1      T (align(H, 32) // 2) bytes                   workspace
-  x_rowwise_scale                [T, ceildiv(H, 16)]                          e4m3      T ceildiv(H, 16) bytes                        workspace
-  x_rowwise_amax                 [E]                                          float32   4 E bytes                                     workspace
-  fc1_weight_rowwise             [E, 2 * F, align(H, 32) // 2]                e2m1      E 2 F (align(H, 32) // 2) bytes               workspace
-  fc1_weight_rowwise_scale       [E, ceildiv(2 * F, 16), ceildiv(H, 16)]      e4m3      E ceildiv(2 F, 16) ceildiv(H, 16) bytes       workspace
-  fc1_weight_rowwise_amax        [E]                                          float32   4 E bytes                                     workspace
-  a_rowwise                      [T, align(F, 32) // 2]                       e2m1      T (align(F, 32) // 2) bytes                   workspace
-  a_rowwise_scale                [T, ceildiv(F, 16)]                          e4m3      T ceildiv(F, 16) bytes                        workspace
-  a_rowwise_amax                 [E]                                          float32   4 E bytes                                     workspace
-  fc2_weight_rowwise             [E, H, align(F, 32) // 2]                    e2m1      E H (align(F, 32) // 2) bytes                 workspace
-  fc2_weight_rowwise_scale       [E, ceildiv(H, 16), ceildiv(F, 16)]          e4m3      E ceildiv(H, 16) ceildiv(F, 16) bytes         workspace
-  fc2_weight_rowwise_amax        [E]                                          float32   4 E bytes                                     workspace
-  dy_rowwise                     [T, align(H, 32) // 2]                       e2m1      T (align(H, 32) // 2) bytes                   workspace
-  dy_rowwise_scale               [T, ceildiv(H, 16)]                          e4m3      T ceildiv(H, 16) bytes                        workspace
-  dy_rowwise_amax                [E]                                          float32   4 E bytes                                     workspace
-  fc2_weight_columnwise          [E, F, align(H, 32) // 2]                    e2m1      E F (align(H, 32) // 2) bytes                 result kept for the backward
-  fc2_weight_columnwise_scale    [E, ceildiv(H, 16), ceildiv(F, 16)]          e4m3      E ceildiv(H, 16) ceildiv(F, 16) bytes         result kept for the backward
-  fc2_weight_columnwise_amax     [E]                                          float32   4 E bytes                                     result kept for the backward
-  dy_columnwise                  [H, align(32 * (T // 32 + E), 32) // 2]      e2m1      H (align(32 (T // 32 + E), 32) // 2) bytes    workspace
-  dy_columnwise_scale            [T // 16 + E, H]                             e4m3      (T // 16 + E) H bytes                         workspace
-  dy_columnwise_amax             [E]                                          float32   4 E bytes                                     workspace
-  a_columnwise                   [F, align(32 * (T // 32 + E), 32) // 2]      e2m1      F (align(32 (T // 32 + E), 32) // 2) bytes    result kept for the backward
-  a_columnwise_scale             [T // 16 + E, F]                             e4m3      (T // 16 + E) F bytes                         result kept for the backward
-  a_columnwise_amax              [E]                                          float32   4 E bytes                                     result kept for the backward
-  dh_rowwise                     [T, align(2 * F, 32) // 2]                   e2m1      T (align(2 F, 32) // 2) bytes                 workspace
-  dh_rowwise_scale               [T, ceildiv(2 * F, 16)]                      e4m3      T ceildiv(2 F, 16) bytes                      workspace
-  dh_rowwise_amax                [E]                                          float32   4 E bytes                                     workspace
-  fc1_weight_columnwise          [E, H, align(2 * F, 32) // 2]                e2m1      E H (align(2 F, 32) // 2) bytes               result kept for the backward
-  fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 16), ceildiv(H, 16)]      e4m3      E ceildiv(2 F, 16) ceildiv(H, 16) bytes       result kept for the backward
-  fc1_weight_columnwise_amax     [E]                                          float32   4 E bytes                                     result kept for the backward
-  dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 32) // 2]  e2m1      2 F (align(32 (T // 32 + E), 32) // 2) bytes  workspace
-  dh_columnwise_scale            [T // 16 + E, 2 * F]                         e4m3      (T // 16 + E) 2 F bytes                       workspace
-  dh_columnwise_amax             [E]                                          float32   4 E bytes                                     workspace
-  x_columnwise                   [H, align(32 * (T // 32 + E), 32) // 2]      e2m1      H (align(32 (T // 32 + E), 32) // 2) bytes    result kept for the backward
-  x_columnwise_scale             [T // 16 + E, H]                             e4m3      (T // 16 + E) H bytes                         result kept for the backward
-  x_columnwise_amax              [E]                                          float32   4 E bytes                                     result kept for the backward
-  x_partial_amax                 [2, E, 384]                                  float32   4 384 2 E bytes                               workspace
-  fc1_weight_partial_amax        [2, E, 384]                                  float32   4 384 2 E bytes                               workspace
-  x_rowwise_decoded              [T, H]                                       bfloat16  2 T H bytes                                   workspace
-  fc1_weight_rowwise_decoded     [E, 2 * F, H]                                bfloat16  2 E 2 F H bytes                               workspace
-  a_partial_amax                 [2, E, 384]                                  float32   4 384 2 E bytes                               workspace
-  fc2_weight_partial_amax        [2, E, 384]                                  float32   4 384 2 E bytes                               workspace
-  a_rowwise_decoded              [T, F]                                       bfloat16  2 T F bytes                                   workspace
-  fc2_weight_rowwise_decoded     [E, H, F]                                    bfloat16  2 E H F bytes                                 workspace
-  rng_state                      [2]                                          int64     16 bytes                                      gradient in
-  dy_partial_amax                [2, E, 384]                                  float32   4 384 2 E bytes                               workspace
-  dy_rowwise_decoded             [T, H]                                       bfloat16  2 T H bytes                                   workspace
-  fc2_weight_columnwise_decoded  [E, H, F]                                    bfloat16  2 E H F bytes                                 workspace
-  dy_columnwise_decoded          [32 * (T // 32 + E), H]                      bfloat16  2 32 (T // 32 + E) H bytes                    workspace
-  dy_padded_sizes                [E]                                          int64     8 E bytes                                     workspace
-  a_columnwise_decoded           [32 * (T // 32 + E), F]                      bfloat16  2 32 (T // 32 + E) F bytes                    workspace
-  dh_partial_amax                [2, E, 384]                                  float32   4 384 2 E bytes                               workspace
-  dh_rowwise_decoded             [T, 2 * F]                                   bfloat16  2 T 2 F bytes                                 workspace
-  fc1_weight_columnwise_decoded  [E, 2 * F, H]                                bfloat16  2 E 2 F H bytes                               workspace
-  dh_columnwise_decoded          [32 * (T // 32 + E), 2 * F]                  bfloat16  2 32 (T // 32 + E) 2 F bytes                  workspace
-  dh_padded_sizes                [E]                                          int64     8 E bytes                                     workspace
-  x_columnwise_decoded           [32 * (T // 32 + E), H]                      bfloat16  2 32 (T // 32 + E) H bytes                    workspace
-  dy_row_sums                    [T // 128 + (2 * E + 1), H]                  float32   4 (T // 128 + 2 E + 1) H bytes                workspace
-  dh_row_sums                    [T // 128 + (2 * E + 1), 2 * F]              float32   4 (T // 128 + 2 E + 1) 2 F bytes              workspace
+  x                              [T, H]; io; 2 T H bytes; input
+  split_sizes                    [E]; int64; 8 E bytes; input
+  probs                          [T]; float32; 4 T bytes; input
+  fc1_weight                     [E, 2 * F, H]; io; 2 E 2 F H bytes; parameter fc1.weight
+  fc1_bias                       [E, 2 * F]; io; 2 E 2 F bytes; parameter fc1.bias, optional
+  h                              [T, 2 * F]; io; 2 T 2 F bytes; kept for the backward
+  a                              [T, F]; io; 2 T F bytes; workspace
+  fc2_weight                     [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
+  fc2_bias                       [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
+  y                              [T, H]; io; 2 T H bytes; output
+  da                             [T, F]; io; 2 T F bytes; workspace
+  dfc2_weight                    [E, H, F]; io; 2 E H F bytes; gradient
+  dfc2_bias                      [E, H]; io; 2 E H bytes; gradient
+  dy                             [T, H]; io; 2 T H bytes; gradient in
+  dh                             [T, 2 * F]; io; 2 T 2 F bytes; workspace
+  dprobs                         [T]; float32; 4 T bytes; gradient
+  dx                             [T, H]; io; 2 T H bytes; gradient
+  dfc1_weight                    [E, 2 * F, H]; io; 2 E 2 F H bytes; gradient
+  dfc1_bias                      [E, 2 * F]; io; 2 E 2 F bytes; gradient
+  x_rowwise                      [T, align(H, 32) // 2]; e2m1; T (align(H, 32) // 2) bytes;
+                                 workspace
+  x_rowwise_scale                [T, ceildiv(H, 16)]; e4m3; T ceildiv(H, 16) bytes; workspace
+  x_rowwise_amax                 [E]; float32; 4 E bytes; workspace
+  fc1_weight_rowwise             [E, 2 * F, align(H, 32) // 2]; e2m1;
+                                 E 2 F (align(H, 32) // 2) bytes; workspace
+  fc1_weight_rowwise_scale       [E, ceildiv(2 * F, 16), ceildiv(H, 16)]; e4m3;
+                                 E ceildiv(2 F, 16) ceildiv(H, 16) bytes; workspace
+  fc1_weight_rowwise_amax        [E]; float32; 4 E bytes; workspace
+  a_rowwise                      [T, align(F, 32) // 2]; e2m1; T (align(F, 32) // 2) bytes;
+                                 workspace
+  a_rowwise_scale                [T, ceildiv(F, 16)]; e4m3; T ceildiv(F, 16) bytes; workspace
+  a_rowwise_amax                 [E]; float32; 4 E bytes; workspace
+  fc2_weight_rowwise             [E, H, align(F, 32) // 2]; e2m1; E H (align(F, 32) // 2) bytes;
+                                 workspace
+  fc2_weight_rowwise_scale       [E, ceildiv(H, 16), ceildiv(F, 16)]; e4m3;
+                                 E ceildiv(H, 16) ceildiv(F, 16) bytes; workspace
+  fc2_weight_rowwise_amax        [E]; float32; 4 E bytes; workspace
+  dy_rowwise                     [T, align(H, 32) // 2]; e2m1; T (align(H, 32) // 2) bytes;
+                                 workspace
+  dy_rowwise_scale               [T, ceildiv(H, 16)]; e4m3; T ceildiv(H, 16) bytes; workspace
+  dy_rowwise_amax                [E]; float32; 4 E bytes; workspace
+  fc2_weight_columnwise          [E, F, align(H, 32) // 2]; e2m1; E F (align(H, 32) // 2) bytes;
+                                 kept for the backward
+  fc2_weight_columnwise_scale    [E, ceildiv(H, 16), ceildiv(F, 16)]; e4m3;
+                                 E ceildiv(H, 16) ceildiv(F, 16) bytes; kept for the backward
+  fc2_weight_columnwise_amax     [E]; float32; 4 E bytes; kept for the backward
+  dy_columnwise                  [H, align(32 * (T // 32 + E), 32) // 2]; e2m1;
+                                 H (align(32 (T // 32 + E), 32) // 2) bytes; workspace
+  dy_columnwise_scale            [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes; workspace
+  dy_columnwise_amax             [E]; float32; 4 E bytes; workspace
+  a_columnwise                   [F, align(32 * (T // 32 + E), 32) // 2]; e2m1;
+                                 F (align(32 (T // 32 + E), 32) // 2) bytes; kept for the backward
+  a_columnwise_scale             [T // 16 + E, F]; e4m3; (T // 16 + E) F bytes;
+                                 kept for the backward
+  a_columnwise_amax              [E]; float32; 4 E bytes; kept for the backward
+  dh_rowwise                     [T, align(2 * F, 32) // 2]; e2m1; T (align(2 F, 32) // 2) bytes;
+                                 workspace
+  dh_rowwise_scale               [T, ceildiv(2 * F, 16)]; e4m3; T ceildiv(2 F, 16) bytes; workspace
+  dh_rowwise_amax                [E]; float32; 4 E bytes; workspace
+  fc1_weight_columnwise          [E, H, align(2 * F, 32) // 2]; e2m1;
+                                 E H (align(2 F, 32) // 2) bytes; kept for the backward
+  fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 16), ceildiv(H, 16)]; e4m3;
+                                 E ceildiv(2 F, 16) ceildiv(H, 16) bytes; kept for the backward
+  fc1_weight_columnwise_amax     [E]; float32; 4 E bytes; kept for the backward
+  dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 32) // 2]; e2m1;
+                                 2 F (align(32 (T // 32 + E), 32) // 2) bytes; workspace
+  dh_columnwise_scale            [T // 16 + E, 2 * F]; e4m3; (T // 16 + E) 2 F bytes; workspace
+  dh_columnwise_amax             [E]; float32; 4 E bytes; workspace
+  x_columnwise                   [H, align(32 * (T // 32 + E), 32) // 2]; e2m1;
+                                 H (align(32 (T // 32 + E), 32) // 2) bytes; kept for the backward
+  x_columnwise_scale             [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes;
+                                 kept for the backward
+  x_columnwise_amax              [E]; float32; 4 E bytes; kept for the backward
+  x_partial_amax                 [2, E, 384]; float32; 4 384 2 E bytes; workspace
+  fc1_weight_partial_amax        [2, E, 384]; float32; 4 384 2 E bytes; workspace
+  x_rowwise_decoded              [T, H]; bfloat16; 2 T H bytes; workspace
+  fc1_weight_rowwise_decoded     [E, 2 * F, H]; bfloat16; 2 E 2 F H bytes; workspace
+  a_partial_amax                 [2, E, 384]; float32; 4 384 2 E bytes; workspace
+  fc2_weight_partial_amax        [2, E, 384]; float32; 4 384 2 E bytes; workspace
+  a_rowwise_decoded              [T, F]; bfloat16; 2 T F bytes; workspace
+  fc2_weight_rowwise_decoded     [E, H, F]; bfloat16; 2 E H F bytes; workspace
+  rng_state                      [2]; int64; 16 bytes; buffer rng_state, changed in place
+  dy_partial_amax                [2, E, 384]; float32; 4 384 2 E bytes; workspace
+  dy_rowwise_decoded             [T, H]; bfloat16; 2 T H bytes; workspace
+  fc2_weight_columnwise_decoded  [E, H, F]; bfloat16; 2 E H F bytes; workspace
+  dy_columnwise_decoded          [32 * (T // 32 + E), H]; bfloat16; 2 32 (T // 32 + E) H bytes;
+                                 workspace
+  dy_padded_sizes                [E]; int64; 8 E bytes; workspace
+  a_columnwise_decoded           [32 * (T // 32 + E), F]; bfloat16; 2 32 (T // 32 + E) F bytes;
+                                 workspace
+  dh_partial_amax                [2, E, 384]; float32; 4 384 2 E bytes; workspace
+  dh_rowwise_decoded             [T, 2 * F]; bfloat16; 2 T 2 F bytes; workspace
+  fc1_weight_columnwise_decoded  [E, 2 * F, H]; bfloat16; 2 E 2 F H bytes; workspace
+  dh_columnwise_decoded          [32 * (T // 32 + E), 2 * F]; bfloat16;
+                                 2 32 (T // 32 + E) 2 F bytes; workspace
+  dh_padded_sizes                [E]; int64; 8 E bytes; workspace
+  x_columnwise_decoded           [32 * (T // 32 + E), H]; bfloat16; 2 32 (T // 32 + E) H bytes;
+                                 workspace
+  dy_row_sums                    [T // 128 + (2 * E + 1), H]; float32;
+                                 4 (T // 128 + 2 E + 1) H bytes; workspace
+  dh_row_sums                    [T // 128 + (2 * E + 1), 2 * F]; float32;
+                                 4 (T // 128 + 2 E + 1) 2 F bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax
-  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax                                                             quantize_sm90_e2m1_nv_1x16_hadamard                  2 T H + 16 E + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 4 384 2 E bytes
-  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, fc1_weight_partial_amax  quantize_sm90_e2m1_nv_16x16                          2 E 2 F H + E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + E ceildiv(2 F, 16) ceildiv(H, 16) + 8 E + E H (align(2 F, 32) // 2) + 4 384 2 E bytes
-  3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded                                                                                                                                             dequantize_e2m1_nv_1x16                              T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes
-  4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded                                                                                                                  dequantize_e2m1_nv_16x16                             E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes
-  5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_amax, fc1_weight_rowwise_amax, fc1_bias, split_sizes -> h                                                                  gemm_decoded_sm90_fprop              2 T 2 F H flop  2 T H + 2 E 2 F H + 16 E + 2 E 2 F + 2 T 2 F bytes
-  6. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)                                                                                                                                      pointwise_scaled_swiglu_forward      27 T F flop     2 T 2 F + 4 T + 2 T F bytes
-  7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax, a_partial_amax                                                             quantize_sm90_e2m1_nv_1x16_hadamard                  2 T F + 16 E + T (align(F, 32) // 2) + T ceildiv(F, 16) + F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + 4 384 2 E bytes
-  8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, fc2_weight_partial_amax  quantize_sm90_e2m1_nv_16x16                          2 E H F + E H (align(F, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + E ceildiv(H, 16) ceildiv(F, 16) + 8 E + E F (align(H, 32) // 2) + 4 384 2 E bytes
-  9. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded                                                                                                                                             dequantize_e2m1_nv_1x16                              T (align(F, 32) // 2) + T ceildiv(F, 16) + 2 T F bytes
-  10. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded                                                                                                                 dequantize_e2m1_nv_16x16                             E H (align(F, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 2 E H F bytes
-  11. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_amax, fc2_weight_rowwise_amax, fc2_bias, split_sizes -> y                                                                 gemm_decoded_sm90_fprop              2 T H F flop    2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, a_columnwise,
+    a_columnwise_scale, a_columnwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    fc1_weight_columnwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax
+  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
+     x_columnwise_scale, x_columnwise_amax, x_partial_amax
+     quantize_sm90_e2m1_nv_1x16_hadamard;
+     2 T H + 16 E + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2)
+     + (T // 16 + E) H + 4 384 2 E bytes
+  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax,
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax,
+     fc1_weight_partial_amax
+     quantize_sm90_e2m1_nv_16x16;
+     2 E 2 F H + E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + E ceildiv(2 F, 16)
+     ceildiv(H, 16) + 8 E + E H (align(2 F, 32) // 2) + 4 384 2 E bytes
+  3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
+     dequantize_e2m1_nv_1x16; T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes
+  4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
+     dequantize_e2m1_nv_16x16;
+     E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes
+  5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_amax,
+     fc1_weight_rowwise_amax, fc1_bias, split_sizes -> h
+     gemm_decoded_sm90_fprop; 2 T 2 F H flop; 2 T H + 2 E 2 F H + 16 E + 2 E 2 F + 2 T 2 F bytes
+  6. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_forward; 27 T F flop; 2 T 2 F + 4 T + 2 T F bytes
+  7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise,
+     a_columnwise_scale, a_columnwise_amax, a_partial_amax
+     quantize_sm90_e2m1_nv_1x16_hadamard;
+     2 T F + 16 E + T (align(F, 32) // 2) + T ceildiv(F, 16) + F (align(32 (T // 32 + E), 32) // 2)
+     + (T // 16 + E) F + 4 384 2 E bytes
+  8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax,
+     fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax,
+     fc2_weight_partial_amax
+     quantize_sm90_e2m1_nv_16x16;
+     2 E H F + E H (align(F, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + E ceildiv(H, 16)
+     ceildiv(F, 16) + 8 E + E F (align(H, 32) // 2) + 4 384 2 E bytes
+  9. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
+     dequantize_e2m1_nv_1x16; T (align(F, 32) // 2) + T ceildiv(F, 16) + 2 T F bytes
+  10. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded
+     dequantize_e2m1_nv_16x16;
+     E H (align(F, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 2 E H F bytes
+  11. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_amax,
+     fc2_weight_rowwise_amax, fc2_bias, split_sizes -> y
+     gemm_decoded_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, rng_state) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
-  1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums  quantize_sm90_e2m1_nv_1x16_stochastic_hadamard                  2 T H + 16 E + 16 + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 4 384 2 E + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded                                                                                                                          dequantize_e2m1_nv_1x16                                         T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes                                                                                                                                    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded                                                                                         dequantize_e2m1_nv_16x16_turned                                 E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 2 E H F bytes                                                                                                                 if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax, fc2_weight_columnwise_amax, split_sizes -> da                                                   gemm_decoded_sm90_dgrad                         2 T H F flop    2 T H + 2 E H F + 16 E + 2 T F bytes                                                                                                                                                      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded, dy_padded_sizes                                                                            dequantize_groups_e2m1_nv_1x16_turned                           H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 16 E + 2 32 (T // 32 + E) H bytes                                                                                                if need_dfc2_weight
-  6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded                                                                                                dequantize_groups_e2m1_nv_1x16_turned                           F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + 8 E + 2 32 (T // 32 + E) F bytes                                                                                                 if need_dfc2_weight
-  7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax, a_columnwise_amax, dy_padded_sizes -> dfc2_weight                                                  gemm_decoded_sm90_wgrad                         2 T H F flop    2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes                                                                                                                        if need_dfc2_weight
-  8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)                                                                                                    pointwise_scaled_swiglu_backward                38 T F flop     2 T F + 4 T 2 F + 8 T bytes                                                                                                                                                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums  quantize_sm90_e2m1_nv_1x16_stochastic_hadamard                  2 T 2 F + 16 E + 16 + T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) 2 F + 4 384 2 E + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes  if need_dx or need_dfc1_weight or need_dfc1_bias
-  10. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded                                                                                                                         dequantize_e2m1_nv_1x16                                         T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 T 2 F bytes                                                                                                                              if need_dx
-  11. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded                                                                                        dequantize_e2m1_nv_16x16_turned                                 E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes                                                                                                           if need_dx
-  12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax, fc1_weight_columnwise_amax, split_sizes -> dx                                                  gemm_decoded_sm90_dgrad                         2 T 2 F H flop  2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes                                                                                                                                                  if need_dx
-  13. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded, dh_padded_sizes                                                                           dequantize_groups_e2m1_nv_1x16_turned                           2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F bytes                                                                                          if need_dfc1_weight
-  14. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded                                                                                               dequantize_groups_e2m1_nv_1x16_turned                           H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 8 E + 2 32 (T // 32 + E) H bytes                                                                                                 if need_dfc1_weight
-  15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax, x_columnwise_amax, dh_padded_sizes -> dfc1_weight                                                 gemm_decoded_sm90_wgrad                         2 T 2 F H flop  2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes                                                                                                                    if need_dfc1_weight
+backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    fc2_weight_columnwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, x_columnwise,
+    x_columnwise_scale, x_columnwise_amax, rng_state) -> dx, dfc1_weight, dfc2_weight, dprobs,
+    dfc1_bias, dfc2_bias
+  1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
+     dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
+     quantize_sm90_e2m1_nv_1x16_stochastic_hadamard;
+     2 T H + 16 E + 16 + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32)
+     // 2) + (T // 16 + E) H + 4 384 2 E + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
+  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+     dequantize_e2m1_nv_1x16; T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+     dequantize_e2m1_nv_16x16_turned;
+     E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 2 E H F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
+     fc2_weight_columnwise_amax, split_sizes -> da
+     gemm_decoded_sm90_dgrad; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+     dy_padded_sizes
+     dequantize_groups_e2m1_nv_1x16_turned;
+     H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
+     if need_dfc2_weight
+  6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+     dequantize_groups_e2m1_nv_1x16_turned;
+     F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
+     if need_dfc2_weight
+  7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
+     a_columnwise_amax, dy_padded_sizes -> dfc2_weight
+     gemm_decoded_sm90_wgrad; 2 T H F flop;
+     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes; if need_dfc2_weight
+  8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+     dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
+     quantize_sm90_e2m1_nv_1x16_stochastic_hadamard;
+     2 T 2 F + 16 E + 16 + T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 F (align(32 (T // 32 +
+     E), 32) // 2) + (T // 16 + E) 2 F + 4 384 2 E + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
+  10. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+     dequantize_e2m1_nv_1x16; T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 T 2 F bytes;
+     if need_dx
+  11. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+     -> fc1_weight_columnwise_decoded
+     dequantize_e2m1_nv_16x16_turned;
+     E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes; if need_dx
+  12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
+     fc1_weight_columnwise_amax, split_sizes -> dx
+     gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes; if need_dx
+  13. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
+     dh_padded_sizes
+     dequantize_groups_e2m1_nv_1x16_turned;
+     2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F
+     bytes;
+     if need_dfc1_weight
+  14. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+     dequantize_groups_e2m1_nv_1x16_turned;
+     H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
+     if need_dfc1_weight
+  15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
+     x_columnwise_amax, dh_padded_sizes -> dfc1_weight
+     gemm_decoded_sm90_wgrad; 2 T 2 F H flop;
+     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes; if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes                                   always
-  probs                        4 T bytes                                   if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                            2 T 2 F bytes                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise        E F (align(H, 32) // 2) bytes               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  E ceildiv(H, 16) ceildiv(F, 16) bytes       if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_amax   4 E bytes                                   if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise                 F (align(32 (T // 32 + E), 32) // 2) bytes  if need_dfc2_weight
-  a_columnwise_scale           (T // 16 + E) F bytes                       if need_dfc2_weight
-  a_columnwise_amax            4 E bytes                                   if need_dfc2_weight
-  fc1_weight_columnwise        E H (align(2 F, 32) // 2) bytes             if need_dx
-  fc1_weight_columnwise_scale  E ceildiv(2 F, 16) ceildiv(H, 16) bytes     if need_dx
-  fc1_weight_columnwise_amax   4 E bytes                                   if need_dx
-  x_columnwise                 H (align(32 (T // 32 + E), 32) // 2) bytes  if need_dfc1_weight
-  x_columnwise_scale           (T // 16 + E) H bytes                       if need_dfc1_weight
-  x_columnwise_amax            4 E bytes                                   if need_dfc1_weight
-  at most 24 E + 4 T + 2 T 2 F + E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H bytes, inputs and parameters included
+  split_sizes                  8 E bytes; always
+  probs                        4 T bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise        E F (align(H, 32) // 2) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise_scale  E ceildiv(H, 16) ceildiv(F, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise_amax   4 E bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise                 F (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc2_weight
+  a_columnwise_scale           (T // 16 + E) F bytes; if need_dfc2_weight
+  a_columnwise_amax            4 E bytes; if need_dfc2_weight
+  fc1_weight_columnwise        E H (align(2 F, 32) // 2) bytes; if need_dx
+  fc1_weight_columnwise_scale  E ceildiv(2 F, 16) ceildiv(H, 16) bytes; if need_dx
+  fc1_weight_columnwise_amax   4 E bytes; if need_dx
+  x_columnwise                 H (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc1_weight
+  x_columnwise_scale           (T // 16 + E) H bytes; if need_dfc1_weight
+  x_columnwise_amax            4 E bytes; if need_dfc1_weight
+  at most 24 E + 4 T + 2 T 2 F + E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + F
+      (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + E H (align(2 F, 32) // 2) + E ceildiv(2
+      F, 16) ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H bytes, inputs
+      and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e2m1_nv_1x16_hadamard

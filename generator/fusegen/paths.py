@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fusegen.files import resolve
+from .files import resolve
 
 PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parents[1]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fusegen.build import (
+from fusegen.build.library import (
     HOST_FLAGS,
     HOST_STRICT,
     KERNEL_FLAGS,
@@ -29,9 +29,9 @@ from fusegen.build import (
     stale_cells,
     warning_lines,
 )
-from fusegen.digests import Digests, read_library
-from fusegen.objcache import KernelUsage, ObjectCache
-from fusegen.toolchain import BuildError, Toolchain, find_toolchain
+from fusegen.build.objcache import KernelUsage, ObjectCache
+from fusegen.build.toolchain import BuildError, Toolchain, find_toolchain
+from fusegen.emit.digests import Digests, read_library
 
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "templates" / "static" / "csrc"
@@ -544,7 +544,7 @@ def test_interrupt_stops_the_compilers(tmp_path: Path) -> None:
     compiler, pid_file = write_stuck_compiler(tmp_path)
     # A shell starts its background jobs with SIGINT ignored, and the build would inherit that.
     program = (
-        "import signal, sys; from pathlib import Path; from fusegen.build import build; "
+        "import signal, sys; from pathlib import Path; from fusegen.build.library import build; "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "
         "build(Path(sys.argv[1]), jobs=2)"
     )

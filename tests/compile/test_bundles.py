@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.build import BuildReport, UnitReport, build
+from fusegen.build.library import BuildReport, UnitReport, build
 
 ROOT = Path(__file__).parents[2]
 COMPILED = sorted(path.parents[1] for path in (ROOT / "generated").glob("*/csrc/sources.cmake"))

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fusegen import cli
-from fusegen.build import build, stale_cells
-from fusegen.digests import read_library
-from fusegen.toolchain import find_toolchain
+from fusegen.build.library import build, stale_cells
+from fusegen.build.toolchain import find_toolchain
+from fusegen.emit.digests import read_library
 
 from ..generated.test_digests import CUBE, SQUARE, generate, refusal, run, write_specs
 

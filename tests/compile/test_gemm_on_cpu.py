@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from fusegen.toolchain import find_toolchain
+from fusegen.build.toolchain import find_toolchain
 
 from .gemm_on_cpu.without_ptx import headers_on_cpu
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fusegen import api
-from fusegen.build import BuildReport, build
+from fusegen.build.library import BuildReport, build
 
 from .test_bundles import COMPILED, check_matrix_instructions, register_limit, report
 

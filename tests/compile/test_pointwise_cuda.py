@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusegen.pointwise import Program, backward_program, parse, to_cuda, to_torch
+from fusegen.math import Program, backward_program, parse, to_cuda, to_torch
 
 _ROOT = Path(__file__).parents[2]
 _MODULE = runpy.run_path(str(_ROOT / "tests" / "pointwise_cases.py"))

@@ -119,7 +119,7 @@ def _grouped_kernels(folder: Path, item: str) -> Path:
         modules=("toy",),
         recipes=("bf16",),
         namespace="fusegen",
-        sources=api.Sources(specs=(folder / "specs",)),
+        folders=api.Folders(specs=(folder / "specs",)),
     )
     api.generate(request, api.Policy.WRITE)
     return folder / "sm_90a" / "csrc" / "kernels"

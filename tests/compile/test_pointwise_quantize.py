@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusegen.emit.kernels import unit_context
-from fusegen.load import load
-from fusegen.model.plan import Access, KernelUnit, PointwiseOperand
-from fusegen.naming import Cell
+from fusegen.checks.load import load
+from fusegen.emit.kernels.units import unit_context
+from fusegen.emit.render import Renderer
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import Access, KernelUnit, PointwiseOperand
+from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.render import Renderer
-from fusegen.resolve import resolve_module
 
 from .quantize_harness import CSRC, Buffer, Case, Kernels, _Step, address, compile_for_cpu
 from .test_quantize_kernels import Step

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusegen.model.shapes import Const
+from fusegen.ir.shapes import Const
 from fusegen.passes import copies
 
 from .quantize_harness import (

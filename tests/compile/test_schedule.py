@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
-from fusegen.load import parse_spec
-from fusegen.model.specs import ArchSpec, SpecKind
+from fusegen.spec.arch import ArchSpec
+from fusegen.spec.kinds import SpecKind
+from fusegen.spec.load import parse_spec
 
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("walk_schedule.cpp")

@@ -16,20 +16,33 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from fusegen import checks, load
-from fusegen.model import source, specs
+from fusegen import checks, steps
+from fusegen.checks import load as loading
+from fusegen.ir.words import AttributeType
 from fusegen.paths import builtin_specs
+from fusegen.spec import diagnostics as source
+from fusegen.spec import fields, load, op
+from fusegen.steps.definition import AttributeDef, Reference, StepDef
 
 CASES = tuple(sorted(path.parent for path in Path(__file__).parent.glob("*/expected.txt")))
 BUILTIN = builtin_specs()
 SIZE_LIMIT = 1 << 20
 SOURCES = (
     *sorted(Path(inspect.getfile(checks)).parent.rglob("*.py")),
-    *(Path(inspect.getfile(module)) for module in (load, specs)),
+    *(Path(inspect.getfile(module)) for module in (load, fields, op)),
 )
-FINDERS = ("unknown", "_known")
+RESCALE = StepDef(
+    "rescale",
+    operands=("a",),
+    attributes=(AttributeDef("factor", AttributeType.FLOAT),),
+    shapes={None: {"a": "T... K", "out": "T... K"}},
+    reference=Reference("steps.rescale", frozenset(("a",))),
+)
+KINDS = {"step_attributes": RESCALE}
+"""Kinds of steps that a case has beside the shipped ones, none of which has attributes."""
+FINDERS = ("unknown", "require_known")
 """Functions that find a problem for others: what counts is the place they are called from."""
-MAKERS = ("problem", "problem_within", "Problem", "_error")
+MAKERS = ("problem", "problem_within", "Problem", "problem_at")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,10 +51,14 @@ Line = tuple[str, int]
 
 def messages(*folders: Path) -> str:
     """The messages of a run, one a line; empty where the specs are right."""
-    try:
-        load.load(folders)
-    except source.SpecError as error:
-        return f"{error}\n"
+    kind = KINDS.get(folders[-1].name)
+    with pytest.MonkeyPatch.context() as patch:
+        if kind:
+            patch.setitem(steps.BY_NAME, kind.name, kind)
+        try:
+            loading.load(folders)
+        except source.SpecError as error:
+            return f"{error}\n"
     return ""
 
 
@@ -91,7 +108,8 @@ def test_every_problem_of_the_code_has_a_case(
     monkeypatch.setattr(load.Source, "problem", _recorded(load.Source.problem, lines))
     monkeypatch.setattr(load.Source, "problem_within", _recorded(load.Source.problem_within, lines))
     monkeypatch.setattr(load, "Problem", _recorded(source.Problem, lines))
-    monkeypatch.setattr(specs, "_error", _recorded(specs._error, lines))
+    for module in (fields, op):  # each has it under a name of its own
+        monkeypatch.setattr(module, "problem_at", _recorded(fields.problem_at, lines))
     for case in (*CASES, tmp_path / "nowhere"):
         messages(BUILTIN, case)
     statements = [(path, each) for path in SOURCES for each in _problem_statements(path)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from fusegen import api
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
 from fusegen.tuning.variants import publish_cells
 
 LOAD = """
@@ -46,11 +47,17 @@ def load_bundle(name: str, folder: Path) -> str:
     return name
 
 
-def run_generated_tests(bundle: Path) -> None:
-    """The tests of a bundle pass, and none is skipped."""
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+def run_generated_tests(bundle: Path, *chosen: str) -> int:
+    """The tests of a bundle, or those that pytest is told to choose, pass, and none is skipped.
+
+    Returns:
+        how many there are.
+    """
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
     run = subprocess.run(
         [*words, str(bundle / "tests")], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stdout[-3000:]
-    assert " passed" in run.stdout and " skipped" not in run.stdout
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert passed and " skipped" not in run.stdout
+    return int(passed[1])

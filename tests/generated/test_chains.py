@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fusegen import api
-from fusegen.emit.tests import error_counts
-from fusegen.naming import Cell
-from fusegen.resolve import resolve
+from fusegen.emit.tests.cell import error_counts
+from fusegen.ir.naming import Cell
+from fusegen.passes.pipeline import resolve
 
 from .loading import run_generated_tests
 
@@ -65,6 +65,9 @@ CHAINS = {
     )
     + FC % "F"
     + "  - {op: cosh, as: act, dims: {D: F}}\n",
+    "any_shape": DENSE
+    + "  - {op: linear, as: fc, out: h, dims: {K: H, N: H}}\n"
+    + "  - {op: silu, as: act}\n",
 }
 
 
@@ -96,7 +99,7 @@ def test_generated_tests_pass(
         modules=modules,
         recipes=(recipe,),
         namespace=f"chains_{recipe}",
-        sources=api.Sources(specs=(specs,)),
+        folders=api.Folders(specs=(specs,)),
     )
     done = api.generate(request)
     assert len(done.bundles[0].selection.cells) == len(modules)
@@ -105,7 +108,7 @@ def test_generated_tests_pass(
 
 def test_errors_add_up_along_a_chain(specs: Path) -> None:
     def counts(module: str) -> dict[str, float]:
-        loaded = api.load_specs(api.Sources(specs=(specs,)))
+        loaded = api.load_specs(api.Folders(specs=(specs,)))
         return error_counts(resolve(loaded, "cpu", [Cell(module, "bf16")]).modules[0])
 
     experts = counts("grouped_mlp")

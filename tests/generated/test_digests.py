@@ -46,7 +46,7 @@ def generate(
             modules=("twist", *modules),
             recipes=("bf16",),
             namespace=namespace,
-            sources=api.Sources(specs=(specs,)),
+            folders=api.Folders(specs=(specs,)),
         )
     )
     return out / arch

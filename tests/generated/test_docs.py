@@ -19,6 +19,14 @@ def blocks(page: Path, language: str) -> list[str]:
     return [body for found, body in FENCED.findall(page.read_text("utf-8")) if found == language]
 
 
+def write_files(page: Path, folder: Path) -> None:
+    """Files that the page shows: blocks of YAML begin with a comment that says where they stand."""
+    for block in blocks(page, "yaml"):
+        path = folder / block.splitlines()[0].removeprefix("# ")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block, "utf-8")
+
+
 def test_there_are_pages() -> None:
     assert len(PAGES) > 5
     assert all(blocks(page, "python") or blocks(page, "") for page in PAGES)
@@ -28,6 +36,7 @@ def test_there_are_pages() -> None:
     "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem
 )
 def test_examples_run(page: Path, tmp_path: Path) -> None:
+    write_files(page, tmp_path)
     commands = [line for block in blocks(page, "") for line in block.splitlines()]
     for line in commands:
         words = shlex.split(line, comments=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusegen.load import load
+from fusegen.checks.load import load
 from fusegen.paths import builtin_specs
 
 from .loading import LOAD

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusegen.load import load
-from fusegen.naming import Cell
+from fusegen.checks.load import load
+from fusegen.ir.naming import Cell
 from fusegen.paths import builtin_specs
+from fusegen.spec.offers import modules_with
 
 from .loading import load_cells
 
 INTERLEAVED, BLOCK = "interleaved_32", 32
 SPECS = load([builtin_specs()])
-OFFERING = [name for name, m in SPECS.modules.items() if INTERLEAVED in str(m.options)]
+OFFERING = modules_with(INTERLEAVED, SPECS)
 ALONE = [name for name in OFFERING if not SPECS.modules[name].chain]
 EXPERTS = [name for name in OFFERING if SPECS.modules[name].chain]
 SPLITS = torch.tensor([9, 0, 40])

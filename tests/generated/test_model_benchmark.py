@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fusegen import bench
+from fusegen.commands import bench
 
 aten = torch.ops.aten
 COMPILER = "aot_eager"

@@ -6,6 +6,7 @@ import copy
 import importlib
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusegen import api
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
 
 from .loading import load_cells
 
@@ -83,7 +84,7 @@ def steps_of(plan: str, *programs: str) -> list[str]:
     found: dict[str, list[str]] = {}
     cell, current = plan.split()[0], ""
     for line in plan.splitlines():
-        if header := re.match(r"(\w+) \(.*\) -> ", line):
+        if header := re.match(r"(\w+) \(", line):
             current = header[1]
         elif row := re.match(r"  (\d+\. \w+( \w+)?): ", line):
             found.setdefault(current, []).append(f"{cell} {current} {row[1]}")
@@ -115,6 +116,15 @@ def test_a_step_that_does_not_run_has_no_range(ranges: str) -> None:
     seen = names_seen(cell, lambda: layer(*inputs("linear")).sum().backward())
     steps = steps_of(layer.describe(), "forward", "backward")
     assert seen == [name for name in steps if "dgrad" not in name] != steps
+
+
+def test_a_module_of_one_expression_has_ranges(tmp_path: Path) -> None:
+    cell = Cell("swiglu", "bf16", ("nvtx_ranges",))
+    bundle = load_cells("ranges_alone", tmp_path, [cell])
+    layer = importlib.import_module(f"{bundle}.{cell}").SwiGLU()
+    x = torch.randn(T, 2 * K).bfloat16().requires_grad_()
+    seen = names_seen(cell, lambda: layer(x).sum().backward())
+    assert seen == steps_of(layer.describe(), "forward", "backward") != []
 
 
 @every_cell

@@ -14,7 +14,7 @@ import yaml
 from torch import Tensor
 from torch.nn import functional
 
-from fusegen.pointwise import backward_program, forward_program, parse, to_torch
+from fusegen.math import backward_program, forward_program, parse, to_torch
 
 _ROOT = Path(__file__).parents[2]
 _MODULE = runpy.run_path(str(_ROOT / "tests" / "pointwise_cases.py"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import importlib
 import io
 import sys
@@ -19,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from fusegen import api
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
+from fusegen.options import OPTIONS
 
 from .loading import load_cells
 from .ranks import Place, run_ranks
@@ -63,15 +63,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     return load_cells("quantized_weights", tmp_path_factory.mktemp("quantized"), cells)
 
 
-@functools.cache
-def order(module: str) -> dict[str, int]:
-    """Place of each option of a module in its cells' names."""
-    options = api.load_specs().modules[module].options.values()
-    return {word: place for place, words in enumerate(options) for word in words}
+ORDER = {word: place for place, option in enumerate(OPTIONS) for word in option.words}
+"""Place of each word in the names of cells."""
 
 
 def name(module: str, recipe: str, *options: str) -> str:
-    return "__".join((module, recipe, *sorted(options, key=order(module).__getitem__)))
+    return "__".join((module, recipe, *sorted(options, key=ORDER.__getitem__)))
 
 
 def cell(bundle: str, module: str, recipe: str, *options: str) -> ModuleType:
@@ -537,11 +534,11 @@ def test_a_step_allocates_no_weight(bundle: str, autocast: bool) -> None:
 @pytest.mark.parametrize(
     ("options", "recipe", "reason"),
     [
-        ((), "bf16", "recipe 'bf16' quantises no weight that could be kept so"),
+        ((), "bf16", "recipe 'bf16' quantises no weight whose copies could be kept"),
         (
             ("high_precision_backward",),
             "mxfp8",
-            "the backward reads weight in high precision, and quantized_weights keeps the recipe's"
+            "the backward reads weights in high precision, and quantized_weights keeps the recipe's"
             " format alone; take cached_weights",
         ),
         (

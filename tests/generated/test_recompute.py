@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fusegen.emit.explain import size_in_bytes
-from fusegen.load import load
-from fusegen.model.plan import ModulePlan
-from fusegen.model.shapes import evaluate
-from fusegen.naming import Cell, need, parameter_argument
+from fusegen.checks.load import load
+from fusegen.emit.text.explain import size_in_bytes
+from fusegen.ir.naming import Cell, need, parameter_argument
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.shapes import evaluate
+from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve_module
 
 from .loading import load_cells
 

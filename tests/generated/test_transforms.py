@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
 
 from .loading import load_cells
 

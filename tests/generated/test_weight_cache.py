@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fusegen import api
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
 
 from .loading import load_cells
 from .ranks import Place, run_ranks
@@ -361,4 +361,4 @@ def test_a_recipe_without_quantised_weights_says_so() -> None:
     rows = api.plan(api.Query(archs=("cpu",), modules=("linear",), options=("cached_weights",)))
     made = {row.recipe: row for row in rows}
     assert {recipe for recipe, row in made.items() if row.status == "native"} == {*RECIPES}
-    assert made["bf16"].reason == "recipe 'bf16' quantises no weight that could be cached"
+    assert made["bf16"].reason == "recipe 'bf16' quantises no weight whose copies could be kept"

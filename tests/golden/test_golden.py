@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fusegen import api, cli, paths, scaffold
-from fusegen.lock import LOCK_NAME
+from fusegen import api, cli, paths
+from fusegen.commands import scaffold
+from fusegen.publish.lock import LOCK_NAME
 
 ROOT = Path(__file__).parents[2]
 TARGETS = (
@@ -46,6 +47,12 @@ def differing(before: dict[str, bytes], after: dict[str, bytes]) -> set[str]:
 # Regenerated == committed
 
 
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> api.Generated:
+    """Fresh bundles, to be copied before they are changed."""
+    return api.generate(api.Request(tmp_path_factory.mktemp("fresh"), targets=TARGETS))
+
+
 def test_the_checkout_has_no_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     done = CliRunner().invoke(cli.program, ["check"])
@@ -53,8 +60,7 @@ def test_the_checkout_has_no_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{len(BUNDLES)} bundles are" in done.stderr and len(BUNDLES) >= 2
 
 
-def test_the_committed_bundles_are_those_of_the_targets(tmp_path: Path) -> None:
-    fresh = api.generate(api.Request(tmp_path, targets=TARGETS))
+def test_the_committed_bundles_are_those_of_the_targets(fresh: api.Generated) -> None:
     assert [report.bundle.name for report in fresh.bundles] == [path.name for path in BUNDLES]
     for report in fresh.bundles:
         made = contents(report.bundle)
@@ -155,17 +161,18 @@ SHARED = {"README.md", "csrc/sources.cmake", LOCK_NAME}
 
 
 @pytest.fixture
-def toy(tmp_path: Path) -> api.Request:
+def toy(fresh: api.Generated, tmp_path: Path) -> api.Request:
     """A request that adds one module with a recipe of a user's own to fresh bundles."""
     specs = tmp_path / "mine"
     scaffold.new("recipe", "toy", origin="bf16", folder=specs)
-    fresh = api.generate(api.Request(tmp_path / "out", targets=TARGETS))
+    for report in fresh.bundles:
+        shutil.copytree(report.bundle, tmp_path / "out" / report.bundle.name)
     return api.Request(
         tmp_path / "out",
         archs=tuple(report.selection.arch for report in fresh.bundles),
         modules=("grouped_mlp",),
         recipes=("toy",),
-        sources=api.Sources(specs=(specs,)),
+        folders=api.Folders(specs=(specs,)),
     )
 
 

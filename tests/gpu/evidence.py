@@ -18,14 +18,16 @@ import yaml
 from entries import LedgerError
 
 from fusegen import api
-from fusegen.load import SpecSet
-from fusegen.model.plan import ModulePlan
-from fusegen.model.primitives import Primitive
-from fusegen.naming import Cell
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan
+from fusegen.options import OPTIONS
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.expand import chain_of
-from fusegen.resolve import resolve_module
-from fusegen.selection import with_options
+from fusegen.passes.pipeline import resolve_module
+from fusegen.spec.cells import with_options
+from fusegen.spec.load import SpecSet
+from fusegen.spec.offers import modules_with
+from fusegen.steps import STEPS
 
 SPECS = bundles.EVIDENCE / "specs"
 PLAIN = "bf16"
@@ -62,10 +64,9 @@ TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 """Module, recipes and options of what users combine."""
 
 
-def option_words(specs: SpecSet) -> tuple[str, ...]:
-    """Every choice that some module offers besides the first of its option, sorted."""
-    offered = (words[1:] for module in specs.modules.values() for words in module.options.values())
-    return tuple(sorted({word for words in offered for word in words}))
+def option_words() -> tuple[str, ...]:
+    """Every choice besides the first of its option, sorted."""
+    return tuple(sorted(word for option in OPTIONS for word in option.further))
 
 
 def activations(specs: SpecSet) -> tuple[str, ...]:
@@ -84,7 +85,7 @@ def plan_of(specs: SpecSet, arch: str, cell: Cell) -> ModulePlan | None:
 def merges(plan: ModulePlan) -> bool:
     """Whether an expression and the quantisation of its result are one step, both ways."""
     kinds = {step.primitive for step in (*plan.forward.steps, *plan.backward.steps)}
-    return kinds >= {Primitive.POINTWISE_QUANTIZE, Primitive.POINTWISE_GRAD_QUANTIZE}
+    return kinds >= {kind.name for kind in STEPS if kind.parts}
 
 
 # ---- cells
@@ -108,10 +109,9 @@ def _alone(specs: SpecSet, arch: str) -> Iterator[Cell]:
     """Every option by itself, under every recipe that knows it."""
     order = [name for name in PREFERRED if name in specs.modules]
     order += [name for name in specs.modules if name not in order]
-    for word in option_words(specs):
-        module = next(
-            name for name in order if any(word in w for w in specs.modules[name].options.values())
-        )
+    for word in option_words():
+        offering = modules_with(word, specs)
+        module = next(name for name in order if name in offering)
         made = [
             cell
             for recipe in specs.recipes
@@ -204,7 +204,7 @@ def _targets(archs: tuple[str, ...]) -> tuple[str, ...]:
     """Write the further specs, and a target per module and options; their names."""
     shutil.rmtree(SPECS, ignore_errors=True)
     write_further_specs(SPECS)
-    specs = api.load_specs(api.Sources(specs=(SPECS,)))
+    specs = api.load_specs(api.Folders(specs=(SPECS,)))
     names: list[str] = []
     for arch in archs:
         committed = committed_cells(bundles.GENERATED / arch)
@@ -239,7 +239,7 @@ def generate(archs: Iterable[str]) -> None:
         LedgerError: somebody edited one, or something cannot be planned; see `cells`.
     """
     targets = _targets(tuple(sorted(archs)))
-    sources = api.Sources(specs=(SPECS,))
-    done = api.generate(api.Request(out=bundles.EVIDENCE, targets=targets, sources=sources))
+    folders = api.Folders(specs=(SPECS,))
+    done = api.generate(api.Request(out=bundles.EVIDENCE, targets=targets, folders=folders))
     if done.refused:
         raise LedgerError(f"{done.refused[0].bundle}: edited by hand; remove that folder")

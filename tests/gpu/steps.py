@@ -38,7 +38,7 @@ LEDGER = "python tests/gpu/ledger.py"
 
 def build_bundle(folder: Path, jobs: int | None = None) -> None:
     """Build the library, and state beside it what it was built from."""
-    from fusegen.build import build
+    from fusegen.build.library import build
 
     hashes = hash_units(folder)
     library = build(folder, jobs=jobs).library

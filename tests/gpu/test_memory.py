@@ -9,13 +9,13 @@ import pytest
 import torch
 from programs import Programs
 
-from fusegen.emit.explain import size_in_bytes
-from fusegen.load import load
-from fusegen.model.plan import ModulePlan
-from fusegen.model.shapes import evaluate
-from fusegen.naming import Cell, need
+from fusegen.checks.load import load
+from fusegen.emit.text.explain import size_in_bytes
+from fusegen.ir.naming import Cell, need
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.shapes import evaluate
+from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve
 
 FOLDERS = bundles.compiled_bundles()
 MODULES = ("linear", "grouped_linear", "grouped_mlp")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from bundles import DEVICE
 
-from fusegen.build import build
-from fusegen.toolchain import BuildError
+from fusegen.build.library import build
+from fusegen.build.toolchain import BuildError
 
 from ..generated import test_reduced_amax
 from ..generated.ranks import Place

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fusegen import api
-from fusegen.model.plan import Status
+from fusegen.ir.plan import Status
 
 BLOCKS_OF_64 = """\
 edition: 1
@@ -69,7 +69,7 @@ def generate(folder: Path, name: str, text: str) -> ModuleType:
         recipes=(name,),
         out=folder / "out",
         namespace=f"new_{name}",
-        sources=api.Sources(specs=(folder / "specs",)),
+        folders=api.Folders(specs=(folder / "specs",)),
     )
     api.generate(request, api.Policy.WRITE)
     bundle = folder / "out" / "cpu"
@@ -115,5 +115,5 @@ def test_the_plan_knows_it_at_once(tmp_path: Path) -> None:
     recipes.mkdir()
     (recipes / "fp8_block64.yaml").write_text(BLOCKS_OF_64)
     query = api.Query(archs=("cpu",), modules=("grouped_mlp",), recipes=("fp8_block64",))
-    rows = api.plan(query, api.Sources(specs=(tmp_path,)))
+    rows = api.plan(query, api.Folders(specs=(tmp_path,)))
     assert [row.status for row in rows] == [Status.NATIVE.value]

@@ -8,11 +8,12 @@ import pytest
 import torch
 from subject import RECIPES, ROOT, quantization, reference
 
-from fusegen.load import load
-from fusegen.model.dtypes import DType, info
-from fusegen.model.plan import Buffer
-from fusegen.model.shapes import Shape, evaluate
-from fusegen.model.specs import LayoutSpec, Orientation, Role
+from fusegen.checks.load import load
+from fusegen.ir.dtypes import DType, info
+from fusegen.ir.kernel import LayoutSpec
+from fusegen.ir.plan import Buffer
+from fusegen.ir.quantization import Orientation, Role
+from fusegen.ir.shapes import Shape, evaluate
 from fusegen.passes.copies import make_copy
 
 SPECS = load([Path(ROOT) / "specs"])

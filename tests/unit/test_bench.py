@@ -21,11 +21,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fusegen import api, bench, cli, gpu, paths
-from fusegen.build import HOST_FLAGS, HOST_STRICT, read_sources
-from fusegen.model.primitives import GemmKind
-from fusegen.selection import UsageError
-from fusegen.toolchain import find_toolchain
+from fusegen import api, cli, paths
+from fusegen.build import gpu
+from fusegen.build.library import HOST_FLAGS, HOST_STRICT, read_sources
+from fusegen.build.toolchain import find_toolchain
+from fusegen.commands import bench
+from fusegen.ir.kernel import GemmKind
+from fusegen.spec.usage import UsageError
 from fusegen.tuning import fit, variants
 from fusegen.tuning.cases import Case
 
@@ -855,7 +857,7 @@ def test_what_is_added_to_main_grad_is_read_and_written_in_fp32(floors: Any) -> 
 
 def test_tiles_load_what_the_schedule_says(floors: Any) -> None:
     """Against every cluster's step, one by one, as schedule.cuh walks them."""
-    from fusegen.model.specs import PointSpec
+    from fusegen.ir.kernel import PointSpec
 
     def steps(rows: int, columns: int, cluster: int) -> tuple[int, int]:
         if cluster == 1:

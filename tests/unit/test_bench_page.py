@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fusegen import bench, gpu
+from fusegen.build import gpu
+from fusegen.commands import bench
 
 OURS, BASELINE = "fusegen", "torch compiled"
 ENVIRONMENT = {

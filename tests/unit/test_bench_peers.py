@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fusegen import bench
+from fusegen.commands import bench
 
 torch: Any = importlib.import_module("torch")
 SIZES = (3, 0, 130, 59)

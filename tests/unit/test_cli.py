@@ -14,11 +14,16 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from fusegen import __version__, api, cli, gpu, paths
-from fusegen.publish import BusyError
-from fusegen.toolchain import BuildError
+from fusegen import __version__, cli, paths
+from fusegen.build import gpu
+from fusegen.build.toolchain import BuildError
+from fusegen.cli.options import KINDS
+from fusegen.cli.verbs import VERBS
+from fusegen.commands import build, listing
+from fusegen.demo import bundle as demo_bundle
+from fusegen.publish.publish import BusyError
 
-COMMANDS = sorted(cli.program.commands)
+COMMANDS = sorted(VERBS)
 SILU = ("--arch", "cpu", "--module", "silu", "--recipe", "bf16")
 
 
@@ -35,7 +40,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setattr(gpu, "visible_capability", lambda: None)
-    monkeypatch.setattr(api, "visible_capability", lambda: None)
+    monkeypatch.setattr(demo_bundle, "visible_capability", lambda: None)
     return folder
 
 
@@ -50,7 +55,7 @@ def bundle(elsewhere: Path) -> Path:
 
 
 def subprocess_run(code: str) -> subprocess.CompletedProcess[str]:
-    root = Path(cli.__file__).parents[1]
+    root = Path(cli.__file__).parents[2]
     env = os.environ | {"PYTHONPATH": str(root)}
     return subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
@@ -69,6 +74,36 @@ def test_help_imports_nothing_heavy() -> None:
     assert not loaded & {"yaml", "jinja2", "pydantic", "sympy", "torch", "rich", "filelock"}
 
 
+def loaded(verb: str) -> click.Command:
+    command = cli.program.get_command(click.Context(cli.program), verb)
+    assert command is not None and command.name == verb
+    return command
+
+
+def test_the_verbs_are_listed_without_being_loaded() -> None:
+    code = (
+        "import sys\nfrom fusegen import cli\nfrom fusegen.cli.verbs import VERBS\n"
+        "try:\n    cli.program(['--help'])\nfinally:\n"
+        "    print(*({verb.module for verb in VERBS.values()} & {*sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess_run(code)
+    assert done.returncode == 0 and done.stderr.split() == []
+    for name, verb in VERBS.items():
+        assert re.search(rf"^  {name} +{re.escape(verb.summary)}$", done.stdout, re.MULTILINE)
+    assert list(VERBS) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_verb_imports_nothing_heavy(command: str) -> None:
+    code = (
+        f"import sys\nfrom fusegen import cli\ntry:\n    cli.program(['{command}', '--help'])\n"
+        "finally:\n    print(*sys.modules, file=sys.stderr)"
+    )
+    found = {name.partition(".")[0] for name in subprocess_run(code).stderr.split()}
+    assert "fusegen" in found
+    assert not found & {"yaml", "jinja2", "pydantic", "sympy", "torch", "rich", "filelock"}
+
+
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_help_ends_in_two_examples_that_parse(command: str, flag: str) -> None:
@@ -81,7 +116,7 @@ def test_every_help_ends_in_two_examples_that_parse(command: str, flag: str) -> 
     for example in examples:
         name, first, *words = example.split()
         assert (name, first) == ("fusegen", command)
-        cli.program.commands[command].make_context(command, words)
+        loaded(command).make_context(command, words)
 
 
 def test_version() -> None:
@@ -154,7 +189,7 @@ def test_an_edited_bundle_is_refused_and_listed(bundle: Path) -> None:
 
 
 def test_every_command_that_a_message_names_exists(bundle: Path) -> None:
-    root = Path(cli.__file__).parents[2]
+    root = Path(cli.__file__).parents[3]
     folders = (root / "generator" / "fusegen", root / "templates")
     files = [p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".j2", ".h", ".cuh")]
     texts = [path.read_text() for path in files]
@@ -169,7 +204,7 @@ def test_a_busy_bundle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(*_: object, **__: object) -> None:
         raise BusyError("somebody else is here")
 
-    monkeypatch.setattr("fusegen.publish.publish", busy)
+    monkeypatch.setattr("fusegen.commands.generate.publish", busy)
     done = run("generate")
     assert (done.exit_code, done.stderr) == (4, "fusegen: somebody else is here\n")
 
@@ -202,7 +237,7 @@ def test_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("the sky fell")
 
-    monkeypatch.setattr(api, "list_specs", fail)
+    monkeypatch.setattr(listing, "list_specs", fail)
     done = run("list", env={cli.TRACEBACK: None})
     assert done.exit_code == cli.ExitCode.INTERNAL
     assert "internal error: RuntimeError: the sky fell" in done.stderr
@@ -222,7 +257,7 @@ def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "generated/cpu")
 
-    monkeypatch.setattr("fusegen.publish.publish", full)
+    monkeypatch.setattr("fusegen.commands.generate.publish", full)
     done = run("generate", *SILU)
     assert done.exit_code == cli.ExitCode.REFUSED
     assert done.stderr == "fusegen: generated/cpu: No space left on device\n"
@@ -232,7 +267,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "list_specs", interrupt)
+    monkeypatch.setattr(listing, "list_specs", interrupt)
     assert run("list").exit_code == cli.ExitCode.INTERRUPTED
 
 
@@ -243,15 +278,21 @@ def test_list() -> None:
     names = [entry["name"] for entry in json.loads(run("list", "modules", "--json").stdout)]
     assert names == sorted(names) and "grouped_mlp" in names
     everything = json.loads(run("list", "--json").stdout)
-    assert tuple(everything) == cli.KINDS == tuple(kind.folder for kind in generation_kinds())
+    assert tuple(everything) == KINDS == tuple(kind.folder for kind in generation_kinds())
     for entries in everything.values():
         assert all(entry["name"] and entry["summary"] and entry["file"] for entry in entries)
+    options = json.loads(run("list", "options", "--json").stdout)
+    assert [each["name"] for each in options][-1] == "debug"
+    assert options[-1]["choices"].keys() == {"no_statistics", "debug"}
+    shown = run("list", "options").stdout
+    assert "\n  own_amax (default): Those of the rank itself\n" in shown
+    assert "\n  recipes: fp8_delayed\n" in shown
     assert re.search(r"^archs/sm_90a +Hopper", run("list").stdout, re.MULTILINE)
     assert re.search(r"^sm_90a +Hopper", run("list", "archs").stdout, re.MULTILINE)
 
 
 def generation_kinds() -> list[Any]:
-    from fusegen.model.specs import SpecKind
+    from fusegen.spec.kinds import SpecKind
 
     return list(SpecKind)
 
@@ -267,6 +308,29 @@ def test_plan() -> None:
     narrowed = json.loads(run("plan", *SILU, "--json").stdout)
     assert [row["kernels"] for row in narrowed["modules"]] == [[]]
     assert not list(Path().iterdir())
+
+
+def test_explain_says_what_fusions_did() -> None:
+    words = ("explain", "grouped_mlp", "fp8_block", "sm_90a")
+    done = run(*words, "--no-fusion", "activation_gradient_quantize")
+    told = {line.split()[0]: line for line in done.stdout.split("\nfusions\n")[1].splitlines()}
+    assert "fc2: quantize -> a_rowwise" in told["activation_quantize"]
+    assert told["activation_quantize"].endswith(" applied")
+    assert "left out by --no-fusion" in told["activation_gradient_quantize"]
+    assert "not applied: the backward has no pointwise" in told["recomputed_activation_quantize"]
+    rewrites = json.loads(run(*words, "--json").stdout)["plan"]["rewrites"]
+    assert [each["rule"] for each in rewrites if not each["reason"]] == [
+        "activation_quantize",
+        "activation_gradient_quantize",
+    ]
+
+
+def test_fusions_are_left_out_or_put_back() -> None:
+    done = run("generate", *SILU, "--no-fusion", "activation_quantise")
+    assert done.exit_code == cli.ExitCode.USAGE
+    assert "did you mean 'activation_quantize'?" in done.stderr
+    done = run("generate", *SILU, "--no-fusion", "activation_quantize", "--all-fusions")
+    assert done.exit_code == cli.ExitCode.USAGE and "remove it" in done.stderr
 
 
 def test_explain() -> None:
@@ -409,10 +473,10 @@ class Tools:
 def test_build_says_with_what_and_shows_every_unit(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusegen import build
-    from fusegen.objcache import Report
+    from fusegen.build import library
+    from fusegen.build.objcache import Report
 
-    def fake(folder: Path, **named: Any) -> build.BuildReport:
+    def fake(folder: Path, **named: Any) -> library.BuildReport:
         progress = named["progress"]
         progress.start(2)
         progress.unit_done("kernels/a.cu", cached=False, seconds=1.5)
@@ -420,15 +484,15 @@ def test_build_says_with_what_and_shows_every_unit(
         progress.link_done(folder / "lib" / "x.so", cached=False)
         report = Report(1.5, 0, (), ())
         units = (
-            build.UnitReport("kernels/a.cu", False, report),
-            build.UnitReport("b.cpp", True, report),
+            library.UnitReport("kernels/a.cu", False, report),
+            library.UnitReport("b.cpp", True, report),
         )
-        return build.BuildReport(
+        return library.BuildReport(
             folder / "lib" / "x.so", True, 1.6, named["toolchain"].describe(), units
         )
 
-    monkeypatch.setattr(api, "find_tools", lambda bundles: Tools())
-    monkeypatch.setattr("fusegen.build.build", fake)
+    monkeypatch.setattr(build, "find_tools", lambda bundles: Tools())
+    monkeypatch.setattr("fusegen.commands.build.build_bundle", fake)
     done = run("build", bundle, "--jobs", "1")
     assert done.exit_code == 0
     assert done.stdout == "generated/cpu/lib/x.so  linked: 2 units, 1 cached, 1.6 s\n"
@@ -444,7 +508,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
     calls: list[dict[str, Any]] = []
     monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        "fusegen.demo.run_demo",
+        "fusegen.demo.run.run_demo",
         lambda folder, arch, **named: calls.append({"folder": folder, "arch": arch, **named}),
     )
     return calls
@@ -473,9 +537,9 @@ def test_demo_builds_for_the_visible_gpu(
     trained: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[Path] = []
-    monkeypatch.setattr(api, "visible_capability", lambda: (9, 0))
-    monkeypatch.setattr(api, "find_tools", lambda bundles: Tools())
-    monkeypatch.setattr(api, "build", lambda bundle, **_: built.append(bundle))
+    monkeypatch.setattr(demo_bundle, "visible_capability", lambda: (9, 0))
+    monkeypatch.setattr(demo_bundle, "find_tools", lambda bundles: Tools())
+    monkeypatch.setattr(demo_bundle, "build", lambda bundle, **_: built.append(bundle))
     assert run("demo", "--out", tmp_path / "out").exit_code == 0
     assert built == [tmp_path / "out" / "sm_90a"]
     assert trained[0]["arch"] == "sm_90a" and trained[0]["folder"] == built[0]
@@ -487,8 +551,8 @@ def test_demo_falls_back_to_the_cpu_and_says_why(
     def missing(bundles: object) -> None:
         raise BuildError("nvcc was not found", remedy="pip install nvcc")
 
-    monkeypatch.setattr(api, "visible_capability", lambda: (9, 0))
-    monkeypatch.setattr(api, "find_tools", missing)
+    monkeypatch.setattr(demo_bundle, "visible_capability", lambda: (9, 0))
+    monkeypatch.setattr(demo_bundle, "find_tools", missing)
     done = run("demo")
     assert done.exit_code == 0 and trained[0]["arch"] == "cpu"
     assert "so the demo runs on the CPU: nvcc was not found" in done.stderr
@@ -498,8 +562,8 @@ def test_demo_falls_back_to_the_cpu_and_says_why(
 
 
 def test_every_parameter_of_every_command_has_help() -> None:
-    for command in cli.program.commands.values():
-        for parameter in command.params:
+    for name in COMMANDS:
+        for parameter in loaded(name).params:
             if isinstance(parameter, click.Option):
                 assert parameter.help and parameter.help.endswith("."), parameter.name
 
@@ -507,7 +571,7 @@ def test_every_parameter_of_every_command_has_help() -> None:
 def test_check_inside_the_checkout_covers_the_schemas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusegen import schemas
+    from fusegen.spec import schema as schemas
 
     specs = tmp_path / "checkout" / "specs"
     schemas.write(specs)
@@ -644,7 +708,7 @@ def test_validate_says_everything(mine: Path) -> None:
 
 
 def test_a_name_that_is_taken_is_nobodys(mine: Path) -> None:
-    text = (Path(cli.__file__).parents[2] / "specs" / "ops" / "silu.yaml").read_text()
+    text = (Path(cli.__file__).parents[3] / "specs" / "ops" / "silu.yaml").read_text()
     (mine / "ops" / "silu.yaml").write_text(text)
     done = run("generate", *cell_words("silu"), "--specs", mine)
     assert done.exit_code == cli.ExitCode.SPEC

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from fusegen.emit.explain import explain
-from fusegen.emit.launcher import launcher_context
-from fusegen.emit.python import schema
-from fusegen.load import load
-from fusegen.model.plan import ModulePlan, Program, Step
-from fusegen.model.primitives import DECODING, PRODUCTS, GemmKind
-from fusegen.naming import Cell, need
+from fusegen.checks.load import load
+from fusegen.emit.launcher.program import launcher_context
+from fusegen.emit.python.words import schema
+from fusegen.emit.text.explain import explain
+from fusegen.ir.kernel import GemmKind
+from fusegen.ir.naming import Cell, need
+from fusegen.ir.plan import ModulePlan, Program, Step
+from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve, resolve_module
+from fusegen.spec.offers import modules_with
+from fusegen.steps import decodes, is_product
 
 DELAYED = "delayed_wgrad"
 ARCHS = ("cpu", "sm_90a")
 SPECS = load([builtin_specs()])
-MODULES = tuple(name for name, module in SPECS.modules.items() if DELAYED in str(module.options))
+MODULES = modules_with(DELAYED, SPECS)
 OTHERS = (
     (),
     ("add_to_main_grad",),
@@ -60,7 +62,7 @@ def wgrad_of(plan: ModulePlan) -> Program:
 
 
 def gives_weight_gradient(step: Step) -> bool:
-    return step.primitive in PRODUCTS and GemmKind(step.kind) is GemmKind.WGRAD
+    return is_product(step) and GemmKind(step.kind) is GemmKind.WGRAD
 
 
 def test_every_module_with_weights_offers_it() -> None:
@@ -84,7 +86,7 @@ def test_steps_move_and_none_changes(plain: ModulePlan, plan: ModulePlan) -> Non
     assert all(step in plain.backward.steps for step in plan.backward.steps)
     assert plan.kernel_sets == plain.kernel_sets and plan.saved == plain.saved
     assert not any(gives_weight_gradient(step) for step in plan.backward.steps)
-    assert all(gives_weight_gradient(s) or s.primitive in DECODING for s in moved)
+    assert all(gives_weight_gradient(s) or decodes(s) for s in moved)
     assert len(plan.delayed) == sum(map(gives_weight_gradient, moved))
     assert not any(name.endswith("bias") for name in plan.delayed)
 
@@ -164,7 +166,7 @@ def test_main_grads_are_changed_by_the_wgrad() -> None:
 
 def test_decoding_moves_with_the_products() -> None:
     plan = resolve_module(SPECS, Cell("grouped_linear", "mxfp8", (DELAYED,)), "sm_90a")
-    kinds = [step.primitive.value for step in wgrad_of(plan).steps]
+    kinds = [step.primitive for step in wgrad_of(plan).steps]
     assert kinds == ["dequantize_groups", "dequantize_groups", "grouped_gemm"]
     assert "dy_padded_sizes" in wgrad_of(plan).workspace
 
@@ -172,5 +174,5 @@ def test_decoding_moves_with_the_products() -> None:
 def test_explain_tells_of_it() -> None:
     plan = resolve_module(SPECS, Cell("linear", "fp8_block", (DELAYED,)), "cpu")
     text = "\n".join(explain(plan))
-    assert "dy_columnwise_scale" in text and "result kept for the wgrad" in text
+    assert "dy_columnwise_scale" in text and "kept for the wgrad" in text
     assert "\nwgrad (dy, x_columnwise, " in text and "-> dweight" in text

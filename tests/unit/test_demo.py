@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fusegen import demo, demo_model
-from fusegen.demo import DemoConfig, DemoError
+from fusegen.demo import experiment
+from fusegen.demo import model as demo_model
+from fusegen.demo import run as demo
+from fusegen.demo.experiment import DemoConfig, DemoError
 
 TINY = DemoConfig(
     hidden=32,
@@ -101,21 +103,21 @@ def test_corpus_is_deterministic_and_split_by_file(tmp_path: Path) -> None:
     for index in reversed(range(20)):
         (tmp_path / f"m{index:02d}.py").write_text(f"file {index:02d}")
     (tmp_path / "notes.txt").write_text("not Python")
-    corpus = demo.load_corpus(tmp_path)
+    corpus = experiment.load_corpus(tmp_path)
     assert corpus.files == 20
     assert corpus.held_out == b"file 09\nfile 19"
     assert corpus.train.startswith(b"file 00\nfile 01\n")
     assert corpus.train.count(b"file") == 18
-    assert demo.load_corpus() == demo.load_corpus()
+    assert experiment.load_corpus() == experiment.load_corpus()
 
 
 def test_corpus_without_sources_says_where_and_what(tmp_path: Path) -> None:
     with pytest.raises(DemoError, match=rf"{tmp_path}: expected at least 10 .* got 0; run"):
-        demo.load_corpus(tmp_path)
+        experiment.load_corpus(tmp_path)
 
 
 def test_batches_depend_on_seed_and_step_alone() -> None:
-    corpus = demo.load_corpus()
+    corpus = experiment.load_corpus()
     data = demo_model.Batches(corpus, TINY, "cpu", seed=3)
     again = demo_model.Batches(corpus, TINY, "cpu", seed=3)
     tokens, targets = data.train(7)
@@ -304,10 +306,12 @@ def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("field", "value"), [("hidden", 0), ("heads", 3), ("top_k", 9)])
 def test_config_refuses_impossible_sizes(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=rf"DemoConfig\.{field}: expected"):
-        replace(demo.CPU_CONFIG, **{field: value})
+        replace(experiment.CPU_CONFIG, **{field: value})
 
 
 def test_importing_the_verb_imports_no_torch() -> None:
-    code = "import sys, fusegen.demo; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    code = (
+        "import sys, fusegen.demo.run; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.pointwise import (
+from fusegen.math import (
     Derivations,
     Expression,
     ExpressionError,

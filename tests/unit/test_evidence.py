@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from fusegen import api
-from fusegen.load import SpecSet
-from fusegen.model.specs import ModuleSpec
-from fusegen.naming import Cell
-from fusegen.resolve import resolve_module
+from fusegen import api, options
+from fusegen.ir.naming import Cell
+from fusegen.options import OPTIONS, Choice, Option
+from fusegen.passes.pipeline import resolve_module
+from fusegen.spec import offers
+from fusegen.spec.load import SpecSet
 
 from .gpu_files import load
 
@@ -26,7 +27,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> SpecSet:
     """The built-in specs and those of further expert MLPs."""
     folder = tmp_path_factory.mktemp("specs")
     evidence.write_further_specs(folder)
-    return api.load_specs(api.Sources(specs=(folder,)))
+    return api.load_specs(api.Folders(specs=(folder,)))
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +39,7 @@ def cells(specs: SpecSet) -> tuple[Cell, ...]:
 def test_every_option_runs_alone_under_every_recipe_that_knows_it(
     specs: SpecSet, cells: tuple[Cell, ...]
 ) -> None:
-    offered = {
-        word
-        for module in specs.modules.values()
-        for words in module.options.values()
-        for word in words[1:]
-    }
+    offered = {word for option in OPTIONS for word in option.further}
     alone = {cell.options[0]: cell.module for cell in cells if len(cell.options) == 1}
     assert alone.keys() == offered
     for word, module in alone.items():
@@ -86,12 +82,15 @@ def changed(specs: SpecSet, kind: str, name: str, spec: Any) -> SpecSet:
     return dataclasses.replace(specs, **{kind: {**getattr(specs, kind), name: spec}})
 
 
-def test_a_new_option_is_asked_for_or_refused(specs: SpecSet) -> None:
-    module: dict[str, Any] = {"edition": 1, "module": "mine", "class": "Mine", "op": "linear"}
-    module["options"] = {"ranges": ("no_ranges", "brand_new")}
-    more = changed(specs, "modules", "mine", ModuleSpec(**module))
+def test_a_new_option_is_asked_for_or_refused(
+    specs: SpecSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = (Choice("no_mine", "None"), Choice("brand_new", "No recipe has it"))
+    mine = Option("mine", "toy", choices, applies_under=lambda facts: "not yet")
+    for module in (evidence, offers, options):
+        monkeypatch.setattr(module, "OPTIONS", (*OPTIONS, mine))
     with pytest.raises(evidence.LedgerError, match="option brand_new: no recipe can be generated"):
-        evidence.cells(more, ARCH)
+        evidence.cells(specs, ARCH)
 
 
 def test_an_activation_without_a_module_is_refused(specs: SpecSet) -> None:

@@ -1,76 +1,241 @@
-"""The table of what device code can do, against that code and against what architectures list."""
+"""Kernel families, against the device code they describe and against what architectures list."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 
-from fusegen.load import load
-from fusegen.model.families import _SHARED_BYTES, FAMILIES, PITCH, Family
-from fusegen.model.primitives import GemmKind
-from fusegen.model.specs import (
+from fusegen.checks.load import load
+from fusegen.families import registry, scalings
+from fusegen.families.family import Demand, Family, offers
+from fusegen.families.registry import FAMILIES, known_family
+from fusegen.families.scalings import BLOCK_1X128
+from fusegen.ir.dtypes import DType
+from fusegen.ir.kernel import GemmKind, PointSpec, Schedule, Store
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import Variant
+from fusegen.ir.quantization import (
     Accumulation,
-    FamilySpec,
+    Extent,
     HadamardSpec,
     Orientation,
-    PointSpec,
     QuantizationSpec,
     Role,
-    Schedule,
+    Scaling,
 )
-from fusegen.naming import Cell
+from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.resolve import resolve
+
+from .device_code import CSRC, constant, traits
 
 SPECS = load([builtin_specs()])
-CSRC = builtin_templates() / "static" / "csrc" / "fusegen"
 COOPERATIVE, PINGPONG = Schedule.COOPERATIVE, Schedule.PINGPONG
 
 
-def constant(file: str, name: str) -> int:
-    found = re.search(rf"\b{name} = (\d+);", (CSRC / file).read_text(encoding="utf-8"))
-    assert found, name
-    return int(found[1])
+def known(name: str) -> Family:
+    family = known_family(name)
+    assert family is not None, name
+    return family
 
 
 def test_numbers_are_those_of_the_device_code() -> None:
-    assert constant("config_sm90.cuh", "kSharedBytes") == _SHARED_BYTES
-    fp8 = FAMILIES["gemm_fp8_sm90"]
-    assert fp8.token_alignments == (constant("gemm_fp8.h", "kTokenAlignment"),)
+    layout = known("gemm_fp8_sm90").layout
+    assert layout and layout.token_alignments == (constant("gemm_fp8.h", "kTokenAlignment"),)
+    assert constant("gemm_fp8.h", "kScaleBlock") == BLOCK_1X128.columns
     for family in ("quantize_sm90", "pointwise_quantize_sm90"):
-        assert FAMILIES[family].most_history == constant("quantize.h", "kMostSlots")
+        assert known(family).most_history == constant("quantize.h", "kMostSlots")
     assert "pitch % 16 != 0" in (CSRC / "quantize_config.cuh").read_text(encoding="utf-8")
-    assert PITCH == 16
+    assert {family.layout.pitch for family in FAMILIES if family.layout} == {16}
 
 
-def test_every_template_of_kernels_has_a_row() -> None:
+def test_scalings_are_those_of_the_device_code() -> None:
+    """The names of `Scaling` of the kernels that convert, and of `Fp8Scaling` and its sums."""
+    assert enumerators("quantize.h", "Scaling") == {each.name for each in scalings.ALL}
+    fp8 = known("gemm_fp8_sm90")
+    words = {fp8.enumerator(word) for word in fp8.scalings}
+    assert enumerators("gemm_fp8.h", "Fp8Scaling") == words
+    ways = {fp8.enumerator(way.value) for way in fp8.accumulations}
+    assert enumerators("gemm_fp8.h", "Accumulation") == ways
+
+
+def enumerators(file: str, name: str) -> set[str]:
+    found = re.search(rf"enum class {name} {{(.*?)}}", (CSRC / file).read_text("utf-8"), re.S)
+    assert found, name
+    return {*re.findall(r"\w+", re.sub(r"//.*", "", found[1]))}
+
+
+@pytest.mark.parametrize("recipe", SPECS.recipes)
+def test_scalings_of_recipes_are_what_families_know(recipe: str) -> None:
+    """A name says extents, rule, format and second level: those of the recipe and of the family."""
+    by_name = {each.name: each for each in scalings.ALL}
+    for spec in SPECS.recipes[recipe].roles.values():
+        assert by_name[spec.scaling] == spec.shares
+        assert Scaling.parse(spec.scaling) == spec.shares
+
+
+def test_words_that_are_no_scaling() -> None:
+    for word in ("rows", "block_1", "block_1xall", "mx_32", "nv_axb", ""):
+        assert Scaling.parse(word) is None
+
+
+def test_every_template_of_kernels_has_a_family() -> None:
     templates = {
         path.name.removesuffix(".cu.j2") for path in (builtin_templates() / "csrc").glob("*.cu.j2")
     }
-    assert templates - {*FAMILIES} == {"decode", "expression"}, "parts of others"
-    assert {*FAMILIES} <= templates
+    names = [family.name for family in FAMILIES]
+    assert len({*names}) == len(names)
+    assert templates - {*names} == {"decode", "expression"}, "parts of others"
+    assert {*names} <= templates
+
+
+def test_every_family_stands_in_a_file_of_its_name() -> None:
+    folder = Path(inspect.getfile(registry)).parent
+    for family in FAMILIES:
+        module = importlib.import_module(f"fusegen.families.{family.name}")
+        assert getattr(module, family.name.upper()) is family
+        assert (folder / f"{family.name}.py").is_file()
+
+
+def test_every_family_has_a_word_for_each_thing_it_accepts() -> None:
+    for family in FAMILIES:
+        assert family.implements and family.formats and family.stores
+        assert {*family.transformed} <= {*family.converts}
+        assert {*(family.grouped or ())} <= {*family.converts}
+        assert (family.layout is None) == (not family.scalings)
+        assert {*family.enumerators} <= {*family.scalings, *(a.value for a in family.accumulations)}
 
 
 def test_families_of_launch_cuh_need_its_instructions() -> None:
-    for name, family in FAMILIES.items():
-        assert family.cannot_run_on("sm_80", (8, 0)), name
-        assert not family.cannot_run_on("sm_90a", (9, 0)), name
-        assert bool(family.cannot_run_on("sm_100a", (10, 0))) == name.startswith("gemm_")
+    for family in FAMILIES:
+        assert family.cannot_run_on("sm_80", (8, 0)), family.name
+        assert not family.cannot_run_on("sm_90a", (9, 0)), family.name
+        assert bool(family.cannot_run_on("sm_100a", (10, 0))) == family.name.startswith("gemm_")
+
+
+def test_an_architecture_offers_no_more_than_its_families() -> None:
+    """What the plan asks of a listed family, the family itself accepts or refuses by one rule."""
+    for name, spec in SPECS.archs["sm_90a"].kernels.items():
+        family = known(spec.template or name)
+        for demand in demands(family):
+            if offers(spec, demand):
+                assert offers(family, demand)
+
+
+def demands(family: Family) -> Iterator[Demand]:
+    words = family.scalings or ("",)
+    ways = tuple(each.value for each in family.accumulations) or ("",)
+    for primitive, store in product(family.implements, family.stores):
+        for format, scaling, way in product(family.formats, words, ways):
+            variant = Variant(
+                (format,), (scaling,) if scaling else (), (way,) if way else (), store
+            )
+            yield Demand(primitive, variant=variant)
+
+
+def test_a_family_says_what_it_has_no_code_for() -> None:
+    fp8, quantize = known("gemm_fp8_sm90"), known("quantize_sm90")
+    blocks = ("block_1x128", "block_128x128")
+
+    def product_of(scaled: tuple[str, ...], way: str, kind: GemmKind) -> str | None:
+        variant = Variant((DType.E4M3,), scaled, (way,))
+        return fp8.accepts(Demand("gemm", kind, variant))
+
+    def quantised(scaling: str, *traits: str, history: int = 0) -> str | None:
+        variant = Variant((DType.E2M1,), (scaling,), traits)
+        return quantize.accepts(Demand("quantize", None, variant, history))
+
+    assert product_of(blocks, "split_128", GemmKind.FPROP) is None
+    assert product_of(blocks[:1] * 2, "split_128", GemmKind.WGRAD) is None
+    assert product_of(blocks, "fast", GemmKind.FPROP) == "fprop of block_1x128 in fast sums"
+    assert product_of(blocks, "split_128", GemmKind.WGRAD) == (
+        "wgrad of block_1x128 of grad_output and block_128x128 of input"
+    )
+    assert quantised("nv_1x16", "hadamard") is None
+    assert quantised("mx_1x32", "hadamard") == (
+        "a transform before mx_1x32, quantize_sm90 has it before nv_1x16"
+    )
+    assert quantised("tensor", history=1024) is None
+    assert "a history of 1025" in str(quantised("tensor", history=1025))
+    assert quantised("block_1x64") == "quantize of e2m1_block_1x64"
+
+
+def test_blocks_of_several_rows_are_not_decoded_in_groups() -> None:
+    for scaling in scalings.ALL:
+        demand = Demand(
+            "dequantize", None, Variant((DType.E4M3,), (scaling.name,), ()), grouped=True
+        )
+        reason = known("dequantize").accepts(demand)
+        several = scaling.rows not in (1, Extent.ALL)
+        assert reason == (f"dequantize of {scaling.name} in groups" if several else None)
+
+
+# Resources
+
+
+ARCH = SPECS.archs["sm_90a"]
+
+
+CONFIGURATIONS = [
+    (name, kind, point, store, pair)
+    for name, spec in ARCH.kernels.items()
+    for kind, each in spec.kinds.items()
+    for point in each.points
+    for store in (Store.IO, Store.FP32, Store.ADD)
+    for pair in known(spec.template or name).multiplies or (None,)
+    if pair is None or pair.tokens.name in spec.scalings
+]
+
+
+def test_resources_are_what_the_device_code_computes() -> None:
+    """Two derivations of stages, buffers, bytes, threads and registers, for every configuration."""
+    assert len(CONFIGURATIONS) > 100
+    for name, kind, point, store, pair in CONFIGURATIONS:
+        family = known(ARCH.kernels[name].template or name)
+        configured = family.configured
+        assert configured
+        fp8 = family.name == "gemm_fp8_sm90"
+        blocks = pair is not None and pair.tokens == BLOCK_1X128
+        rows, columns, _ = point.tile
+        extra = 4 * (rows + (columns if kind is GemmKind.WGRAD else 0)) if blocks else 0
+        control = 1024 if fp8 and kind is not GemmKind.WGRAD else 2048
+        device = traits(point, 1 if fp8 else 2, store is Store.ADD, extra, control)
+        variant = Variant(family.formats[:1], pair.of(kind) if pair else (), (), store)
+        got = configured.resources(point, kind, variant, ARCH.limits)
+        assert got.stages == device["kStages"] >= 3
+        assert got.buffers == device["kBuffers"] >= 1
+        assert got.shared_bytes == device["kUsedBytes"] <= ARCH.limits["shared_memory"]
+        assert got.threads == device["kThreads"]
+        assert got.loader_registers == device["kLoaderRegisters"]
+        assert got.math_registers == device["kMathRegisters"]
+        assert got.accumulators == device["kWaves"] * columns // 2 <= 192
+        assert got.registers <= ARCH.limits["registers"]
+
+
+def test_limits_are_what_the_device_code_was_written_for() -> None:
+    limits = {"shared_memory": constant("config_sm90.cuh", "kSharedBytes"), "registers": 512 * 128}
+    for family in FAMILIES:
+        assert family.configured is None or dict(family.configured.limits) == limits
+    assert dict(ARCH.limits) == limits
 
 
 def problems(
     family: str, *tile: int, cluster: tuple[int, int] = (2, 1), schedule: Schedule = COOPERATIVE,
-    kind: GemmKind = GemmKind.FPROP, split: bool = False, scalings: tuple[str, ...] = ("tensor",),
+    kind: GemmKind = GemmKind.FPROP, split: bool = False, scaling: str = "tensor",
 ) -> list[str]:  # fmt: skip
-    known: Family = FAMILIES[family]
+    configured = known(family).configured
+    assert configured
     way = Accumulation.SPLIT_128 if split else Accumulation.FAST
-    spec = FamilySpec(known.implements, scalings=scalings, accumulations=(way,))
+    variant = Variant((), (scaling, scaling), (way.value,))
     rows, columns, depth = tile
-    return list(
-        known.point_problems(kind, spec, PointSpec((rows, columns, depth), cluster, schedule))
-    )
+    point = PointSpec((rows, columns, depth), cluster, schedule)
+    return list(configured.problems(point, kind, variant, configured.limits))
 
 
 def test_points_that_compile_are_accepted() -> None:
@@ -79,7 +244,7 @@ def test_points_that_compile_are_accepted() -> None:
     assert not problems(plain, 192, 256, 64)
     assert not problems(plain, 64, 256, 64, schedule=PINGPONG)
     assert not problems(fp8, 128, 256, 128, split=True, kind=GemmKind.WGRAD)
-    assert not problems(fp8, 192, 128, 128, split=True, scalings=("block_1x128",))
+    assert not problems(fp8, 192, 128, 128, split=True, scaling="block_1x128")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +280,7 @@ def reasons(recipe: str, module: str = "linear", **roles: QuantizationSpec | Non
 
 
 def _sources(name: str, origin: str) -> dict[object, object]:
-    from fusegen.model.specs import SpecKind
+    from fusegen.spec.kinds import SpecKind
 
     return {(SpecKind.RECIPES, name): SPECS.source(SpecKind.RECIPES, origin)}
 

@@ -7,20 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.load import SpecSet, load, parse_spec
-from fusegen.model.plan import Step
-from fusegen.model.source import SpecError
-from fusegen.model.specs import FusionSpec, OptionName, SpecKind
-from fusegen.naming import Cell
+from fusegen.checks.load import load
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import Operand, Step
+from fusegen.math import Derivations
 from fusegen.passes.backward import write_backward
 from fusegen.passes.draft import Draft, NotPossible
 from fusegen.passes.expand import expand
-from fusegen.passes.fuse import fuse
+from fusegen.passes.fusions import rules_of
 from fusegen.passes.liveness import add_conditions, saved
 from fusegen.passes.math import derive_math
+from fusegen.passes.pipeline import resolve_module
+from fusegen.passes.rewrite import Bound, Facts, Match, Replacement, Rewrite, Stage, rewrite
 from fusegen.paths import builtin_specs
-from fusegen.pointwise import Derivations
-from fusegen.resolve import resolve_module
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.fusion import FusionPass, FusionSpec
+from fusegen.spec.kinds import SpecKind
+from fusegen.spec.load import SpecSet, parse_spec
+from fusegen.steps.snapshot import SNAPSHOT
 
 MLP = """edition: 1
 module: toy
@@ -51,6 +55,9 @@ def section(**steps: list[str]) -> str:
     return "\n".join(f"  {key}: [{', '.join(value)}]" for key, value in steps.items())
 
 
+SAME = ("forward", section(forward=[ACTIVATION]), section(forward=[ACTIVATION]))
+
+
 def specs_with(tmp_path: Path, **fusions: tuple[str, str, str]) -> SpecSet:
     """The built-in specs, the toy module, and fusions as (pass, match, rewrite).
 
@@ -74,25 +81,26 @@ def specs_with(tmp_path: Path, **fusions: tuple[str, str, str]) -> SpecSet:
 def written(tmp_path: Path, **fusions: tuple[str, str, str]) -> list[Path]:
     folder = tmp_path / "mine" / "fusions"
     folder.mkdir(parents=True)
-    for name, (stage, match, rewrite) in fusions.items():
-        text = FUSION.format(name=name, stage=stage, match=match, rewrite=rewrite)
+    for name, (stage, match, instead) in fusions.items():
+        text = FUSION.format(name=name, stage=stage, match=match, rewrite=instead)
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return sorted(folder.iterdir())
 
 
-CHOICES = {OptionName.SAVE: "activations"}
+CHOICES = {"save": "save_activations"}
 
 
-def fused(specs: SpecSet, arch: str = "cpu") -> Draft:
+def fused(specs: SpecSet, arch: str = "cpu", fuel: int | None = None) -> Draft:
     draft = write_backward(expand(specs.modules["toy"], specs.ops))
     draft = derive_math(draft, Derivations())
     fusions = {name: f for name, f in specs.fusions.items() if f.name.startswith("toy_")}
-    return fuse(draft, fusions, arch, specs.recipes["bf16"], CHOICES)
+    facts = Facts(specs.archs[arch], specs.recipes["bf16"], CHOICES)
+    return rewrite(draft, rules_of(fusions), Stage.OPS, facts, fuel)
 
 
 def shown(steps: tuple[Step, ...]) -> list[str]:
     return [
-        f"{step.primitive.value}{f' {step.kind}' if step.kind else ''}"
+        f"{step.primitive}{f' {step.kind}' if step.kind else ''}"
         f" {', '.join(f'{o.slot}={o.buffer}' for o in step.inputs)} -> {', '.join(step.writes)}"
         for step in steps
     ]
@@ -210,7 +218,7 @@ def test_joint_then_forward_then_backward(tmp_path: Path) -> None:
     }
     draft = fused(specs_with(tmp_path, **fusions))
     assert draft.forward[1].rule == "toy_b"
-    assert next(s for s in draft.backward if s.primitive.value == "pointwise_grad").rule == "toy_a"
+    assert next(s for s in draft.backward if s.primitive == "pointwise_grad").rule == "toy_a"
     history = []
     for stage in ("toy_c", "toy_b", "toy_a"):
         only = {name: f for name, f in fusions.items() if name == stage}
@@ -245,15 +253,15 @@ def test_conditions(tmp_path: Path) -> None:
             ("{recipes: [bf16]}", True),
             ("{quantized: false}", True),
             ("{quantized: true}", False),
-            ("{options: {save: activations}}", True),
+            ("{options: {save: save_activations}}", True),
             ("{options: {save: recompute_activations}}", False),
             ("{options: {debug: debug}}", False),
         ]
     ):
         folder = tmp_path / str(index)
         folder.mkdir()
-        rewrite = section(forward=[ACTIVATION]) + f"\nwhen: {condition}"
-        toy = ("forward", section(forward=[ACTIVATION]), rewrite)
+        instead = section(forward=[ACTIVATION]) + f"\nwhen: {condition}"
+        toy = ("forward", section(forward=[ACTIVATION]), instead)
         rule = fused(specs_with(folder, toy_when=toy)).forward[1].rule
         assert (rule == "toy_when") == applies, condition
 
@@ -269,6 +277,13 @@ def test_a_fused_plan_names_the_fusion_among_its_sources(tmp_path: Path) -> None
     )
 
 
+def test_a_fusion_whose_steps_another_replaced_is_among_the_sources_too(tmp_path: Path) -> None:
+    specs = specs_with(tmp_path, toy_a=SAME, toy_b=SAME)
+    plan = resolve_module(specs, Cell("toy", "bf16"), "cpu")
+    assert [step.rule for step in plan.forward.steps] == [None, "toy_b", None]
+    assert {f"mine/fusions/toy_{name}.yaml" for name in "ab"} <= {*plan.sources}
+
+
 def test_steps_that_no_kernel_has_are_told_with_their_fusion(tmp_path: Path) -> None:
     gemm = "{step: gemm, kind: fprop, in: [x, w, b], with: {accumulate: b}, out: [h]}"
     toy = ("forward", section(forward=[GEMM]), section(forward=[gemm]))
@@ -276,6 +291,127 @@ def test_steps_that_no_kernel_has_are_told_with_their_fusion(tmp_path: Path) -> 
         NotPossible, match=r"no gemm with 'accumulate' \(made by fusion 'toy_add'\)"
     ):
         resolve_module(specs_with(tmp_path, toy_add=toy), Cell("toy", "bf16"), "cpu")
+
+
+# What is on record
+
+
+def test_every_rule_says_where_it_fired_or_why_not(tmp_path: Path) -> None:
+    epilogue = ("forward", section(forward=[GEMM, ACTIVATION]), section(forward=[FUSED]))
+    sums = ("forward", section(forward=["{step: column_sum, in: [x], out: [s]}"]), "  {}")
+    plain = "{step: gemm, kind: fprop, in: [x, w], out: [h]}"
+    fusions = {
+        "toy_epilogue": epilogue,
+        "toy_plain": ("forward", section(forward=[plain]), section(forward=[plain])),
+        "toy_same": SAME,
+        "toy_sums": sums,
+        "toy_when": (*SAME[:2], SAME[2] + "\nwhen: {quantized: true, archs: [cpu]}"),
+    }
+    draft = fused(specs_with(tmp_path, **fusions))
+    assert [(each.rule, each.place, each.reason) for each in draft.rewrites] == [
+        (
+            "toy_epilogue",
+            "forward: fc1: gemm fprop -> h, act: pointwise -> a",
+            "h is read by act: pointwise_grad -> dh of the backward, too",
+        ),
+        (
+            "toy_plain",
+            "",
+            "no step of the forward is gemm fprop with 2 operands and 1 result",
+        ),
+        ("toy_same", "forward: act: pointwise -> a", ""),
+        ("toy_sums", "", "the forward has no column_sum"),
+        ("toy_when", "forward: act: pointwise -> a", "recipe 'bf16' quantises nothing"),
+    ]
+
+
+def test_a_result_of_the_module_stays(tmp_path: Path) -> None:
+    last = "{step: gemm, kind: fprop, in: [a, w, b], out: [y]}"
+    draft = fused(specs_with(tmp_path, toy_gone=("forward", section(forward=[last]), "  {}")))
+    assert {each.place: each.reason for each in draft.rewrites} == {
+        "forward: fc1: gemm fprop -> h": "h is read by act: pointwise -> a of the forward, too",
+        "forward: fc2: gemm fprop -> y": "y is a result of the forward",
+    }
+
+
+def test_steps_of_a_pattern_may_stand_in_any_order(tmp_path: Path) -> None:
+    wgrad = "{step: gemm, kind: wgrad, in: [dy, a], out: [dw]}"
+    dgrad = "{step: gemm, kind: dgrad, in: [dy, w], out: [da]}"
+    steps = section(backward=[wgrad, dgrad])
+    draft = fused(specs_with(tmp_path, toy_pair=("backward", steps, steps)))
+    assert [step.rule for step in draft.backward].count("toy_pair") == 4
+    assert sorted(shown(draft.backward)) == sorted(GRADIENTS)
+
+
+def test_larger_patterns_come_first(tmp_path: Path) -> None:
+    """A small one would take the step that the large one needs."""
+    both = section(forward=[GEMM, ACTIVATION])
+    fusions = {"toy_a": ("forward", section(forward=[GEMM]), section(forward=[GEMM])),
+               "toy_b": ("forward", both, both)}  # fmt: skip
+    draft = fused(specs_with(tmp_path, **fusions))
+    assert [each.rule for each in draft.rewrites] == ["toy_b", "toy_a", "toy_a"]
+
+
+@pytest.mark.parametrize("fuel", [0, 1, 2, 3])
+def test_fuel_lets_the_first_rewrites_happen(tmp_path: Path, fuel: int) -> None:
+    gemm = ("forward", section(forward=[GEMM]), section(forward=[GEMM]))
+    specs = specs_with(tmp_path, toy_a=gemm, toy_b=SAME)
+    draft = fused(specs, fuel=fuel)
+    rules = [step.rule for step in draft.forward]
+    assert rules == [
+        "toy_a" if fuel > 0 else None,
+        "toy_b" if fuel > 2 else None,
+        "toy_a" if fuel > 1 else None,
+    ]
+    plan = resolve_module(specs, Cell("toy", "bf16"), "cpu", fuel=fuel)
+    assert [step.rule for step in plan.forward.steps] == rules
+    stopped = [each.reason for each in draft.rewrites if each.reason]
+    assert set(stopped) <= {"no fuel is left"} and len(stopped) == 3 - fuel
+
+
+def test_a_rule_that_loses_something_is_found_out(tmp_path: Path) -> None:
+    """No fusion that loads does; the engine looks all the same."""
+    plain = GEMM.replace("[x, w, b]", "[x, w]")
+    toy = ("forward", section(forward=[GEMM]), section(forward=[plain]))
+    with pytest.raises(AssertionError, match=r"'toy_lossy' loses what it reads: \{'fc1_bias'\}"):
+        fused(specs_with(tmp_path, toy_lossy=toy))
+
+
+def test_what_changes_in_place_is_not_passed() -> None:
+    """A step that reads state stays on its side of the one that moves it on."""
+    reads, changes, last = (
+        Step(SNAPSHOT.name, None, "", (Operand("a", a),), (Operand("out", out),))
+        for a, out in (("state", "copy"), ("x", "y"), ("copy", "z"))
+    )
+    changes = replace(changes, mutates=("state",))
+    empty = Draft((), {}, (), ("y", "z"), (), (), forward=(reads, changes, last))
+
+    def matched(a: str, out: str, *gone: str) -> Match:
+        kind = SNAPSHOT.name
+        return Match("forward", kind, None, {"a": a}, {"out": out}, frozenset(gone), further=True)
+
+    def both(bound: Bound) -> Replacement:
+        first, second = bound.forward
+        return Replacement(forward=(replace(first, outputs=second.outputs, rule="both"),))
+
+    rule = Rewrite(
+        "both",
+        FusionPass.FORWARD,
+        Stage.OPS,
+        (matched("s", "c", "c"), matched("c", "z")),
+        lambda bound, facts: None,
+        both,
+    )
+    specs = load([builtin_specs()])
+    facts = Facts(specs.archs["cpu"], specs.recipes["bf16"], {})
+    draft = rewrite(empty, [rule], Stage.OPS, facts)
+    assert draft.forward == empty.forward
+    assert [each.reason for each in draft.rewrites] == [
+        "steps of the forward would wait for each other"
+    ]
+    (fine,) = (replace(empty, forward=(changes, reads, last)),)
+    draft = rewrite(fine, [rule], Stage.OPS, facts)
+    assert [step.rule for step in draft.forward] == [None, "both"]
 
 
 # What a user's folder may have
@@ -316,15 +452,15 @@ def test_a_fusion_that_makes_a_product_again_in_the_backward(
 
 QUANTIZED = "{step: quantize, in: [a], out: [q]}"
 MERGED = "{step: pointwise_quantize, in: [h], out: [q]}"
-NORM = "{step: norm, kind: rms, in: [x, w], out: [h]}"
+COPY = "{step: snapshot, in: [x], out: [h]}"
 
 
 @pytest.mark.parametrize(
-    ("match", "rewrite"),
+    ("match", "instead"),
     [
         ([GEMM, ACTIVATION], [FUSED]),
         ([GEMM], [GEMM.replace("out", "with: {accumulate: h}, out")]),
-        ([NORM], [NORM]),
+        ([COPY], [COPY]),
         ([ACTIVATION.replace("in:", "op: silu, in:")], [ACTIVATION]),
         ([ACTIVATION], ["{step: pointwise, in: [a], out: [h]}"]),
         ([ACTIVATION, QUANTIZED], [ACTIVATION]),
@@ -335,9 +471,9 @@ NORM = "{step: norm, kind: rms, in: [x, w], out: [h]}"
     ],
 )
 def test_a_fusion_that_no_pass_can_apply_is_refused(
-    tmp_path: Path, match: list[str], rewrite: list[str]
+    tmp_path: Path, match: list[str], instead: list[str]
 ) -> None:
-    toy = ("forward", section(forward=match), section(forward=rewrite))
+    toy = ("forward", section(forward=match), section(forward=instead))
     (path,) = written(tmp_path, toy=toy)
     with pytest.raises(SpecError) as caught:
         load([builtin_specs(), path.parents[1]])

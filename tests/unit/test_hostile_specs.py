@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from fusegen.bundle import render_bundle
 from fusegen.checks import check
-from fusegen.load import SpecSet, load, parse_spec
-from fusegen.model.source import Problem, SpecError
-from fusegen.model.specs import SpecKind
-from fusegen.naming import Cell
+from fusegen.checks.load import load
+from fusegen.emit.bundle import render_bundle
+from fusegen.emit.polish import polish
+from fusegen.ir.naming import Cell
+from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs
-from fusegen.polish import polish
-from fusegen.resolve import resolve
-from fusegen.sources import Inputs
+from fusegen.publish.inputs import Inputs
+from fusegen.spec.diagnostics import Problem, SpecError
+from fusegen.spec.kinds import SpecKind
+from fusegen.spec.load import SpecSet, parse_spec
 
 BUILTIN = load([builtin_specs()])
 FILES = [(kind, p) for kind in SpecKind for p in sorted((builtin_specs() / kind.folder).iterdir())]

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,23 +22,24 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusegen.bundle import render_bundle
+from fusegen.checks.load import load
 from fusegen.checks.names import (
     CONSTRUCTOR_KEYWORDS,
     FILE_WORDS,
     MODULE_ATTRIBUTES,
     taken_by_class,
 )
-from fusegen.fileset import ArtifactKind, FileSet, RenderError
-from fusegen.hygiene import settle
-from fusegen.load import SpecSet, load
-from fusegen.model.names import MARK
-from fusegen.model.source import SpecError
-from fusegen.naming import Cell
+from fusegen.emit.bundle import render_bundle
+from fusegen.emit.fileset import ArtifactKind, FileSet, RenderError
+from fusegen.emit.hygiene import settle
+from fusegen.emit.polish import polish
+from fusegen.emit.render import Renderer
+from fusegen.ir.names import MARK
+from fusegen.ir.naming import Cell
+from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.polish import polish
-from fusegen.render import Renderer
-from fusegen.resolve import resolve
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.load import SpecSet
 
 RENDERER = Renderer([builtin_templates()])
 SPECS = load([builtin_specs()])
@@ -85,7 +87,17 @@ def renamed_module(module: dict[str, Any], names: Renaming) -> dict[str, Any]:
     changed = renamed_op({"dims": {}, **module}, names) if "chain" in module else dict(module)
     if "chain" in module:
         changed["chain"] = [renamed_item(item, names) for item in module["chain"]]
+    if "variants" in module:
+        changed["variants"] = {
+            name: {**variant, "chain": renamed_items(variant["chain"], names)}
+            for name, variant in module["variants"].items()
+        }
     return changed
+
+
+def renamed_items(items: dict[str, Any], names: Renaming) -> dict[str, Any]:
+    """What a variant says otherwise, by the items it says it of."""
+    return {names.get(name, name): renamed_item(item, names) for name, item in items.items()}
 
 
 def renamed_item(item: dict[str, Any], names: Renaming) -> dict[str, Any]:
@@ -181,6 +193,7 @@ CELLS = [
 RUNNING = [cell for cell in CELLS if cell.module != "quantize"]
 
 
+@cache
 def words_of_text() -> tuple[list[str], list[str]]:
     """Every word of the cells' generated files that a spec may use: names, and symbols."""
     words: set[str] = set()
@@ -194,9 +207,6 @@ def words_of_text() -> tuple[list[str], list[str]]:
         sorted(w for w in names if not taken_by_class(w) and w not in CONSTRUCTOR_KEYWORDS),
         sorted({*symbols, "NULL", "EOF", "B0"} - {"I", "O", "None", "True", "False"}),
     )
-
-
-WORDS, CAPITALS = words_of_text()
 
 
 @pytest.fixture(scope="session")
@@ -220,9 +230,17 @@ def expected(packages: Path) -> dict[Cell, list[torch.Tensor | None]]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    words=st.lists(st.sampled_from(WORDS), min_size=len(NAMES), max_size=len(NAMES), unique=True),
+    words=st.lists(
+        st.deferred(lambda: st.sampled_from(words_of_text()[0])),
+        min_size=len(NAMES),
+        max_size=len(NAMES),
+        unique=True,
+    ),
     capitals=st.lists(
-        st.sampled_from(CAPITALS), min_size=len(SYMBOLS), max_size=len(SYMBOLS), unique=True
+        st.deferred(lambda: st.sampled_from(words_of_text()[1])),
+        min_size=len(SYMBOLS),
+        max_size=len(SYMBOLS),
+        unique=True,
     ),
 )
 def test_words_of_the_text_are_names_like_others(

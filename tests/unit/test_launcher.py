@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from fusegen.emit.explain import explain
-from fusegen.emit.launch_memory import allocated
-from fusegen.emit.launch_words import any_of
-from fusegen.emit.launcher import launcher_context
-from fusegen.load import load
-from fusegen.model.plan import ModulePlan
-from fusegen.naming import Cell
+from fusegen.checks.load import load
+from fusegen.emit.launcher.memory import allocated
+from fusegen.emit.launcher.program import launcher_context
+from fusegen.emit.launcher.words import any_of
+from fusegen.emit.text.explain import explain
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan
+from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve
 
 SPECS = load([builtin_specs()])
 OPTIONS = ("cached_weights", "recompute_activations", "delayed_wgrad", "debug")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.fileset import Artifact, ArtifactKind, FileSet, RenderError
-from fusegen.lock import (
+from fusegen.emit.fileset import Artifact, ArtifactKind, FileSet, RenderError
+from fusegen.publish.lock import (
     LOCK_NAME,
     PENDING_NAME,
     FileRecord,

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from fusegen.emit.launcher import launcher_context
-from fusegen.emit.reference import reference_context
-from fusegen.load import SpecSet, load
-from fusegen.model.plan import ModulePlan, Step
-from fusegen.model.primitives import MERGED, ROW_PARTIALS, Primitive
-from fusegen.naming import Cell, need
+from fusegen.checks.load import load
+from fusegen.emit.launcher.program import launcher_context
+from fusegen.emit.reference.steps import reference_context
+from fusegen.ir.naming import Cell, need
+from fusegen.ir.plan import ModulePlan, Step
+from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve_module
+from fusegen.spec.load import SpecSet
+from fusegen.steps import STEPS
+from fusegen.steps.pointwise_quantize import ROW_PARTIALS
 
 SPECS = load([builtin_specs()])
 APART = replace(SPECS, fusions={})
@@ -34,6 +36,9 @@ def plan_of(
     return resolve_module(of, Cell(module, recipe, options), arch)
 
 
+MERGED = {kind.name for kind in STEPS if kind.parts}
+
+
 def merged(plan: ModulePlan) -> list[Step]:
     return [step for step in plan.steps if step.parts]
 
@@ -43,8 +48,8 @@ def merged(plan: ModulePlan) -> list[Step]:
 def test_both_directions_merge(module: str, recipe: str) -> None:
     plan = plan_of(recipe, module=module)
     assert [(step.primitive, step.rule) for step in merged(plan)] == [
-        (Primitive.POINTWISE_QUANTIZE, "activation_quantize"),
-        (Primitive.POINTWISE_GRAD_QUANTIZE, "activation_gradient_quantize"),
+        ("pointwise_quantize", "activation_quantize"),
+        ("pointwise_grad_quantize", "activation_gradient_quantize"),
     ]
     assert {step.primitive for step in merged(plan)} <= MERGED
     assert {"a", "dh"}.isdisjoint((*plan.forward.workspace, *plan.backward.workspace))

@@ -13,7 +13,7 @@ from threading import Event
 
 import pytest
 
-from fusegen.objcache import (
+from fusegen.build.objcache import (
     CachedObject,
     Cancelled,
     KernelUsage,

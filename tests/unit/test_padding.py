@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fusegen import api
-from fusegen.model.plan import ModulePlan, Step
-from fusegen.model.primitives import ROW_GROUPS
-from fusegen.naming import Cell
-from fusegen.resolve import resolve
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan, Step
+from fusegen.passes.pipeline import resolve
+from fusegen.steps.pointwise import ROW_GROUPS
 
 MODULE = """edition: 1
 module: {name}
@@ -53,7 +53,7 @@ def plan_of(folder: Path, chain: str, width: str = "H", recipe: str = "bf16") ->
     ):
         (folder / kind).mkdir(exist_ok=True)
         (folder / kind / f"{name}.yaml").write_text(text)
-    specs = api.load_specs(api.Sources(specs=(folder,)))
+    specs = api.load_specs(api.Folders(specs=(folder,)))
     done = resolve(specs, "sm_90a", [Cell("toy", recipe)])
     assert not done.unsupported, done.unsupported
     return done.modules[0]
@@ -113,6 +113,6 @@ def test_rows_that_are_not_the_groups(tmp_path: Path) -> None:
     module += "  - {op: cube, as: cube, with: {x: z}, dims: {A: H, B: H}}\n"
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "toy.yaml").write_text(module)
-    specs = api.load_specs(api.Sources(specs=(tmp_path,)))
+    specs = api.load_specs(api.Folders(specs=(tmp_path,)))
     (reason,) = [u.reason for u in resolve(specs, "cpu", [Cell("toy", "bf16")]).unsupported]
     assert reason == ("op 'cube': rows past sizes are to be zero in y, whose rows are T * H, not T")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.pointwise import (
+from fusegen.math import (
     Call,
     ExpressionError,
     Name,
@@ -351,7 +351,7 @@ def test_jumps(text: str, forward: set[str], backward: set[str]) -> None:
 
 _PRINT_ALL = """
 import runpy, sys
-from fusegen.pointwise import backward_program, parse, to_cuda, to_math, to_torch
+from fusegen.math import backward_program, parse, to_cuda, to_math, to_torch
 module = runpy.run_path(sys.argv[1])
 assert "sympy" not in sys.modules
 for text, operands, attributes in {**module["ACTIVATIONS"], **module["EXTRAS"]}.values():

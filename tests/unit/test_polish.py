@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import polish as polish_module
-from fusegen.fileset import Artifact, ArtifactKind, FileSet, RenderError
-from fusegen.polish import MARKER, polish, polishing, same_but_for_format, split_header
+from fusegen.emit import polish as polish_module
+from fusegen.emit.fileset import Artifact, ArtifactKind, FileSet, RenderError
+from fusegen.emit.polish import MARKER, polish, polishing, same_but_for_format, split_header
 
 INPUTS = ("templates/module.py.j2", "specs/ops/gemm.yaml")
 

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.model.predicate import (
-    Comparison,
-    Condition,
-    Predicate,
-    SizeVariable,
-    parse_predicate,
-)
+from fusegen.ir.predicate import Comparison, Condition, Predicate, SizeVariable, parse_predicate
 
 SIZES = (0, 1, 63, 64, 65, 128, 3_000_000_000)
 PREDICATES = (

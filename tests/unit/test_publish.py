@@ -15,11 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import publish as publish_module
-from fusegen.changes import Change, ChangeKind, Changes, diff, unified_diff
-from fusegen.fileset import Artifact, ArtifactKind, FileSet
-from fusegen.lock import LOCK_NAME, PENDING_NAME, LockError, dump_lock, lock_of, read_lock
-from fusegen.publish import (
+from fusegen.emit.fileset import Artifact, ArtifactKind, FileSet
+from fusegen.publish import publish as publish_module
+from fusegen.publish.changes import Change, ChangeKind, Changes, diff, unified_diff
+from fusegen.publish.lock import (
+    LOCK_NAME,
+    PENDING_NAME,
+    LockError,
+    dump_lock,
+    lock_of,
+    read_lock,
+)
+from fusegen.publish.publish import (
     DISK,
     MUTEX_NAME,
     STAGING_NAME,
@@ -607,7 +614,7 @@ def in_child(texts: Mapping[str, str], bundle: Path, step: int) -> int:
 
 
 def as_program(*arguments: object) -> subprocess.Popen[str]:
-    generator = Path(publish_module.__file__).parents[1]
+    generator = Path(publish_module.__file__).parents[2]
     return subprocess.Popen(
         [sys.executable, __file__, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(generator)},

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.emit.explain import explain, size_in_bytes
-from fusegen.emit.launcher import launcher_context
-from fusegen.load import SpecSet, load
-from fusegen.model.plan import ModulePlan, Step
-from fusegen.model.primitives import Primitive
-from fusegen.model.shapes import evaluate
-from fusegen.naming import Cell, need
+from fusegen.checks.load import load
+from fusegen.emit.launcher.program import launcher_context
+from fusegen.emit.text.explain import explain, size_in_bytes
+from fusegen.ir.naming import Cell, need
+from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.shapes import evaluate
+from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve, resolve_module
+from fusegen.spec.load import SpecSet
+from fusegen.spec.offers import modules_with
+from fusegen.steps import copies_memory, quantizes
 
 AGAIN = "recompute_activations"
 ARCHS = ("cpu", "sm_90a")
@@ -40,11 +42,11 @@ def saved_bytes(plan: ModulePlan) -> int:
 
 
 def quantizing(steps: tuple[Step, ...], source: str) -> list[Step]:
-    return [s for s in steps if s.primitive is Primitive.QUANTIZE and s.reads[0] == source]
+    return [s for s in steps if quantizes(s) and s.reads[0] == source]
 
 
 def test_the_modules_with_a_chain_offer_it() -> None:
-    offering = {name for name, module in SPECS.modules.items() if AGAIN in str(module.options)}
+    offering = {*modules_with(AGAIN, SPECS)}
     assert offering == {*MODULES} == {name for name, m in SPECS.modules.items() if m.chain}
 
 
@@ -112,7 +114,7 @@ def test_a_scale_is_kept_as_the_forward_used_it(arch: str, options: tuple[str, .
     saving = plan_of("grouped_mlp", "fp8_delayed", arch, *options)
     again = plan_of("grouped_mlp", "fp8_delayed", arch, AGAIN, *options)
     steps = again.forward.steps
-    (at,) = [i for i, step in enumerate(steps) if step.primitive is Primitive.SNAPSHOT]
+    (at,) = [i for i, step in enumerate(steps) if copies_memory(step)]
     snapshot, (quantized,) = steps[at], quantizing(steps[at:], "a")
     assert (snapshot.reads, snapshot.writes) == (("fc2_input_scale",), ("fc2_input_scale_used",))
     assert snapshot.when == (need("fc2_weight"),)
@@ -177,7 +179,6 @@ class: Toy
 summary: toy
 dims: {T: tokens, H: hidden}
 inputs: {x: {shape: [T, H], role: input}}
-options: {save: [save_activations, recompute_activations]}
 chain:
 """
 
@@ -222,7 +223,7 @@ def test_a_run_of_pointwise_steps_follows_from_its_beginning(tmp_path: Path) -> 
         "two_weight",
     ]
     assert [r.buffer for r in again.saved] == ["x", "one_weight", "one_y", "two_weight"]
-    repeated = [s for s in again.backward.steps if s.primitive is Primitive.POINTWISE]
+    repeated = [s for s in again.backward.steps if s.primitive == "pointwise"]
     assert [step.writes for step in repeated] == [("p_y",), ("q_y",)]
     assert repeated[1].when == (need("two_weight"),)
     assert {*repeated[0].when} == {need(n) for n in ("x", "one_weight", "one_bias", "two_weight")}
@@ -245,7 +246,8 @@ def test_nothing_to_make_again(tmp_path: Path, items: tuple[str, ...]) -> None:
     """What products give is not; the last activation is nothing that the backward reads."""
     found = resolve(layer(tmp_path, items), "cpu", [Cell("toy", "bf16", (AGAIN,))])
     assert [cell.reason for cell in found.unsupported] == [
-        "no pointwise step gives an activation that is saved for the backward"
+        "module 'toy' offers no option 'recompute_activations': no pointwise step gives an"
+        " activation that is saved for the backward"
     ]
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fusegen import api, paths, scaffold
-from fusegen.load import SpecWarning
-from fusegen.model.source import SpecError
-from fusegen.scaffold import ExistsError, new
-from fusegen.selection import UsageError
+from fusegen import api, paths
+from fusegen.checks.load import SpecWarning
+from fusegen.commands import scaffold
+from fusegen.commands.scaffold import ExistsError, new
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.usage import UsageError
 
 
 def load(folder: Path) -> None:
-    api.load_specs(api.Sources(specs=(folder,)))
+    api.load_specs(api.Folders(specs=(folder,)))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_the_minimal_file_is_valid_and_commented(tmp_path: Path, kind: str, name
     [
         ("recipe", "bf16", "mine"),
         ("op", "grouped_linear", "mine"),
-        ("module", "grouped_mlp", "my_mlp"),
+        ("module", "grouped_linear", "my_linear"),
     ],
 )
 def test_a_copy_keeps_everything_but_the_names(
@@ -57,7 +58,7 @@ def test_a_copy_keeps_everything_but_the_names(
         )
         if before != after
     ]
-    expected = {"module": ["module: my_mlp", "class: MyMlp"]}
+    expected = {"module": ["module: my_linear", "class: MyLinear"]}
     assert changed == expected.get(kind, [f"{kind}: {name}"])
     load(tmp_path)
 
@@ -76,6 +77,16 @@ def test_a_copy_of_an_arch_has_the_kernels_that_it_can_run(tmp_path: Path, name:
     load(tmp_path)
 
 
+def test_a_copy_of_a_module_leaves_its_variants(tmp_path: Path) -> None:
+    made = new("module", "my_mlp", origin="grouped_mlp", folder=tmp_path)
+    source = (paths.builtin_specs() / "modules" / "grouped_mlp.yaml").read_text()
+    kept = source.partition("variants:")[0].replace("module: grouped_mlp", "module: my_mlp")
+    assert made.text == kept.replace("GroupedMLP", "MyMlp")
+    load(tmp_path)
+    with pytest.raises(UsageError, match=r"is a variant in specs/modules/grouped_mlp\.yaml"):
+        new("module", "other", origin="grouped_mlp_srelu", folder=tmp_path)
+
+
 def test_a_copy_of_a_users_spec_keeps_its_comments(tmp_path: Path) -> None:
     made = new("recipe", "first", folder=tmp_path)
     text = made.text.replace("recipe: first", "recipe: first  # the name")
@@ -91,7 +102,7 @@ def test_a_new_op_becomes_a_module_and_is_generated(tmp_path: Path) -> None:
     module = new("module", "squared_relu", folder=specs)
     assert "op: squared_relu\n" in module.text
     named = api.Request(
-        tmp_path / "out", (), ("cpu",), ("squared_relu",), ("bf16",), sources=api.Sources((specs,))
+        tmp_path / "out", (), ("cpu",), ("squared_relu",), ("bf16",), folders=api.Folders((specs,))
     )
     api.generate(named)
     text = (tmp_path / "out" / "cpu" / "squared_relu__bf16.py").read_text()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fusegen.load import load
-from fusegen.model.plan import ModulePlan, Step
-from fusegen.model.primitives import Primitive
-from fusegen.naming import Cell
+from fusegen.checks.load import load
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan, Step
 from fusegen.passes.draft import NotPossible
+from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve_module
+from fusegen.spec.offers import modules_with
 
 SCALED = "scaled_bias"
 SPECS = load([builtin_specs()])
@@ -28,12 +28,12 @@ def readers(plan: ModulePlan, slot: str) -> list[Step]:
 
 
 def dot(plan: ModulePlan) -> Step:
-    (found,) = [s for s in plan.backward.steps if s.primitive is Primitive.GROUP_ROW_DOT]
+    (found,) = [s for s in plan.backward.steps if s.primitive == "group_row_dot"]
     return found
 
 
 def test_the_modules_with_a_grouped_bias_offer_it() -> None:
-    offering = {name for name, module in SPECS.modules.items() if SCALED in str(module.options)}
+    offering = {*modules_with(SCALED, SPECS)}
     assert offering == {"grouped_linear", *MLPS}
 
 
@@ -48,7 +48,7 @@ def test_fc2_alone_is_scaled_by_the_router(module: str, recipe: str, arch: str) 
         "fc2_bias",
         "probs",
     )
-    (bias,) = [s for s in readers(plan, "scales") if s.primitive is Primitive.GROUP_SUM]
+    (bias,) = [s for s in readers(plan, "scales") if s.primitive == "group_sum"]
     assert (bias.input("a"), bias.input("scales"), bias.out) == ("dy", "probs", "dfc2_bias")
     assert plan.inputs == plan_of(module, recipe, arch).inputs
 

@@ -14,14 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusegen import api, paths, selection
-from fusegen.fileset import RenderError
-from fusegen.load import load
-from fusegen.lock import LockError
-from fusegen.model.source import SpecError
-from fusegen.naming import Cell
-from fusegen.publish import PublishError
-from fusegen.selection import Selection, SelectionError, UsageError
+from fusegen import api, paths
+from fusegen.checks.load import load
+from fusegen.emit.fileset import RenderError
+from fusegen.ir.naming import Cell
+from fusegen.publish import folders, remedies, selection
+from fusegen.publish.lock import LockError
+from fusegen.publish.publish import PublishError
+from fusegen.publish.selection import Selection, SelectionError
+from fusegen.spec.cells import target_cells, with_options
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.usage import UsageError
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,5}(_[a-z0-9]{1,4}){0,2}", fullmatch=True)
 FOLDERS = st.lists(st.from_regex(r"(\.\./){0,3}[a-z]{1,8}", fullmatch=True), unique=True)
@@ -33,6 +36,7 @@ SELECTIONS = st.builds(
     cells=CELLS.map(lambda cells: tuple(sorted(cells))),
     specs=FOLDERS.map(lambda folders: tuple(sorted(folders))),
     templates=FOLDERS.map(lambda folders: tuple(sorted(folders))),
+    no_fusions=st.lists(NAMES, unique=True).map(lambda names: tuple(sorted(names))),
 )
 LOCK = Path("generated/cpu/fusegen.lock")
 
@@ -51,6 +55,7 @@ def test_a_selection_survives_the_lock(one: Selection) -> None:
         ({"cells": ["linear"]}, "'linear' is not <module>__<recipe>"),
         ({"cells": "linear__bf16"}, "expected a list of strings as 'cells'"),
         ({"specs": [1]}, "expected a list of strings as 'specs'"),
+        ({"no_fusions": [1]}, "expected a list of strings as 'no_fusions'"),
         ({"extra": 1}, "unknown key 'extra'"),
     ],
 )
@@ -80,9 +85,9 @@ def test_a_namespace_is_snake_case(word: str) -> None:
 def test_folders_are_recorded_relative_to_the_lock(tmp_path: Path) -> None:
     bundle, folder = tmp_path / "out" / "cpu", tmp_path / "mine" / "specs"
     folder.mkdir(parents=True)
-    written = selection.relative_folders(bundle, [folder])
+    written = folders.relative_folders(bundle, [folder])
     assert written == ("../../mine/specs",)
-    assert selection.recorded_folders(bundle, written) == (folder.resolve(),)
+    assert folders.recorded_folders(bundle, written) == (folder.resolve(),)
 
 
 def test_a_cell_that_is_not_there_cannot_be_removed() -> None:
@@ -94,7 +99,7 @@ def test_a_cell_that_is_not_there_cannot_be_removed() -> None:
 
 def test_the_fix_names_what_is_not_a_default() -> None:
     bundles = [Path("generated/cpu"), Path("generated/sm_90a"), Path("vendored/hopper")]
-    command = selection.regeneration(bundles, {"--specs": (Path("mine"),), "--templates": ()})
+    command = remedies.regeneration(bundles, {"--specs": (Path("mine"),), "--templates": ()})
     assert command.splitlines() == [
         "fusegen generate --specs mine",
         "fusegen generate --out vendored --specs mine",
@@ -192,9 +197,9 @@ def test_links_in_a_circle_are_in_the_way(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("option", ["specs", "templates"])
 def test_a_folder_of_links_in_a_circle_is_named(tmp_path: Path, option: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    sources = api.Sources(**{option: (tmp_path / "loop",)})
+    folders = api.Folders(**{option: (tmp_path / "loop",)})
     with pytest.raises((SpecError, RenderError), match=r"loop.*there is no such"):
-        api.generate(request(tmp_path / "out", **SILU, sources=sources))
+        api.generate(request(tmp_path / "out", **SILU, folders=folders))
 
 
 @pytest.mark.parametrize("folder", ["a\0b", "\ud800"])
@@ -208,11 +213,11 @@ def test_a_folder_that_cannot_be_one(tmp_path: Path, folder: str) -> None:
         api.check([tmp_path / "cpu"])
 
 
-def test_a_folder_whose_name_is_not_utf8_is_named(tmp_path: Path, extra: api.Sources) -> None:
+def test_a_folder_whose_name_is_not_utf8_is_named(tmp_path: Path, extra: api.Folders) -> None:
     (folder,) = extra.specs
     moved = folder.rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     with pytest.raises(UsageError, match="its name is not UTF-8"):
-        api.generate(request(tmp_path / "out", **TOY, sources=api.Sources(specs=(moved,))))
+        api.generate(request(tmp_path / "out", **TOY, folders=api.Folders(specs=(moved,))))
     assert not (tmp_path / "out").exists()
 
 
@@ -250,6 +255,24 @@ def test_removing_everything_leaves_files_of_others(tmp_path: Path) -> None:
     note.write_text("mine")
     api.generate(request(tmp_path, **SILU, remove=True))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [note]
+
+
+def test_a_fusion_stays_left_out_until_all_are_back(tmp_path: Path) -> None:
+    def recorded() -> tuple[str, ...]:
+        found = selection.read_selection(tmp_path / "cpu")
+        assert found
+        return found.no_fusions
+
+    api.generate(request(tmp_path, **SILU, no_fusions=("activation_quantize",)))
+    assert recorded() == ("activation_quantize",)
+    api.generate(request(tmp_path))
+    assert recorded() == ("activation_quantize",)
+    assert not api.check([tmp_path / "cpu"]).drifted
+    api.generate(request(tmp_path, no_fusions=()))
+    assert recorded() == ()
+    assert "no_fusions" not in (tmp_path / "cpu" / "fusegen.lock").read_text()
+    with pytest.raises(UsageError, match="unknown fusion 'activation'"):
+        api.generate(request(tmp_path, no_fusions=("activation",)))
 
 
 def test_the_namespace_stays_until_another_is_named(tmp_path: Path) -> None:
@@ -334,38 +357,38 @@ TOY = {"archs": ("cpu",), "modules": ("silu",), "recipes": ("toy",)}
 
 
 @pytest.fixture
-def extra(tmp_path: Path) -> api.Sources:
+def extra(tmp_path: Path) -> api.Folders:
     folder = tmp_path / "extra"
     (folder / "recipes").mkdir(parents=True)
     (folder / "recipes" / "toy.yaml").write_text(RECIPE.replace("recipe: bf16", "recipe: toy"))
-    return api.Sources(specs=(folder,))
+    return api.Folders(specs=(folder,))
 
 
-def test_a_folder_is_recorded_while_a_cell_needs_it(tmp_path: Path, extra: api.Sources) -> None:
+def test_a_folder_is_recorded_while_a_cell_needs_it(tmp_path: Path, extra: api.Folders) -> None:
     out = tmp_path / "out"
     bundle = out / "cpu"
-    api.generate(request(out, **SILU, sources=extra))
+    api.generate(request(out, **SILU, folders=extra))
     before = selection.read_selection(bundle)
     assert before is not None and before.specs == ()
-    api.generate(request(out, **TOY, sources=extra))
+    api.generate(request(out, **TOY, folders=extra))
     recorded = selection.read_selection(bundle)
     assert recorded is not None and recorded.specs == ("../../extra",)
-    assert not api.generate(request(out, sources=extra)).drifted
-    assert not api.check([bundle], sources=extra).drifted
-    api.generate(request(out, **TOY, remove=True, sources=extra))
+    assert not api.generate(request(out, folders=extra)).drifted
+    assert not api.check([bundle], folders=extra).drifted
+    api.generate(request(out, **TOY, remove=True, folders=extra))
     assert selection.read_selection(bundle) == before
 
 
-def test_a_lock_alone_does_not_say_what_is_read(tmp_path: Path, extra: api.Sources) -> None:
+def test_a_lock_alone_does_not_say_what_is_read(tmp_path: Path, extra: api.Folders) -> None:
     out = tmp_path / "out"
     bundle = out / "cpu"
-    api.generate(request(out, **TOY, sources=extra))
+    api.generate(request(out, **TOY, folders=extra))
     (folder,) = extra.specs
     for call in (
         lambda: api.check([bundle]),
         lambda: api.generate(request(out)),
         lambda: api.generate(request(out, **SILU)),
-        lambda: api.generate(request(out, **SILU, sources=api.Sources(specs=(tmp_path / "out",)))),
+        lambda: api.generate(request(out, **SILU, folders=api.Folders(specs=(tmp_path / "out",)))),
     ):
         with pytest.raises(UsageError) as caught:
             call()
@@ -373,10 +396,10 @@ def test_a_lock_alone_does_not_say_what_is_read(tmp_path: Path, extra: api.Sourc
         assert f"{bundle / 'fusegen.lock'} names the folder {folder}, which is outside of" in text
         assert f"fusegen generate --out {out} --specs {folder} " in text
     # What names a folder names all that is in it.
-    assert not api.check([bundle], sources=api.Sources(specs=(folder,))).drifted
+    assert not api.check([bundle], folders=api.Folders(specs=(folder,))).drifted
     # What goes is not read.
     assert not api.generate(request(out, **TOY, remove=True)).refused
-    api.generate(request(out, **TOY, sources=extra))
+    api.generate(request(out, **TOY, folders=extra))
     # A repository is one whole; a link out of it is not part of it.
     (tmp_path / ".git").mkdir()
     assert not api.check([bundle]).drifted
@@ -389,25 +412,25 @@ def test_a_lock_alone_does_not_say_what_is_read(tmp_path: Path, extra: api.Sourc
         api.check([bundle])
 
 
-def test_a_recorded_folder_that_is_gone_is_named(tmp_path: Path, extra: api.Sources) -> None:
+def test_a_recorded_folder_that_is_gone_is_named(tmp_path: Path, extra: api.Folders) -> None:
     out = tmp_path / "out"
     api.generate(request(out, **SILU))
-    api.generate(request(out, **TOY, sources=extra))
+    api.generate(request(out, **TOY, folders=extra))
     moved = extra.specs[0].rename(tmp_path / "moved")
     with pytest.raises(UsageError, match=r"records the folder .*extra, which does not exist"):
         api.generate(request(out))
-    api.generate(request(out, sources=api.Sources(specs=(moved,))))
+    api.generate(request(out, folders=api.Folders(specs=(moved,))))
     recorded = selection.read_selection(out / "cpu")
     assert recorded is not None and recorded.specs == ("../../moved",)
 
 
-def test_a_recorded_name_that_is_gone_can_be_taken_out(tmp_path: Path, extra: api.Sources) -> None:
+def test_a_recorded_name_that_is_gone_can_be_taken_out(tmp_path: Path, extra: api.Folders) -> None:
     out = tmp_path / "out"
     api.generate(request(out, **SILU))
-    api.generate(request(out, **TOY, sources=extra))
+    api.generate(request(out, **TOY, folders=extra))
     (extra.specs[0] / "recipes" / "toy.yaml").unlink()
     with pytest.raises(UsageError) as caught:
-        api.generate(request(out, sources=extra))
+        api.generate(request(out, folders=extra))
     words = f"fusegen generate --remove --arch cpu --module silu --recipe toy --out {out}"
     assert str(caught.value).endswith(words)
     api.generate(request(out, **TOY, remove=True))
@@ -436,30 +459,30 @@ recipes: [bf16]
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> api.Sources:
+def older(tmp_path: Path) -> api.Folders:
     folder = tmp_path / "older"
     for kind, name, text in (("archs", "sm_100", ARCH), ("targets", "older", TARGET)):
         (folder / kind).mkdir(parents=True)
         (folder / kind / f"{name}.yaml").write_text(text)
-    return api.Sources(specs=(folder,))
+    return api.Folders(specs=(folder,))
 
 
-def test_what_a_target_cannot_have_is_reported(tmp_path: Path, older: api.Sources) -> None:
-    done = api.generate(request(tmp_path / "out", targets=("older",), sources=older))
+def test_what_a_target_cannot_have_is_reported(tmp_path: Path, older: api.Folders) -> None:
+    done = api.generate(request(tmp_path / "out", targets=("older",), folders=older))
     (report,) = done.bundles
     assert [(cell.cell, cell.reason) for cell in report.unsupported] == [
         ("linear__bf16", "sm_100 has no kernels for gemm")
     ]
     assert cells_of(report.bundle) == ["silu__bf16"]
-    assert not api.generate(request(tmp_path / "out", sources=older)).drifted
+    assert not api.generate(request(tmp_path / "out", folders=older)).drifted
 
 
 def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
-    tmp_path: Path, older: api.Sources
+    tmp_path: Path, older: api.Folders
 ) -> None:
     named = {"archs": ("sm_100",), "modules": ("linear",), "recipes": ("bf16",)}
     with pytest.raises(UsageError) as caught:
-        api.generate(request(tmp_path / "out", **named, sources=older))
+        api.generate(request(tmp_path / "out", **named, folders=older))
     assert str(caught.value) == (
         "linear__bf16 cannot be made for sm_100: sm_100 has no kernels for gemm"
     )
@@ -468,7 +491,7 @@ def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
 
 def test_the_choices_of_a_target_are_those_of_every_module() -> None:
     specs = load([paths.builtin_specs()])
-    cells = selection.target_cells(specs, ["hopper", "hopper_lean"])["sm_90a"]
+    cells = target_cells(specs, ["hopper", "hopper_lean"])["sm_90a"]
     chosen = [cell for cell in cells if cell.options]
     assert {cell.recipe for cell in chosen} == {"bf16", "fp8_delayed"}
     assert {(cell.module, cell.options) for cell in chosen} == {
@@ -488,8 +511,8 @@ REDUCED = Cell("linear", "fp8_delayed", ("reduced_amax",))
     [((), ()), (("reduced_amax",), ("reduced_amax",)), (("own_amax",), ())],
 )
 def test_a_first_choice_names_no_cell(words: tuple[str, ...], options: tuple[str, ...]) -> None:
-    specs = api.load_specs(api.Sources())
-    cells = selection.with_options(specs, [Cell("linear", "fp8_delayed")], words)
+    specs = api.load_specs(api.Folders())
+    cells = with_options(specs, [Cell("linear", "fp8_delayed")], words)
     assert cells == (Cell("linear", "fp8_delayed", options),)
 
 
@@ -500,7 +523,7 @@ def test_a_first_choice_names_no_cell(words: tuple[str, ...], options: tuple[str
         (
             "silu",
             ("reduced_amax",),
-            "module 'silu' offers no option 'reduced_amax'; it offers none",
+            "module 'silu' offers no option 'reduced_amax': no product has operands whose amaxes",
         ),
         (
             "linear",
@@ -511,9 +534,9 @@ def test_a_first_choice_names_no_cell(words: tuple[str, ...], options: tuple[str
     ],
 )
 def test_choices_that_are_not_offered(module: str, words: tuple[str, ...], message: str) -> None:
-    specs = api.load_specs(api.Sources())
+    specs = api.load_specs(api.Folders())
     with pytest.raises(UsageError) as caught:
-        selection.with_options(specs, [Cell(module, "fp8_delayed")], words)
+        with_options(specs, [Cell(module, "fp8_delayed")], words)
     assert str(caught.value).startswith(message)
 
 
@@ -530,7 +553,7 @@ def test_a_choice_is_recorded_and_taken_out_by_name(tmp_path: Path) -> None:
     assert recorded is not None and recorded.cells == (REDUCED,)
     assert (tmp_path / "cpu" / f"{REDUCED}.py").exists()
     assert api.generate(api.Request(tmp_path)).drifted is False
-    command = selection.removal(REDUCED, "cpu", tmp_path / "cpu")
+    command = remedies.removal(REDUCED, "cpu", tmp_path / "cpu")
     assert "--recipe fp8_delayed --option reduced_amax" in command
     api.generate(replace(request, remove=True))
     assert not (tmp_path / "cpu" / f"{REDUCED}.py").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from types import FunctionType
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusegen.model.shapes import (
+from fusegen.ir.shapes import (
     Binary,
     Const,
     Expr,
@@ -24,6 +25,7 @@ from fusegen.model.shapes import (
     product,
     substitute,
     symbols,
+    to_code,
     to_cpp,
     to_markdown,
     to_python,
@@ -46,7 +48,7 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> Expr:
     """Expressions as the parser makes them: divisors are positive constants."""
     if depth == 0 or draw(st.booleans()):
         leaf: Expr = draw(
-            st.one_of(st.sampled_from(SYMBOLS).map(Sym), st.integers(0, 300).map(Const))
+            st.one_of(st.sampled_from(SYMBOLS).map(Sym), st.integers(0, 200).map(Const))
         )
         return leaf
     left = draw(expressions(depth=depth - 1))
@@ -54,7 +56,11 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> Expr:
         case Operator.ADD:
             return add(left, draw(expressions(depth=depth - 1)))
         case Operator.MUL:
-            return mul(left, draw(expressions(depth=depth - 1)))
+            right = draw(expressions(depth=depth - 1))
+            try:
+                return mul(left, right)
+            except ValueError:  # constants whose product is no size
+                return add(left, right)
         case Operator.SUB:
             return parse_expr(f"{to_python(add(left, Const(400)))} - {draw(st.integers(0, 400))}")
         case Operator.FLOORDIV:
@@ -88,6 +94,48 @@ def test_cpp_means_the_same(expr: Expr, values: dict[str, int]) -> None:
     assert _run(compile(text.replace("/", "//"), "<shape>", "eval"), values) == evaluate(
         expr, values
     )
+
+
+@given(expressions(), VALUES)
+def test_code_means_the_same_without_functions(expr: Expr, values: dict[str, int]) -> None:
+    text = to_code(expr)
+    assert "ceildiv" not in text and "align" not in text
+    assert _run(compile(text, "<shape>", "eval"), values) == evaluate(expr, values)
+
+
+@given(expressions())
+def test_code_has_no_bracket_to_spare(expr: Expr) -> None:
+    text = to_code(expr)
+    tree = ast.dump(ast.parse(text))
+    opened = []
+    for index, letter in enumerate(text):
+        if letter == "(":
+            opened.append(index)
+        elif letter == ")":
+            start = opened.pop()
+            without = text[:start] + text[start + 1 : index] + text[index + 1 :]
+            twice = "--" in without  # -(-(...)) reads better than --(...)
+            assert twice or ast.dump(ast.parse(without)) != tree
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("2 * F", "2 * F"),
+        ("T // 32 + (2 * E + 1)", "T // 32 + 2 * E + 1"),
+        ("T - (E - K)", "T - (E - K)"),
+        ("T * (N * K)", "T * N * K"),
+        ("T * (N // 2 * K)", "T * (N // 2 * K)"),
+        ("T * (N // 2 * K * E)", "T * (N // 2 * K * E)"),
+        ("align(H, 16)", "-(-H // 16) * 16"),
+        ("align(2 * F, 16)", "-(-(2 * F) // 16) * 16"),
+        ("align(N, 32) // 2", "-(-N // 32) * 32 // 2"),
+        ("align(32 * (T // 32 + E), 16)", "-(-(32 * (T // 32 + E)) // 16) * 16"),
+        ("ceildiv(ceildiv(T, 16), 4)", "-(-(-(-T // 16)) // 4)"),
+    ],
+)
+def test_code_reads_well(text: str, code: str) -> None:
+    assert to_code(parse_expr(text)) == code
 
 
 class Tight(int):

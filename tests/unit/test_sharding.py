@@ -6,12 +6,13 @@ from functools import cache
 
 import pytest
 
-from fusegen.load import SpecSet, load
-from fusegen.model.plan import ModulePlan, Sharding
-from fusegen.model.shapes import Split, parse_expr, split
-from fusegen.naming import Cell
+from fusegen.checks.load import load
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan, Sharding
+from fusegen.ir.shapes import Split, parse_expr, split
+from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs
-from fusegen.resolve import resolve_module
+from fusegen.spec.load import SpecSet
 
 ARCHS = ("cpu", "sm_90a")
 

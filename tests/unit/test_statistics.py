@@ -8,19 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from fusegen.emit.launcher import launcher_context
-from fusegen.load import load
-from fusegen.model.dtypes import DType
-from fusegen.model.plan import ModulePlan, Program, StateFill, Step
-from fusegen.model.primitives import Primitive
-from fusegen.naming import Cell
+from fusegen.checks.load import load
+from fusegen.emit.launcher.program import launcher_context
+from fusegen.ir.dtypes import DType
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan, Program, StateFill
 from fusegen.passes.draft import NotPossible
+from fusegen.passes.pipeline import resolve_module
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.resolve import resolve_module
+from fusegen.spec.offers import modules_with
+from fusegen.steps import observes, quantizes
 
 SPECS = load([builtin_specs()])
 QUANTIZED = [name for name, recipe in SPECS.recipes.items() if recipe.roles]
-OFFERING = [name for name, module in SPECS.modules.items() if "debug" in str(module.options)]
+OFFERING = modules_with("debug", SPECS)
 MODULES = ("linear", "grouped_linear", "grouped_mlp")
 ARCHS = ("cpu", "sm_90a")
 CHOICES = (
@@ -50,10 +51,6 @@ every_pair = pytest.mark.parametrize(
 )
 
 
-def observes(step: Step) -> bool:
-    return step.primitive is Primitive.STATISTICS
-
-
 def test_who_offers_it() -> None:
     offering = {"linear", "grouped_linear", *(m for m in SPECS.modules if "grouped_mlp" in m)}
     assert {*OFFERING} == offering and len(offering) > 5
@@ -65,7 +62,7 @@ def test_one_step_behind_each_copy(pair: tuple[ModulePlan, ModulePlan]) -> None:
     seen = []
     for program in plan.programs:
         for index, step in enumerate(program.steps):
-            copies = step.copies if step.primitive is Primitive.QUANTIZE else ()
+            copies = step.copies if quantizes(step) else ()
             followers = program.steps[index + 1 : index + 1 + len(copies)]
             for copy, follower in zip(copies, followers, strict=True):
                 assert observes(follower) and follower.copies == (copy,)

@@ -20,13 +20,13 @@ import pytest
 from jinja2 import nodes
 
 import fusegen
-from fusegen.bundle import render_bundle
-from fusegen.fileset import RenderError
-from fusegen.load import load
-from fusegen.naming import Cell
+from fusegen.checks.load import load
+from fusegen.emit.bundle import render_bundle
+from fusegen.emit.fileset import RenderError
+from fusegen.emit.render import Renderer
+from fusegen.ir.naming import Cell
+from fusegen.passes.pipeline import resolve
 from fusegen.paths import builtin_specs, builtin_templates
-from fusegen.render import Renderer
-from fusegen.resolve import resolve
 
 FOLDER = builtin_templates()
 TEMPLATES = sorted(FOLDER.rglob("*.j2"))
@@ -237,6 +237,8 @@ def test_every_attribute_exists(path: Path) -> None:
     assert not wrong, f"{label(path)}: {', '.join(wrong)}"
 
 
+ADDING_FILES = ("debug", "scaled_bias")
+"""Options with templates or kernels of their own."""
 INCLUDE = re.compile(r'<% include "(.+)" %>')
 
 
@@ -261,12 +263,8 @@ def test_every_template_and_static_file_is_used() -> None:
 
     recorder = Recorder([FOLDER])
     specs = load([builtin_specs()])
-    cells = [
-        Cell(module, recipe, options)
-        for module in specs.modules
-        for recipe in specs.recipes
-        for options in ((), ("debug",), ("scaled_bias",))
-    ]
+    cells = [Cell(module, recipe) for module in specs.modules for recipe in specs.recipes]
+    cells += [Cell("grouped_linear", r, (o,)) for r in specs.recipes for o in ADDING_FILES]
     for name, arch in specs.archs.items():
         plans = resolve(specs, name, cells).modules
         render_bundle(plans, arch, f"fusegen_{name}", recorder)

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from fusegen import api, paths
-from fusegen.build import read_sources
-from fusegen.load import SpecSet, load
-from fusegen.model.predicate import Comparison, Condition, Predicate, SizeVariable
-from fusegen.model.primitives import GemmKind
-from fusegen.model.source import SpecError
-from fusegen.model.specs import PointSpec, RuleSpec
-from fusegen.selection import UsageError
+from fusegen.build.library import read_sources
+from fusegen.checks.load import load
+from fusegen.ir.kernel import GemmKind, PointSpec
+from fusegen.ir.predicate import Comparison, Condition, Predicate, SizeVariable
+from fusegen.spec.arch import RuleSpec
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.load import SpecSet
+from fusegen.spec.usage import UsageError
 from fusegen.tuning import fit, rewrite, tune, variants
 from fusegen.tuning.cases import (
     MOST_BYTES,

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:ad3e88707a0bc034
+# checksum sha256:425562f1b6705609
 """grouped_linear__fp8_current in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -104,11 +104,13 @@ def forward(
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
+    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
+    #    weight_columnwise_scale
     weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
         weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y
+    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+    #    split_sizes, bias -> y
     y = quantized.grouped_gemm_fprop(
         x_rowwise_copy, weight_rowwise_copy, split_sizes, dtype=x.dtype, add=bias
     )
@@ -151,16 +153,14 @@ def check_backward(
     N = dy.shape[-1]
     E = split_sizes.shape[-1]
     checks.size(CELL, "weight_columnwise", weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(
-        CELL, "weight_columnwise", weight_columnwise, -1, -(-(N) // 16) * 16, "align(N, 16)"
-    )
+    checks.size(CELL, "weight_columnwise", weight_columnwise, -1, -(-N // 16) * 16, "align(N, 16)")
     checks.size(CELL, "weight_columnwise_scale", weight_columnwise_scale, -1, E, "E (num_groups)")
     checks.size(
         CELL,
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
@@ -189,7 +189,8 @@ def backward(
         if x_columnwise is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias
+    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+    #    dy_columnwise_scale, dbias
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
@@ -201,7 +202,8 @@ def backward(
     # 1. dbias
     if need_dbias:
         dbias = steps.group_sum(dy, split_sizes)
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx
+    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+    #    weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
@@ -216,7 +218,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight
+    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes -> dweight
     if need_dweight:
         dweight = quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,

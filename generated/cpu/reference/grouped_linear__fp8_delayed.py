@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:ddb9786d7a4e0116
+# checksum sha256:2a706c01fee122f4
 """grouped_linear__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -131,7 +131,9 @@ def forward(
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
-    # 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+    need_any = need_dx or need_dweight or need_dbias
+    # 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
+    #    x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x,
         INPUT,
@@ -142,7 +144,7 @@ def forward(
         layout=LAYOUT,
     )
     # 1. state after it: input_amax_history, input_scale
-    if need_dx or need_dweight or need_dbias:
+    if need_any:
         input_amax_history, input_scale = quantized.delayed_update(
             input_amax_history,
             input_scale,
@@ -150,12 +152,13 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
+    # 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise,
+    #    weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
     weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
         weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=weight_scale, layout=LAYOUT
     )
     # 2. state after it: weight_amax_history, weight_scale
-    if need_dx or need_dweight or need_dbias:
+    if need_any:
         weight_amax_history, weight_scale = quantized.delayed_update(
             weight_amax_history,
             weight_scale,
@@ -163,7 +166,8 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y
+    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+    #    split_sizes, bias -> y
     y = quantized.grouped_gemm_fprop(
         x_rowwise_copy, weight_rowwise_copy, split_sizes, dtype=x.dtype, add=bias
     )
@@ -220,16 +224,14 @@ def check_backward(
     N = dy.shape[-1]
     E = split_sizes.shape[-1]
     checks.size(CELL, "weight_columnwise", weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(
-        CELL, "weight_columnwise", weight_columnwise, -1, -(-(N) // 16) * 16, "align(N, 16)"
-    )
+    checks.size(CELL, "weight_columnwise", weight_columnwise, -1, -(-N // 16) * 16, "align(N, 16)")
     checks.size(CELL, "weight_columnwise_scale", weight_columnwise_scale, -1, E, "E (num_groups)")
     checks.size(
         CELL,
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
@@ -263,7 +265,8 @@ def backward(
         if x_columnwise is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias
+    # 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
+    #    dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
@@ -284,7 +287,8 @@ def backward(
         GRAD_OUTPUT,
         grouped=True,
     )
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx
+    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+    #    weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
@@ -299,7 +303,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight
+    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes -> dweight
     if need_dweight:
         dweight = quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:f03560c95fd53093
+# checksum sha256:d2e0cf8dd957c07d
 """grouped_mlp__fp8_delayed__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -165,14 +165,14 @@ def check_forward(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "split_sizes", split_sizes, -1, E, "E (num_groups)")
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "fc1_bias", fc1_bias, -2, E, "E (num_groups)")
-    checks.size(CELL, "fc1_bias", fc1_bias, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_bias", fc1_bias, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_bias", fc2_bias, -2, E, "E (num_groups)")
     checks.size(CELL, "fc2_bias", fc2_bias, -1, H, "H (hidden)")
     checks.size(CELL, "fc1_input_amax_history", fc1_input_amax_history, -2, 1024, "1024")
@@ -232,7 +232,17 @@ def forward(
     Tensor,
 ]:
     """The forward program, step by step."""
-    # 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+    need_any = (
+        need_dx
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_dprobs
+        or need_dfc1_bias
+        or need_dfc2_bias
+    )
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    # 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
+    #    x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x,
         INPUT,
@@ -243,14 +253,7 @@ def forward(
         layout=LAYOUT,
     )
     # 1. state after it: fc1_input_amax_history, fc1_input_scale
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dfc2_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_bias
-    ):
+    if need_any:
         fc1_input_amax_history, fc1_input_scale = quantized.delayed_update(
             fc1_input_amax_history,
             fc1_input_scale,
@@ -258,19 +261,13 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+    # 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
         fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=fc1_weight_scale, layout=LAYOUT
     )
     # 2. state after it: fc1_weight_amax_history, fc1_weight_scale
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dfc2_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_bias
-    ):
+    if need_any:
         fc1_weight_amax_history, fc1_weight_scale = quantized.delayed_update(
             fc1_weight_amax_history,
             fc1_weight_scale,
@@ -278,13 +275,15 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
+    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
     # 4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 5. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
+    # 5. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
+    #    a_rowwise_scale, a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a,
         INPUT,
@@ -295,14 +294,7 @@ def forward(
         layout=LAYOUT,
     )
     # 5. state after it: fc2_input_amax_history, fc2_input_scale
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dfc2_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_bias
-    ):
+    if need_any:
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
             fc2_input_scale,
@@ -310,24 +302,13 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 6. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+    # 6. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
     fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight,
-        WEIGHT,
-        rowwise=True,
-        columnwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
-        scale=fc2_weight_scale,
-        layout=LAYOUT,
+        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, scale=fc2_weight_scale, layout=LAYOUT
     )
     # 6. state after it: fc2_weight_amax_history, fc2_weight_scale
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dfc2_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_bias
-    ):
+    if need_any:
         fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
             fc2_weight_amax_history,
             fc2_weight_scale,
@@ -335,19 +316,16 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
+    # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
     y = quantized.grouped_gemm_fprop(
         a_rowwise_copy, fc2_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc2_bias
     )
     return (
         y,
-        h if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else x.new_empty(0),
-        fc2_weight_columnwise_copy.data
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc2_weight_columnwise_copy.scale
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else x.new_empty(0, dtype=torch.float32),
+        h if keep_h else x.new_empty(0),
+        fc2_weight_columnwise_copy.data if keep_h else x.new_empty(0, dtype=torch.float8_e4m3fn),
+        fc2_weight_columnwise_copy.scale if keep_h else x.new_empty(0, dtype=torch.float32),
         a_columnwise_copy.data if need_dfc2_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         a_columnwise_copy.scale if need_dfc2_weight else x.new_empty(0, dtype=torch.float32),
         fc1_weight_columnwise_copy.data if need_dx else x.new_empty(0, dtype=torch.float8_e4m3fn),
@@ -463,10 +441,10 @@ def check_backward(
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(
         CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -1, E, "E (num_groups)"
@@ -476,7 +454,7 @@ def check_backward(
         "a_columnwise",
         a_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
@@ -487,7 +465,7 @@ def check_backward(
         "fc1_weight_columnwise",
         fc1_weight_columnwise,
         -1,
-        -(-((2) * (F)) // 16) * 16,
+        -(-(2 * F) // 16) * 16,
         "align(2 * F, 16)",
     )
     checks.size(
@@ -499,7 +477,7 @@ def check_backward(
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
@@ -518,7 +496,7 @@ def check_backward(
     )
     checks.size(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -2, H, "H (hidden)")
@@ -568,11 +546,14 @@ def backward(
         if fc1_weight_main_grad is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
+    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
+    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
+    #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
-        rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
+        rowwise=need_da,
         columnwise=need_dfc2_weight,
         split_sizes=split_sizes,
         scale=fc2_grad_output_scale,
@@ -589,8 +570,9 @@ def backward(
         GRAD_OUTPUT,
         grouped=True,
     )
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_da:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
             quantized.Operand(
@@ -604,7 +586,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
+    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
     if need_dfc2_weight:
         fc2_weight_main_grad = fc2_weight_main_grad + quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,
@@ -615,10 +598,11 @@ def backward(
             dtype=torch.float32,
         )
     # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    if need_da:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
-    if need_dx or need_dfc1_weight or need_dfc1_bias:
+    # 5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
+    #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
+    if need_dh_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
             GRAD_OUTPUT,
@@ -632,7 +616,7 @@ def backward(
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
     # 5. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
-    if need_dx or need_dfc1_weight or need_dfc1_bias:
+    if need_dh_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
@@ -640,7 +624,8 @@ def backward(
             GRAD_OUTPUT,
             grouped=True,
         )
-    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dh_rowwise_copy,
@@ -648,14 +633,15 @@ def backward(
                 fc1_weight_columnwise,
                 fc1_weight_columnwise_scale,
                 WEIGHT,
-                (E, (2) * (F), H),
+                (E, 2 * F, H),
                 columnwise=True,
                 layout=LAYOUT,
             ),
             split_sizes,
             dtype=dy.dtype,
         )
-    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
     if need_dfc1_weight:
         fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
             dh_columnwise_copy,

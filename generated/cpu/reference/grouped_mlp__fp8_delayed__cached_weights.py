@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:2931247f5229a79a
+# checksum sha256:2ec0f6cf38f536c6
 """grouped_mlp__fp8_delayed__cached_weights in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -161,26 +161,26 @@ def check_forward(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "split_sizes", split_sizes, -1, E, "E (num_groups)")
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "fc1_bias", fc1_bias, -2, E, "E (num_groups)")
-    checks.size(CELL, "fc1_bias", fc1_bias, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_bias", fc1_bias, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_bias", fc2_bias, -2, E, "E (num_groups)")
     checks.size(CELL, "fc2_bias", fc2_bias, -1, H, "H (hidden)")
     checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -2, 2 * F, "2 * F")
     checks.size(
-        CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(CELL, "fc1_weight_rowwise_scale", fc1_weight_rowwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -2, H, "H (hidden)")
     checks.size(
-        CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -1, -(-(F) // 16) * 16, "align(F, 16)"
+        CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -1, -(-F // 16) * 16, "align(F, 16)"
     )
     checks.size(CELL, "fc2_weight_rowwise_scale", fc2_weight_rowwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc1_input_amax_history", fc1_input_amax_history, -2, 1024, "1024")
@@ -218,7 +218,16 @@ def forward(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    # 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+    need_any = (
+        need_dx
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_dprobs
+        or need_dfc1_bias
+        or need_dfc2_bias
+    )
+    # 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
+    #    x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x,
         INPUT,
@@ -229,14 +238,7 @@ def forward(
         layout=LAYOUT,
     )
     # 1. state after it: fc1_input_amax_history, fc1_input_scale
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dfc2_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_bias
-    ):
+    if need_any:
         fc1_input_amax_history, fc1_input_scale = quantized.delayed_update(
             fc1_input_amax_history,
             fc1_input_scale,
@@ -244,14 +246,15 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
+    # 2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy,
         quantized.Operand(
             fc1_weight_rowwise.view(torch.float8_e4m3fn),
             fc1_weight_rowwise_scale,
             WEIGHT,
-            (E, (2) * (F), H),
+            (E, 2 * F, H),
             columnwise=False,
             layout=LAYOUT,
         ),
@@ -261,7 +264,8 @@ def forward(
     )
     # 3. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 4. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
+    # 4. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
+    #    a_rowwise_scale, a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a,
         INPUT,
@@ -272,14 +276,7 @@ def forward(
         layout=LAYOUT,
     )
     # 4. state after it: fc2_input_amax_history, fc2_input_scale
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dfc2_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_bias
-    ):
+    if need_any:
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
             fc2_input_scale,
@@ -287,7 +284,8 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
+    # 5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
     y = quantized.grouped_gemm_fprop(
         a_rowwise_copy,
         quantized.Operand(
@@ -392,14 +390,14 @@ def check_backward(
     F = fc2_weight_columnwise.shape[-2]
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "a_columnwise", a_columnwise, -2, F, "F (intermediate)")
     checks.size(
         CELL,
         "a_columnwise",
         a_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
@@ -409,7 +407,7 @@ def check_backward(
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
@@ -420,7 +418,7 @@ def check_backward(
         "fc1_weight_columnwise",
         fc1_weight_columnwise,
         -1,
-        -(-((2) * (F)) // 16) * 16,
+        -(-(2 * F) // 16) * 16,
         "align(2 * F, 16)",
     )
     checks.size(
@@ -428,7 +426,7 @@ def check_backward(
     )
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(
         CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -1, E, "E (num_groups)"
@@ -479,11 +477,14 @@ def backward(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
-    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
+    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
+    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
+    #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
-        rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
+        rowwise=need_da,
         columnwise=need_dfc2_weight,
         split_sizes=split_sizes,
         scale=fc2_grad_output_scale,
@@ -500,8 +501,9 @@ def backward(
         GRAD_OUTPUT,
         grouped=True,
     )
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_da:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
             quantized.Operand(
@@ -515,7 +517,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight
+    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,
@@ -526,10 +529,11 @@ def backward(
             dtype=dy.dtype,
         )
     # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    if need_da:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
-    if need_dx or need_dfc1_weight or need_dfc1_bias:
+    # 5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
+    #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
+    if need_dh_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
             GRAD_OUTPUT,
@@ -543,7 +547,7 @@ def backward(
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
     # 5. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
-    if need_dx or need_dfc1_weight or need_dfc1_bias:
+    if need_dh_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
@@ -551,7 +555,8 @@ def backward(
             GRAD_OUTPUT,
             grouped=True,
         )
-    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dh_rowwise_copy,
@@ -559,14 +564,15 @@ def backward(
                 fc1_weight_columnwise.view(torch.float8_e4m3fn),
                 fc1_weight_columnwise_scale,
                 WEIGHT,
-                (E, (2) * (F), H),
+                (E, 2 * F, H),
                 columnwise=True,
                 layout=LAYOUT,
             ),
             split_sizes,
             dtype=dy.dtype,
         )
-    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight
+    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.grouped_gemm_wgrad(
             dh_columnwise_copy,
@@ -675,13 +681,13 @@ def check_refresh(
     E = fc1_weight.shape[-3]
     H = fc1_weight.shape[-1]
     F = fc2_weight.shape[-1]
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -2, 2 * F, "2 * F")
     checks.size(
-        CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(CELL, "fc1_weight_rowwise_scale", fc1_weight_rowwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
@@ -691,7 +697,7 @@ def check_refresh(
         "fc1_weight_columnwise",
         fc1_weight_columnwise,
         -1,
-        -(-((2) * (F)) // 16) * 16,
+        -(-(2 * F) // 16) * 16,
         "align(2 * F, 16)",
     )
     checks.size(
@@ -700,13 +706,13 @@ def check_refresh(
     checks.size(CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -2, H, "H (hidden)")
     checks.size(
-        CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -1, -(-(F) // 16) * 16, "align(F, 16)"
+        CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -1, -(-F // 16) * 16, "align(F, 16)"
     )
     checks.size(CELL, "fc2_weight_rowwise_scale", fc2_weight_rowwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -2, F, "F (intermediate)")
     checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(
         CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -1, E, "E (num_groups)"
@@ -739,7 +745,8 @@ def refresh(
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]:
     """The refresh program, step by step."""
-    # 1. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+    # 1. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
         fc1_weight, WEIGHT, rowwise=True, columnwise=True, scale=fc1_weight_scale, layout=LAYOUT
     )
@@ -752,7 +759,8 @@ def refresh(
             WEIGHT,
             grouped=True,
         )
-    # 2. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+    # 2. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
     fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
         fc2_weight, WEIGHT, rowwise=True, columnwise=True, scale=fc2_weight_scale, layout=LAYOUT
     )

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:7fae4895414a9ba5
+# checksum sha256:b29597ea60936487
 """grouped_mlp__fp8_rowwise in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -125,14 +125,14 @@ def check_forward(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "split_sizes", split_sizes, -1, E, "E (num_groups)")
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "fc1_bias", fc1_bias, -2, E, "E (num_groups)")
-    checks.size(CELL, "fc1_bias", fc1_bias, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_bias", fc1_bias, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_bias", fc2_bias, -2, E, "E (num_groups)")
     checks.size(CELL, "fc2_bias", fc2_bias, -1, H, "H (hidden)")
 
@@ -163,15 +163,18 @@ def forward(
     Tensor | None,
 ]:
     """The forward program, step by step."""
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dfc1_weight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+    #    fc1_weight_columnwise, fc1_weight_columnwise_scale
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
         fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
+    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
@@ -181,27 +184,21 @@ def forward(
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a, INPUT, rowwise=True, columnwise=need_dfc2_weight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+    # 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
+    #    fc2_weight_columnwise, fc2_weight_columnwise_scale
     fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight,
-        WEIGHT,
-        rowwise=True,
-        columnwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
-        layout=LAYOUT,
+        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, layout=LAYOUT
     )
-    # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
+    # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
     y = quantized.grouped_gemm_fprop(
         a_rowwise_copy, fc2_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc2_bias
     )
     return (
         y,
-        h if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
-        fc2_weight_columnwise_copy.data
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None,
-        fc2_weight_columnwise_copy.scale
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None,
+        h if keep_h else None,
+        fc2_weight_columnwise_copy.data if keep_h else None,
+        fc2_weight_columnwise_copy.scale if keep_h else None,
         a_columnwise_copy.data if need_dfc2_weight else None,
         a_columnwise_copy.scale if need_dfc2_weight else None,
         fc1_weight_columnwise_copy.data if need_dx else None,
@@ -279,10 +276,10 @@ def check_backward(
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(
         CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -2, E, "E (num_groups)"
@@ -292,7 +289,7 @@ def check_backward(
         "a_columnwise",
         a_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, E, "E (num_groups)")
@@ -303,7 +300,7 @@ def check_backward(
         "fc1_weight_columnwise",
         fc1_weight_columnwise,
         -1,
-        -(-((2) * (F)) // 16) * 16,
+        -(-(2 * F) // 16) * 16,
         "align(2 * F, 16)",
     )
     checks.size(
@@ -318,7 +315,7 @@ def check_backward(
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, E, "E (num_groups)")
@@ -365,11 +362,13 @@ def backward(
         if h is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
+    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+    #    dy_columnwise_scale, dfc2_bias
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
-        rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
+        rowwise=need_da,
         columnwise=need_dfc2_weight,
         split_sizes=split_sizes,
         layout=LAYOUT,
@@ -377,8 +376,9 @@ def backward(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_da:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
             quantized.Operand(
@@ -392,7 +392,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight
+    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,
@@ -403,9 +404,10 @@ def backward(
             dtype=dy.dtype,
         )
     # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    if need_da:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
+    # 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    #    dh_columnwise_scale, dfc1_bias
     if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
@@ -418,7 +420,8 @@ def backward(
     # 5. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dh_rowwise_copy,
@@ -426,14 +429,15 @@ def backward(
                 fc1_weight_columnwise,
                 fc1_weight_columnwise_scale,
                 WEIGHT,
-                (E, (2) * (F), H),
+                (E, 2 * F, H),
                 columnwise=True,
                 layout=LAYOUT,
             ),
             split_sizes,
             dtype=dy.dtype,
         )
-    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight
+    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.grouped_gemm_wgrad(
             dh_columnwise_copy,

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:df8cb3d87778898e
+# checksum sha256:40a12aec923de3dd
 """grouped_linear__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: K, N; no block with a scale of its own is cut.
@@ -10,7 +10,7 @@ Dimensions: K, N; no block with a scale of its own is cut.
 
 from __future__ import annotations
 
-from . import SUMMAND, WHOLE, Op, Way
+from . import PARTIAL, WHOLE, Op, Way
 
 OPS = (
     Op(
@@ -27,8 +27,8 @@ OPS = (
         ways=(
             # K, in multiples of 128
             Way(
-                arguments=(1, 2, WHOLE, SUMMAND),
-                results=(SUMMAND, 1, 2, 0, 1),
+                arguments=(1, 2, WHOLE, PARTIAL),
+                results=(PARTIAL, 1, 2, 0, 1),
                 sizes=((0, 1, 2, 128), (1, 2, 3, 128)),
             ),
             # N, in multiples of 128
@@ -68,7 +68,7 @@ OPS = (
             # N, in multiples of 128
             Way(
                 arguments=(1, WHOLE, 2, 1, WHOLE, WHOLE),
-                results=(SUMMAND, 1, 1),
+                results=(PARTIAL, 1, 1),
                 sizes=((0, 1, 2, 128),),
             ),
         ),

@@ -2,8 +2,9 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:6be73042fd703034
-"""grouped_linear__fp8_block__add_to_main_grad on DTensors: the ways in which its ops may be split over ranks.
+# checksum sha256:27f2b0c8fc98789a
+"""grouped_linear__fp8_block__add_to_main_grad on DTensors: the ways in which its ops may be split
+over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
 """

@@ -2,8 +2,9 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:62b2f33a236717ef
-"""grouped_linear__fp8_delayed__add_to_main_grad on DTensors: the ways in which its ops may be split over ranks.
+# checksum sha256:2516e544732c29c8
+"""grouped_linear__fp8_delayed__add_to_main_grad on DTensors: the ways in which its ops may be split
+over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
 """

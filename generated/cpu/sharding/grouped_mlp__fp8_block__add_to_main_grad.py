@@ -2,8 +2,9 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:fad556c3f540b131
-"""grouped_mlp__fp8_block__add_to_main_grad on DTensors: the ways in which its ops may be split over ranks.
+# checksum sha256:0f5ecf44c76ecc28
+"""grouped_mlp__fp8_block__add_to_main_grad on DTensors: the ways in which its ops may be split over
+ranks.
 
 None: scales span whole tensors, or state is kept between calls.
 """

@@ -2,8 +2,9 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:27d996d66416b8e6
-"""grouped_mlp__fp8_delayed__add_to_main_grad on DTensors: the ways in which its ops may be split over ranks.
+# checksum sha256:fa080e4807cf79b4
+"""grouped_mlp__fp8_delayed__add_to_main_grad on DTensors: the ways in which its ops may be split
+over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:e4e0dc954d87fa01
+# checksum sha256:7fd65a6582f62163
 """Tests of grouped_linear__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -40,38 +40,12 @@ def make_inputs(
     K = sizes["K"]
     N = sizes["N"]
     return {
-        "x": support.random_tensor(
-            (
-                T,
-                K,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "weight": support.random_tensor(
-            (
-                E,
-                N,
-                K,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(K) ** -0.5,
-        ),
+        "x": support.random_tensor((T, K), dtype, device, 1),
+        "weight": support.random_tensor((E, N, K), dtype, device, 2, scale=K**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
-        "bias": support.random_tensor(
-            (
-                E,
-                N,
-            ),
-            dtype,
-            device,
-            4,
-        ),
+        "bias": support.random_tensor((E, N), dtype, device, 4),
     }
 
 
@@ -263,9 +237,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "split_sizes",
             )
         ]
-        with pytest.raises(
-            RuntimeError, match=f"^grouped_linear__bf16: {name}: expected a tensor, got {got}"
-        ):
+        message = f"^grouped_linear__bf16: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:e016dbed1a812c5c
+# checksum sha256:735040fe00254dba
 """Tests of grouped_linear__fp8_block__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -42,38 +42,12 @@ def make_inputs(
     N = sizes["N"]
     return {
         "weight_main_grad": torch.zeros(E, N, K, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                K,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "weight": support.random_tensor(
-            (
-                E,
-                N,
-                K,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(K) ** -0.5,
-        ),
+        "x": support.random_tensor((T, K), dtype, device, 1),
+        "weight": support.random_tensor((E, N, K), dtype, device, 2, scale=K**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
-        "bias": support.random_tensor(
-            (
-                E,
-                N,
-            ),
-            dtype,
-            device,
-            4,
-        ),
+        "bias": support.random_tensor((E, N), dtype, device, 4),
     }
 
 
@@ -293,10 +267,10 @@ def test_inputs_are_tensors(given: object) -> None:
                 "split_sizes",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_linear__fp8_block__add_to_main_grad: {name}: expected a tensor, got {got}",
-        ):
+        message = (
+            f"^grouped_linear__fp8_block__add_to_main_grad: {name}: expected a tensor, got {got}"
+        )
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -358,7 +332,8 @@ def test_refuses_x_float32(device: str) -> None:
     tensors["x"] = tensors["x"].float()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: x: expected dtype bfloat16 or float16, got float32",
+        "grouped_linear__fp8_block__add_to_main_grad: "
+        "x: expected dtype bfloat16 or float16, got float32",
     )
 
 
@@ -378,7 +353,8 @@ def test_refuses_weight_of_another_dtype(device: str) -> None:
     tensors["weight"] = tensors["weight"].half()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: weight: expected dtype bfloat16, as x, got float16",
+        "grouped_linear__fp8_block__add_to_main_grad: "
+        "weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -388,7 +364,8 @@ def test_refuses_weight_of_another_rank(device: str) -> None:
     tensors["weight"] = tensors["weight"][None]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: weight: expected 3 dimensions [E, N, K], got 4",
+        "grouped_linear__fp8_block__add_to_main_grad: "
+        "weight: expected 3 dimensions [E, N, K], got 4",
     )
 
 
@@ -418,7 +395,8 @@ def test_refuses_bias_of_another_dtype(device: str) -> None:
     tensors["bias"] = tensors["bias"].half()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: bias: expected dtype bfloat16, as x, got float16",
+        "grouped_linear__fp8_block__add_to_main_grad: "
+        "bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -440,7 +418,8 @@ def test_refuses_weight_of_another_k(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: weight: expected K (in_features) = 64 in dimension 2, got 72",
+        "grouped_linear__fp8_block__add_to_main_grad: "
+        "weight: expected K (in_features) = 64 in dimension 2, got 72",
     )
 
 
@@ -453,7 +432,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__fp8_block__add_to_main_grad: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -465,7 +445,8 @@ def test_refuses_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__fp8_block__add_to_main_grad: "
+        "bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -477,7 +458,8 @@ def test_refuses_bias_of_another_n(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: bias: expected N (out_features) = 40 in dimension 1, got 48",
+        "grouped_linear__fp8_block__add_to_main_grad: "
+        "bias: expected N (out_features) = 40 in dimension 1, got 48",
     )
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:cf640313804b482a
+# checksum sha256:e906ec4b02d8cb80
 """Tests of grouped_linear__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -53,38 +53,12 @@ def make_inputs(
         "weight_scale": torch.ones(E, device=device),
         "grad_output_amax_history": torch.zeros(1024, E, device=device),
         "grad_output_scale": torch.ones(E, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                K,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "weight": support.random_tensor(
-            (
-                E,
-                N,
-                K,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(K) ** -0.5,
-        ),
+        "x": support.random_tensor((T, K), dtype, device, 1),
+        "weight": support.random_tensor((E, N, K), dtype, device, 2, scale=K**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
-        "bias": support.random_tensor(
-            (
-                E,
-                N,
-            ),
-            dtype,
-            device,
-            4,
-        ),
+        "bias": support.random_tensor((E, N), dtype, device, 4),
     }
 
 
@@ -302,10 +276,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "split_sizes",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_linear__fp8_delayed: {name}: expected a tensor, got {got}",
-        ):
+        message = f"^grouped_linear__fp8_delayed: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -466,7 +438,8 @@ def test_refuses_input_amax_history_with_gaps(device: str) -> None:
     tensors["input_amax_history"] = tensors["input_amax_history"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed: input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_linear__fp8_delayed: "
+        "input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -528,7 +501,8 @@ def test_refuses_weight_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed: weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_linear__fp8_delayed: "
+        "weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -583,7 +557,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__fp8_delayed: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -623,7 +598,8 @@ def test_refuses_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed: input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_linear__fp8_delayed: "
+        "input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -639,7 +615,8 @@ def test_refuses_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed: input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_linear__fp8_delayed: "
+        "input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -652,7 +629,8 @@ def test_refuses_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed: input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__fp8_delayed: "
+        "input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -668,7 +646,8 @@ def test_refuses_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed: weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_linear__fp8_delayed: "
+        "weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -684,7 +663,8 @@ def test_refuses_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed: weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_linear__fp8_delayed: "
+        "weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -700,7 +680,8 @@ def test_refuses_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed: weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__fp8_delayed: "
+        "weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 

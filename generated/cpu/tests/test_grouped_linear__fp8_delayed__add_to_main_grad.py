@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:2beee791bc57d0ec
+# checksum sha256:4af8d4f96c49c901
 """Tests of grouped_linear__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -56,38 +56,12 @@ def make_inputs(
         "grad_output_amax_history": torch.zeros(1024, E, device=device),
         "grad_output_scale": torch.ones(E, device=device),
         "weight_main_grad": torch.zeros(E, N, K, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                K,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "weight": support.random_tensor(
-            (
-                E,
-                N,
-                K,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(K) ** -0.5,
-        ),
+        "x": support.random_tensor((T, K), dtype, device, 1),
+        "weight": support.random_tensor((E, N, K), dtype, device, 2, scale=K**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
-        "bias": support.random_tensor(
-            (
-                E,
-                N,
-            ),
-            dtype,
-            device,
-            4,
-        ),
+        "bias": support.random_tensor((E, N), dtype, device, 4),
     }
 
 
@@ -314,10 +288,10 @@ def test_inputs_are_tensors(given: object) -> None:
                 "split_sizes",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_linear__fp8_delayed__add_to_main_grad: {name}: expected a tensor, got {got}",
-        ):
+        message = (
+            f"^grouped_linear__fp8_delayed__add_to_main_grad: {name}: expected a tensor, got {got}"
+        )
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -379,7 +353,8 @@ def test_refuses_x_float32(device: str) -> None:
     tensors["x"] = tensors["x"].float()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: x: expected dtype bfloat16 or float16, got float32",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "x: expected dtype bfloat16 or float16, got float32",
     )
 
 
@@ -399,7 +374,8 @@ def test_refuses_weight_of_another_dtype(device: str) -> None:
     tensors["weight"] = tensors["weight"].half()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight: expected dtype bfloat16, as x, got float16",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -409,7 +385,8 @@ def test_refuses_weight_of_another_rank(device: str) -> None:
     tensors["weight"] = tensors["weight"][None]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight: expected 3 dimensions [E, N, K], got 4",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight: expected 3 dimensions [E, N, K], got 4",
     )
 
 
@@ -419,7 +396,8 @@ def test_refuses_split_sizes_int32(device: str) -> None:
     tensors["split_sizes"] = tensors["split_sizes"].int()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: split_sizes: expected dtype int64, got int32",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "split_sizes: expected dtype int64, got int32",
     )
 
 
@@ -429,7 +407,8 @@ def test_refuses_split_sizes_of_another_rank(device: str) -> None:
     tensors["split_sizes"] = tensors["split_sizes"][None]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: split_sizes: expected 1 dimension [E], got 2",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "split_sizes: expected 1 dimension [E], got 2",
     )
 
 
@@ -439,7 +418,8 @@ def test_refuses_bias_of_another_dtype(device: str) -> None:
     tensors["bias"] = tensors["bias"].half()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: bias: expected dtype bfloat16, as x, got float16",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -459,7 +439,8 @@ def test_refuses_input_amax_history_int32(device: str) -> None:
     tensors["input_amax_history"] = tensors["input_amax_history"].int()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: input_amax_history: expected dtype float32, got int32",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "input_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -469,7 +450,8 @@ def test_refuses_input_amax_history_of_another_rank(device: str) -> None:
     tensors["input_amax_history"] = tensors["input_amax_history"][None]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: input_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "input_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -479,7 +461,8 @@ def test_refuses_input_amax_history_with_gaps(device: str) -> None:
     tensors["input_amax_history"] = tensors["input_amax_history"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -489,7 +472,8 @@ def test_refuses_input_scale_int32(device: str) -> None:
     tensors["input_scale"] = tensors["input_scale"].int()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: input_scale: expected dtype float32, got int32",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "input_scale: expected dtype float32, got int32",
     )
 
 
@@ -499,7 +483,8 @@ def test_refuses_input_scale_of_another_rank(device: str) -> None:
     tensors["input_scale"] = tensors["input_scale"][None]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: input_scale: expected 1 dimension [E], got 2",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "input_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -509,7 +494,8 @@ def test_refuses_input_scale_with_gaps(device: str) -> None:
     tensors["input_scale"] = tensors["input_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: input_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -519,7 +505,8 @@ def test_refuses_weight_amax_history_int32(device: str) -> None:
     tensors["weight_amax_history"] = tensors["weight_amax_history"].int()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight_amax_history: expected dtype float32, got int32",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -529,7 +516,8 @@ def test_refuses_weight_amax_history_of_another_rank(device: str) -> None:
     tensors["weight_amax_history"] = tensors["weight_amax_history"][None]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -541,7 +529,8 @@ def test_refuses_weight_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -551,7 +540,8 @@ def test_refuses_weight_scale_int32(device: str) -> None:
     tensors["weight_scale"] = tensors["weight_scale"].int()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight_scale: expected dtype float32, got int32",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight_scale: expected dtype float32, got int32",
     )
 
 
@@ -561,7 +551,8 @@ def test_refuses_weight_scale_of_another_rank(device: str) -> None:
     tensors["weight_scale"] = tensors["weight_scale"][None]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight_scale: expected 1 dimension [E], got 2",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -571,7 +562,8 @@ def test_refuses_weight_scale_with_gaps(device: str) -> None:
     tensors["weight_scale"] = tensors["weight_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -583,7 +575,8 @@ def test_refuses_weight_of_another_k(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight: expected K (in_features) = 64 in dimension 2, got 72",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight: expected K (in_features) = 64 in dimension 2, got 72",
     )
 
 
@@ -596,7 +589,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -608,7 +602,8 @@ def test_refuses_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -620,7 +615,8 @@ def test_refuses_bias_of_another_n(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: bias: expected N (out_features) = 40 in dimension 1, got 48",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "bias: expected N (out_features) = 40 in dimension 1, got 48",
     )
 
 
@@ -636,7 +632,8 @@ def test_refuses_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -652,7 +649,8 @@ def test_refuses_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -665,7 +663,8 @@ def test_refuses_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -681,7 +680,8 @@ def test_refuses_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -697,7 +697,8 @@ def test_refuses_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -713,7 +714,8 @@ def test_refuses_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_delayed__add_to_main_grad: weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__fp8_delayed__add_to_main_grad: "
+        "weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 

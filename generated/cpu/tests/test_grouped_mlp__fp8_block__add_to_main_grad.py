@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:7523a4b7096d5d0c
+# checksum sha256:f8555a75c1f77a63
 """Tests of grouped_mlp__fp8_block__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -57,59 +57,15 @@ def make_inputs(
     return {
         "fc1_weight_main_grad": torch.zeros(E, 2 * F, H, device=device),
         "fc2_weight_main_grad": torch.zeros(E, H, F, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -369,10 +325,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_mlp__fp8_block__add_to_main_grad: {name}: expected a tensor, got {got}",
-        ):
+        message = f"^grouped_mlp__fp8_block__add_to_main_grad: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -434,7 +388,8 @@ def test_refuses_x_float32(device: str) -> None:
     tensors["x"] = tensors["x"].float()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: x: expected dtype bfloat16 or float16, got float32",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "x: expected dtype bfloat16 or float16, got float32",
     )
 
 
@@ -454,7 +409,8 @@ def test_refuses_fc1_weight_of_another_dtype(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc1_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc1_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -464,7 +420,8 @@ def test_refuses_fc1_weight_of_another_rank(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
     )
 
 
@@ -474,7 +431,8 @@ def test_refuses_fc2_weight_of_another_dtype(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc2_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc2_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -484,7 +442,8 @@ def test_refuses_fc2_weight_of_another_rank(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc2_weight: expected 3 dimensions [E, H, F], got 4",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc2_weight: expected 3 dimensions [E, H, F], got 4",
     )
 
 
@@ -534,7 +493,8 @@ def test_refuses_fc1_bias_of_another_dtype(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc1_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc1_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -544,7 +504,8 @@ def test_refuses_fc1_bias_of_another_rank(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
     )
 
 
@@ -554,7 +515,8 @@ def test_refuses_fc2_bias_of_another_dtype(device: str) -> None:
     tensors["fc2_bias"] = tensors["fc2_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc2_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc2_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -576,7 +538,8 @@ def test_refuses_fc1_weight_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -588,7 +551,8 @@ def test_refuses_fc1_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
     )
 
 
@@ -600,7 +564,8 @@ def test_refuses_fc2_weight_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -612,7 +577,8 @@ def test_refuses_fc2_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -625,7 +591,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -637,7 +604,8 @@ def test_refuses_probs_of_another_t(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: probs: expected T (tokens) = 96 in dimension 0, got 104",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "probs: expected T (tokens) = 96 in dimension 0, got 104",
     )
 
 
@@ -649,7 +617,8 @@ def test_refuses_fc1_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -661,7 +630,8 @@ def test_refuses_fc1_bias_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -673,7 +643,8 @@ def test_refuses_fc2_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -685,7 +656,8 @@ def test_refuses_fc2_bias_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__add_to_main_grad: fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_block__add_to_main_grad: "
+        "fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:bae2576df30a55fa
+# checksum sha256:035b63bcfa7a4892
 """Tests of grouped_mlp__fp8_block__cached_weights, printed from its plan."""
 
 from __future__ import annotations
@@ -61,82 +61,36 @@ def make_all(
     F = sizes["F"]
     return {
         "fc1_weight_rowwise": torch.empty(
-            E, (2) * (F), -(-(H) // 16) * 16, device=device, dtype=torch.uint8
+            E, 2 * F, -(-H // 16) * 16, device=device, dtype=torch.uint8
         ),
         "fc1_weight_rowwise_scale": torch.empty(
-            E, -(-((2) * (F)) // 128), -(-(H) // 128), device=device, dtype=torch.float32
+            E, -(-(2 * F) // 128), -(-H // 128), device=device, dtype=torch.float32
         ),
         "fc1_weight_columnwise": torch.empty(
-            E, H, -(-((2) * (F)) // 16) * 16, device=device, dtype=torch.uint8
+            E, H, -(-(2 * F) // 16) * 16, device=device, dtype=torch.uint8
         ),
         "fc1_weight_columnwise_scale": torch.empty(
-            E, -(-((2) * (F)) // 128), -(-(H) // 128), device=device, dtype=torch.float32
+            E, -(-(2 * F) // 128), -(-H // 128), device=device, dtype=torch.float32
         ),
-        "fc2_weight_rowwise": torch.empty(
-            E, H, -(-(F) // 16) * 16, device=device, dtype=torch.uint8
-        ),
+        "fc2_weight_rowwise": torch.empty(E, H, -(-F // 16) * 16, device=device, dtype=torch.uint8),
         "fc2_weight_rowwise_scale": torch.empty(
-            E, -(-(H) // 128), -(-(F) // 128), device=device, dtype=torch.float32
+            E, -(-H // 128), -(-F // 128), device=device, dtype=torch.float32
         ),
         "fc2_weight_columnwise": torch.empty(
-            E, F, -(-(H) // 16) * 16, device=device, dtype=torch.uint8
+            E, F, -(-H // 16) * 16, device=device, dtype=torch.uint8
         ),
         "fc2_weight_columnwise_scale": torch.empty(
-            E, -(-(H) // 128), -(-(F) // 128), device=device, dtype=torch.float32
+            E, -(-H // 128), -(-F // 128), device=device, dtype=torch.float32
         ),
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -404,10 +358,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_mlp__fp8_block__cached_weights: {name}: expected a tensor, got {got}",
-        ):
+        message = f"^grouped_mlp__fp8_block__cached_weights: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -462,7 +414,8 @@ def test_refuses_x_float32(device: str) -> None:
     tensors["x"] = tensors["x"].float()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: x: expected dtype bfloat16 or float16, got float32",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "x: expected dtype bfloat16 or float16, got float32",
     )
 
 
@@ -482,7 +435,8 @@ def test_refuses_fc1_weight_of_another_dtype(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc1_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc1_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -492,7 +446,8 @@ def test_refuses_fc1_weight_of_another_rank(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
     )
 
 
@@ -502,7 +457,8 @@ def test_refuses_fc2_weight_of_another_dtype(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc2_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc2_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -512,7 +468,8 @@ def test_refuses_fc2_weight_of_another_rank(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc2_weight: expected 3 dimensions [E, H, F], got 4",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc2_weight: expected 3 dimensions [E, H, F], got 4",
     )
 
 
@@ -562,7 +519,8 @@ def test_refuses_fc1_bias_of_another_dtype(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc1_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc1_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -582,7 +540,8 @@ def test_refuses_fc2_bias_of_another_dtype(device: str) -> None:
     tensors["fc2_bias"] = tensors["fc2_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc2_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc2_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -604,7 +563,8 @@ def test_refuses_fc1_weight_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -616,7 +576,8 @@ def test_refuses_fc1_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
     )
 
 
@@ -628,7 +589,8 @@ def test_refuses_fc2_weight_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -640,7 +602,8 @@ def test_refuses_fc2_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -653,7 +616,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -665,7 +629,8 @@ def test_refuses_probs_of_another_t(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: probs: expected T (tokens) = 96 in dimension 0, got 104",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "probs: expected T (tokens) = 96 in dimension 0, got 104",
     )
 
 
@@ -677,7 +642,8 @@ def test_refuses_fc1_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -689,7 +655,8 @@ def test_refuses_fc1_bias_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -701,7 +668,8 @@ def test_refuses_fc2_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -713,7 +681,8 @@ def test_refuses_fc2_bias_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_block__cached_weights: fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_block__cached_weights: "
+        "fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:eeabd71c4875dae9
+# checksum sha256:01ade009832d8341
 """Tests of grouped_mlp__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -76,59 +76,15 @@ def make_inputs(
         "fc2_grad_output_scale": torch.ones(E, device=device),
         "fc1_grad_output_amax_history": torch.zeros(1024, E, device=device),
         "fc1_grad_output_scale": torch.ones(E, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -385,9 +341,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError, match=f"^grouped_mlp__fp8_delayed: {name}: expected a tensor, got {got}"
-        ):
+        message = f"^grouped_mlp__fp8_delayed: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -603,7 +558,8 @@ def test_refuses_fc1_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -665,7 +621,8 @@ def test_refuses_fc1_weight_amax_history_with_gaps(device: str) -> None:
     )[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -727,7 +684,8 @@ def test_refuses_fc2_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -789,7 +747,8 @@ def test_refuses_fc2_weight_amax_history_with_gaps(device: str) -> None:
     )[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -956,7 +915,8 @@ def test_refuses_fc1_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -972,7 +932,8 @@ def test_refuses_fc1_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -988,7 +949,8 @@ def test_refuses_fc1_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1004,7 +966,8 @@ def test_refuses_fc1_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1020,7 +983,8 @@ def test_refuses_fc1_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1036,7 +1000,8 @@ def test_refuses_fc1_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1052,7 +1017,8 @@ def test_refuses_fc2_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1068,7 +1034,8 @@ def test_refuses_fc2_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1084,7 +1051,8 @@ def test_refuses_fc2_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1100,7 +1068,8 @@ def test_refuses_fc2_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1116,7 +1085,8 @@ def test_refuses_fc2_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1132,7 +1102,8 @@ def test_refuses_fc2_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:779a2629adaf42ad
+# checksum sha256:d69053b9d3361b7f
 """Tests of grouped_mlp__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -81,59 +81,15 @@ def make_inputs(
         "fc1_grad_output_scale": torch.ones(E, device=device),
         "fc1_weight_main_grad": torch.zeros(E, 2 * F, H, device=device),
         "fc2_weight_main_grad": torch.zeros(E, H, F, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -406,10 +362,10 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_mlp__fp8_delayed__add_to_main_grad: {name}: expected a tensor, got {got}",
-        ):
+        message = (
+            f"^grouped_mlp__fp8_delayed__add_to_main_grad: {name}: expected a tensor, got {got}"
+        )
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -471,7 +427,8 @@ def test_refuses_x_float32(device: str) -> None:
     tensors["x"] = tensors["x"].float()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: x: expected dtype bfloat16 or float16, got float32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "x: expected dtype bfloat16 or float16, got float32",
     )
 
 
@@ -491,7 +448,8 @@ def test_refuses_fc1_weight_of_another_dtype(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -501,7 +459,8 @@ def test_refuses_fc1_weight_of_another_rank(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
     )
 
 
@@ -511,7 +470,8 @@ def test_refuses_fc2_weight_of_another_dtype(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -521,7 +481,8 @@ def test_refuses_fc2_weight_of_another_rank(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight: expected 3 dimensions [E, H, F], got 4",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight: expected 3 dimensions [E, H, F], got 4",
     )
 
 
@@ -571,7 +532,8 @@ def test_refuses_fc1_bias_of_another_dtype(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -581,7 +543,8 @@ def test_refuses_fc1_bias_of_another_rank(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
     )
 
 
@@ -591,7 +554,8 @@ def test_refuses_fc2_bias_of_another_dtype(device: str) -> None:
     tensors["fc2_bias"] = tensors["fc2_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -611,7 +575,8 @@ def test_refuses_fc1_input_amax_history_int32(device: str) -> None:
     tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -621,7 +586,8 @@ def test_refuses_fc1_input_amax_history_of_another_rank(device: str) -> None:
     tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -633,7 +599,8 @@ def test_refuses_fc1_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -643,7 +610,8 @@ def test_refuses_fc1_input_scale_int32(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_scale: expected dtype float32, got int32",
     )
 
 
@@ -653,7 +621,8 @@ def test_refuses_fc1_input_scale_of_another_rank(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -663,7 +632,8 @@ def test_refuses_fc1_input_scale_with_gaps(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -673,7 +643,8 @@ def test_refuses_fc1_weight_amax_history_int32(device: str) -> None:
     tensors["fc1_weight_amax_history"] = tensors["fc1_weight_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -683,7 +654,8 @@ def test_refuses_fc1_weight_amax_history_of_another_rank(device: str) -> None:
     tensors["fc1_weight_amax_history"] = tensors["fc1_weight_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -695,7 +667,8 @@ def test_refuses_fc1_weight_amax_history_with_gaps(device: str) -> None:
     )[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -705,7 +678,8 @@ def test_refuses_fc1_weight_scale_int32(device: str) -> None:
     tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_scale: expected dtype float32, got int32",
     )
 
 
@@ -715,7 +689,8 @@ def test_refuses_fc1_weight_scale_of_another_rank(device: str) -> None:
     tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -725,7 +700,8 @@ def test_refuses_fc1_weight_scale_with_gaps(device: str) -> None:
     tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -735,7 +711,8 @@ def test_refuses_fc2_input_amax_history_int32(device: str) -> None:
     tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -745,7 +722,8 @@ def test_refuses_fc2_input_amax_history_of_another_rank(device: str) -> None:
     tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -757,7 +735,8 @@ def test_refuses_fc2_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -767,7 +746,8 @@ def test_refuses_fc2_input_scale_int32(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_scale: expected dtype float32, got int32",
     )
 
 
@@ -777,7 +757,8 @@ def test_refuses_fc2_input_scale_of_another_rank(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -787,7 +768,8 @@ def test_refuses_fc2_input_scale_with_gaps(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -797,7 +779,8 @@ def test_refuses_fc2_weight_amax_history_int32(device: str) -> None:
     tensors["fc2_weight_amax_history"] = tensors["fc2_weight_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -807,7 +790,8 @@ def test_refuses_fc2_weight_amax_history_of_another_rank(device: str) -> None:
     tensors["fc2_weight_amax_history"] = tensors["fc2_weight_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -819,7 +803,8 @@ def test_refuses_fc2_weight_amax_history_with_gaps(device: str) -> None:
     )[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -829,7 +814,8 @@ def test_refuses_fc2_weight_scale_int32(device: str) -> None:
     tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_scale: expected dtype float32, got int32",
     )
 
 
@@ -839,7 +825,8 @@ def test_refuses_fc2_weight_scale_of_another_rank(device: str) -> None:
     tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -849,7 +836,8 @@ def test_refuses_fc2_weight_scale_with_gaps(device: str) -> None:
     tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -861,7 +849,8 @@ def test_refuses_fc1_weight_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -873,7 +862,8 @@ def test_refuses_fc1_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
     )
 
 
@@ -885,7 +875,8 @@ def test_refuses_fc2_weight_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -897,7 +888,8 @@ def test_refuses_fc2_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -910,7 +902,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -922,7 +915,8 @@ def test_refuses_probs_of_another_t(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: probs: expected T (tokens) = 96 in dimension 0, got 104",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "probs: expected T (tokens) = 96 in dimension 0, got 104",
     )
 
 
@@ -934,7 +928,8 @@ def test_refuses_fc1_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -946,7 +941,8 @@ def test_refuses_fc1_bias_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -958,7 +954,8 @@ def test_refuses_fc2_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -970,7 +967,8 @@ def test_refuses_fc2_bias_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -986,7 +984,8 @@ def test_refuses_fc1_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1002,7 +1001,8 @@ def test_refuses_fc1_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1018,7 +1018,8 @@ def test_refuses_fc1_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1034,7 +1035,8 @@ def test_refuses_fc1_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1050,7 +1052,8 @@ def test_refuses_fc1_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1066,7 +1069,8 @@ def test_refuses_fc1_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1082,7 +1086,8 @@ def test_refuses_fc2_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1098,7 +1103,8 @@ def test_refuses_fc2_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1114,7 +1120,8 @@ def test_refuses_fc2_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1130,7 +1137,8 @@ def test_refuses_fc2_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1146,7 +1154,8 @@ def test_refuses_fc2_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1162,7 +1171,8 @@ def test_refuses_fc2_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:cc5358054d2e870a
+# checksum sha256:b1952cc96714c10f
 """Tests of grouped_mlp__nvfp4, printed from its plan."""
 
 from __future__ import annotations
@@ -52,59 +52,15 @@ def make_inputs(
     F = sizes["F"]
     return {
         "rng_state": torch.tensor([seed, 0], device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -355,9 +311,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError, match=f"^grouped_mlp__nvfp4: {name}: expected a tensor, got {got}"
-        ):
+        message = f"^grouped_mlp__nvfp4: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:2696e8d9f711bfba
+# checksum sha256:fc511a25f79acf2f
 """grouped_linear__fp8_block__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -106,11 +106,13 @@ def forward(
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
+    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
+    #    weight_columnwise_scale
     weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
         weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y
+    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+    #    split_sizes, bias -> y
     y = quantized.grouped_gemm_fprop(
         x_rowwise_copy, weight_rowwise_copy, split_sizes, dtype=x.dtype, add=bias
     )
@@ -175,16 +177,14 @@ def check_backward(
         else 0
     )
     checks.size(CELL, "weight_columnwise", weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(
-        CELL, "weight_columnwise", weight_columnwise, -1, -(-(N) // 16) * 16, "align(N, 16)"
-    )
+    checks.size(CELL, "weight_columnwise", weight_columnwise, -1, -(-N // 16) * 16, "align(N, 16)")
     checks.size(CELL, "weight_columnwise_scale", weight_columnwise_scale, -3, E, "E (num_groups)")
     checks.size(
         CELL,
         "weight_columnwise_scale",
         weight_columnwise_scale,
         -2,
-        -(-(N) // 128),
+        -(-N // 128),
         "ceildiv(N, 128)",
     )
     checks.size(
@@ -192,7 +192,7 @@ def check_backward(
         "weight_columnwise_scale",
         weight_columnwise_scale,
         -1,
-        -(-(K) // 128),
+        -(-K // 128),
         "ceildiv(K, 128)",
     )
     checks.size(
@@ -200,12 +200,10 @@ def check_backward(
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
-    checks.size(
-        CELL, "x_columnwise_scale", x_columnwise_scale, -2, ((T) // (128)) + (E), "T // 128 + E"
-    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
     checks.size(CELL, "weight_main_grad", weight_main_grad, -3, E, "E (num_groups)")
     checks.size(CELL, "weight_main_grad", weight_main_grad, -2, N, "N (out_features)")
     checks.multiple(CELL, "N (out_features)", N, 8, "sm_90a")
@@ -240,7 +238,8 @@ def backward(
         if weight_main_grad is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
+    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+    #    dy_columnwise_scale, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
@@ -252,7 +251,8 @@ def backward(
     # 1. dbias
     if need_dbias:
         dbias = steps.group_sum(dy, split_sizes)
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx
+    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+    #    weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
@@ -267,7 +267,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes, weight_main_grad -> weight_main_grad
+    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes, weight_main_grad -> weight_main_grad
     if need_dweight:
         weight_main_grad = weight_main_grad + quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,

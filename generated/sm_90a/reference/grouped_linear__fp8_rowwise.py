@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:92ff181b44467342
+# checksum sha256:9ced1669ad287ec3
 """grouped_linear__fp8_rowwise in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -102,15 +102,18 @@ def forward(
     need_dweight: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The forward program, step by step."""
-    # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_row_amax, x_column_amax
+    # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
+    #    x_row_amax, x_column_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale, weight_row_amax, weight_column_amax
+    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
+    #    weight_columnwise_scale, weight_row_amax, weight_column_amax
     weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
         weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y
+    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+    #    split_sizes, bias -> y
     y = quantized.grouped_gemm_fprop(
         x_rowwise_copy, weight_rowwise_copy, split_sizes, dtype=x.dtype, add=bias
     )
@@ -164,16 +167,14 @@ def check_backward(
         else 0
     )
     checks.size(CELL, "weight_columnwise", weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(
-        CELL, "weight_columnwise", weight_columnwise, -1, -(-(N) // 16) * 16, "align(N, 16)"
-    )
+    checks.size(CELL, "weight_columnwise", weight_columnwise, -1, -(-N // 16) * 16, "align(N, 16)")
     checks.size(CELL, "weight_columnwise_scale", weight_columnwise_scale, -2, E, "E (num_groups)")
     checks.size(
         CELL,
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, E, "E (num_groups)")
@@ -208,7 +209,8 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_row_amax, dy_column_amax, dbias, dy_row_sums
+    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+    #    dy_columnwise_scale, dy_row_amax, dy_column_amax, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
@@ -220,7 +222,8 @@ def backward(
     # 1. dbias
     if need_dbias:
         dbias = steps.group_sum(dy, split_sizes)
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx
+    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+    #    weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
@@ -235,7 +238,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight
+    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes -> dweight
     if need_dweight:
         dweight = quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,

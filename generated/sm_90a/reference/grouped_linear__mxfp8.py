@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:b6485d5db5b2a7b3
+# checksum sha256:5bec966032b8fe1c
 """grouped_linear__mxfp8 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -106,7 +106,8 @@ def forward(
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
+    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
+    #    weight_columnwise_scale
     weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
         weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
@@ -166,29 +167,20 @@ def check_backward(
         else 0
     )
     checks.size(CELL, "weight_columnwise", weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(
-        CELL, "weight_columnwise", weight_columnwise, -1, -(-(N) // 16) * 16, "align(N, 16)"
-    )
+    checks.size(CELL, "weight_columnwise", weight_columnwise, -1, -(-N // 16) * 16, "align(N, 16)")
     checks.size(CELL, "weight_columnwise_scale", weight_columnwise_scale, -3, E, "E (num_groups)")
     checks.size(
-        CELL,
-        "weight_columnwise_scale",
-        weight_columnwise_scale,
-        -2,
-        -(-(N) // 32),
-        "ceildiv(N, 32)",
+        CELL, "weight_columnwise_scale", weight_columnwise_scale, -2, -(-N // 32), "ceildiv(N, 32)"
     )
     checks.size(
         CELL,
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
-    checks.size(
-        CELL, "x_columnwise_scale", x_columnwise_scale, -2, ((T) // (32)) + (E), "T // 32 + E"
-    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 32 + E, "T // 32 + E")
     checks.multiple(CELL, "N (out_features)", N, 8, "sm_90a")
     checks.multiple(CELL, "K (in_features)", K, 8, "sm_90a")
 
@@ -220,7 +212,8 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
+    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+    #    dy_columnwise_scale, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:165c91b2634a0e2a
+# checksum sha256:ef29a29402fb9e38
 """grouped_linear__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -104,15 +104,18 @@ def forward(
     Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
     """The forward program, step by step."""
-    # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax
+    # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
+    #    x_columnwise_scale, x_columnwise_amax, x_partial_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax, weight_columnwise, weight_columnwise_scale, weight_columnwise_amax, weight_partial_amax
+    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax,
+    #    weight_columnwise, weight_columnwise_scale, weight_columnwise_amax, weight_partial_amax
     weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
         weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
-    # 5. grouped_gemm fprop: x_rowwise_decoded, weight_rowwise_decoded, x_rowwise_amax, weight_rowwise_amax, bias, split_sizes -> y
+    # 5. grouped_gemm fprop: x_rowwise_decoded, weight_rowwise_decoded, x_rowwise_amax,
+    #    weight_rowwise_amax, bias, split_sizes -> y
     y = quantized.grouped_gemm_fprop(
         x_rowwise_copy, weight_rowwise_copy, split_sizes, dtype=x.dtype, add=bias
     )
@@ -186,29 +189,14 @@ def check_backward(
     )
     checks.size(CELL, "weight_columnwise", weight_columnwise, -3, E, "E (num_groups)")
     checks.size(
-        CELL,
-        "weight_columnwise",
-        weight_columnwise,
-        -1,
-        (-(-(N) // 32) * 32) // (2),
-        "align(N, 32) // 2",
+        CELL, "weight_columnwise", weight_columnwise, -1, -(-N // 32) * 32 // 2, "align(N, 32) // 2"
     )
     checks.size(CELL, "weight_columnwise_scale", weight_columnwise_scale, -3, E, "E (num_groups)")
     checks.size(
-        CELL,
-        "weight_columnwise_scale",
-        weight_columnwise_scale,
-        -2,
-        -(-(N) // 16),
-        "ceildiv(N, 16)",
+        CELL, "weight_columnwise_scale", weight_columnwise_scale, -2, -(-N // 16), "ceildiv(N, 16)"
     )
     checks.size(
-        CELL,
-        "weight_columnwise_scale",
-        weight_columnwise_scale,
-        -1,
-        -(-(K) // 16),
-        "ceildiv(K, 16)",
+        CELL, "weight_columnwise_scale", weight_columnwise_scale, -1, -(-K // 16), "ceildiv(K, 16)"
     )
     checks.size(CELL, "weight_columnwise_amax", weight_columnwise_amax, -1, E, "E (num_groups)")
     checks.size(
@@ -216,12 +204,10 @@ def check_backward(
         "x_columnwise",
         x_columnwise,
         -1,
-        (-(-((32) * (((T) // (32)) + (E))) // 32) * 32) // (2),
+        -(-(32 * (T // 32 + E)) // 32) * 32 // 2,
         "align(32 * (T // 32 + E), 32) // 2",
     )
-    checks.size(
-        CELL, "x_columnwise_scale", x_columnwise_scale, -2, ((T) // (16)) + (E), "T // 16 + E"
-    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
     checks.size(CELL, "x_columnwise_amax", x_columnwise_amax, -1, E, "E (num_groups)")
     checks.size(CELL, "rng_state", rng_state, -1, 2, "2")
     checks.multiple(CELL, "N (out_features)", N, 8, "sm_90a")
@@ -256,7 +242,8 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dbias, dy_row_sums
+    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
+    #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
@@ -271,7 +258,8 @@ def backward(
         dbias = steps.group_sum(dy, split_sizes)
     # 1. state after it: rng_state
     rng_state = quantized.advance(rng_state)
-    # 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_amax, weight_columnwise_amax, split_sizes -> dx
+    # 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_amax,
+    #    weight_columnwise_amax, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
@@ -287,7 +275,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_amax, x_columnwise_amax, dy_padded_sizes -> dweight
+    # 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_amax,
+    #    x_columnwise_amax, dy_padded_sizes -> dweight
     if need_dweight:
         dweight = quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:0b5786cd850b679a
+# checksum sha256:15749aef543a90a1
 """grouped_mlp__bf16__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -81,14 +81,14 @@ def check_forward(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "split_sizes", split_sizes, -1, E, "E (num_groups)")
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "fc1_bias", fc1_bias, -2, E, "E (num_groups)")
-    checks.size(CELL, "fc1_bias", fc1_bias, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_bias", fc1_bias, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_bias", fc2_bias, -2, E, "E (num_groups)")
     checks.size(CELL, "fc2_bias", fc2_bias, -1, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
@@ -189,15 +189,15 @@ def check_backward(
     checks.size(CELL, "x", x, -1, H, "H (hidden)")
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "a", a, -2, T, "T (tokens)")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -2, H, "H (hidden)")
@@ -225,8 +225,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
     dx = dprobs = dfc1_bias = dfc2_bias = None
+    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    if need_da:
         da = steps.grouped_gemm_dgrad(dy, fc2_weight, split_sizes)
     # 2. grouped_gemm wgrad: dy, a, split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
     if need_dfc2_weight:
@@ -237,7 +238,7 @@ def backward(
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dy, split_sizes)
     # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    if need_da:
         dh, dprobs = _act_backward(da, h, probs)
     # 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
     if need_dx:

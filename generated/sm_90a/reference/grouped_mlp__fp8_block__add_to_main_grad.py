@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:cd09fe92d9f53d34
+# checksum sha256:59da0311406e6b56
 """grouped_mlp__fp8_block__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -126,14 +126,14 @@ def check_forward(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "split_sizes", split_sizes, -1, E, "E (num_groups)")
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "fc1_bias", fc1_bias, -2, E, "E (num_groups)")
-    checks.size(CELL, "fc1_bias", fc1_bias, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_bias", fc1_bias, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_bias", fc2_bias, -2, E, "E (num_groups)")
     checks.size(CELL, "fc2_bias", fc2_bias, -1, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
@@ -166,15 +166,18 @@ def forward(
     Tensor | None,
 ]:
     """The forward program, step by step."""
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dfc1_weight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+    #    fc1_weight_columnwise, fc1_weight_columnwise_scale
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
         fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
+    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
@@ -184,27 +187,21 @@ def forward(
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a, INPUT, rowwise=True, columnwise=need_dfc2_weight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+    # 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
+    #    fc2_weight_columnwise, fc2_weight_columnwise_scale
     fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight,
-        WEIGHT,
-        rowwise=True,
-        columnwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
-        layout=LAYOUT,
+        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, layout=LAYOUT
     )
-    # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
+    # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
     y = quantized.grouped_gemm_fprop(
         a_rowwise_copy, fc2_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc2_bias
     )
     return (
         y,
-        h if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
-        fc2_weight_columnwise_copy.data
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None,
-        fc2_weight_columnwise_copy.scale
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None,
+        h if keep_h else None,
+        fc2_weight_columnwise_copy.data if keep_h else None,
+        fc2_weight_columnwise_copy.scale if keep_h else None,
         a_columnwise_copy.data if need_dfc2_weight else None,
         a_columnwise_copy.scale if need_dfc2_weight else None,
         fc1_weight_columnwise_copy.data if need_dx else None,
@@ -306,10 +303,10 @@ def check_backward(
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(
         CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -3, E, "E (num_groups)"
@@ -319,7 +316,7 @@ def check_backward(
         "fc2_weight_columnwise_scale",
         fc2_weight_columnwise_scale,
         -2,
-        -(-(H) // 128),
+        -(-H // 128),
         "ceildiv(H, 128)",
     )
     checks.size(
@@ -327,7 +324,7 @@ def check_backward(
         "fc2_weight_columnwise_scale",
         fc2_weight_columnwise_scale,
         -1,
-        -(-(F) // 128),
+        -(-F // 128),
         "ceildiv(F, 128)",
     )
     checks.size(
@@ -335,12 +332,10 @@ def check_backward(
         "a_columnwise",
         a_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
-    checks.size(
-        CELL, "a_columnwise_scale", a_columnwise_scale, -2, ((T) // (128)) + (E), "T // 128 + E"
-    )
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
     checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
     checks.size(
@@ -348,7 +343,7 @@ def check_backward(
         "fc1_weight_columnwise",
         fc1_weight_columnwise,
         -1,
-        -(-((2) * (F)) // 16) * 16,
+        -(-(2 * F) // 16) * 16,
         "align(2 * F, 16)",
     )
     checks.size(
@@ -359,7 +354,7 @@ def check_backward(
         "fc1_weight_columnwise_scale",
         fc1_weight_columnwise_scale,
         -2,
-        -(-((2) * (F)) // 128),
+        -(-(2 * F) // 128),
         "ceildiv(2 * F, 128)",
     )
     checks.size(
@@ -367,7 +362,7 @@ def check_backward(
         "fc1_weight_columnwise_scale",
         fc1_weight_columnwise_scale,
         -1,
-        -(-(H) // 128),
+        -(-H // 128),
         "ceildiv(H, 128)",
     )
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
@@ -376,15 +371,13 @@ def check_backward(
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
-    checks.size(
-        CELL, "x_columnwise_scale", x_columnwise_scale, -2, ((T) // (128)) + (E), "T // 128 + E"
-    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -2, H, "H (hidden)")
@@ -434,11 +427,13 @@ def backward(
         if fc1_weight_main_grad is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
+    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+    #    dy_columnwise_scale, dfc2_bias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
-        rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
+        rowwise=need_da,
         columnwise=need_dfc2_weight,
         split_sizes=split_sizes,
         layout=LAYOUT,
@@ -446,8 +441,9 @@ def backward(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_da:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
             quantized.Operand(
@@ -461,7 +457,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
+    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
     if need_dfc2_weight:
         fc2_weight_main_grad = fc2_weight_main_grad + quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,
@@ -472,9 +469,10 @@ def backward(
             dtype=torch.float32,
         )
     # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    if need_da:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
+    # 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    #    dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
@@ -487,7 +485,8 @@ def backward(
     # 5. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dh_rowwise_copy,
@@ -495,14 +494,15 @@ def backward(
                 fc1_weight_columnwise,
                 fc1_weight_columnwise_scale,
                 WEIGHT,
-                (E, (2) * (F), H),
+                (E, 2 * F, H),
                 columnwise=True,
                 layout=LAYOUT,
             ),
             split_sizes,
             dtype=dy.dtype,
         )
-    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
     if need_dfc1_weight:
         fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
             dh_columnwise_copy,

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:0212739463dda6a0
+# checksum sha256:37fbc3dd89903a6e
 """grouped_mlp__fp8_block__cached_weights in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -154,20 +154,20 @@ def check_forward(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "split_sizes", split_sizes, -1, E, "E (num_groups)")
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "fc1_bias", fc1_bias, -2, E, "E (num_groups)")
-    checks.size(CELL, "fc1_bias", fc1_bias, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_bias", fc1_bias, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_bias", fc2_bias, -2, E, "E (num_groups)")
     checks.size(CELL, "fc2_bias", fc2_bias, -1, H, "H (hidden)")
     checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -2, 2 * F, "2 * F")
     checks.size(
-        CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(CELL, "fc1_weight_rowwise_scale", fc1_weight_rowwise_scale, -3, E, "E (num_groups)")
     checks.size(
@@ -175,7 +175,7 @@ def check_forward(
         "fc1_weight_rowwise_scale",
         fc1_weight_rowwise_scale,
         -2,
-        -(-((2) * (F)) // 128),
+        -(-(2 * F) // 128),
         "ceildiv(2 * F, 128)",
     )
     checks.size(
@@ -183,13 +183,13 @@ def check_forward(
         "fc1_weight_rowwise_scale",
         fc1_weight_rowwise_scale,
         -1,
-        -(-(H) // 128),
+        -(-H // 128),
         "ceildiv(H, 128)",
     )
     checks.size(CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -2, H, "H (hidden)")
     checks.size(
-        CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -1, -(-(F) // 16) * 16, "align(F, 16)"
+        CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -1, -(-F // 16) * 16, "align(F, 16)"
     )
     checks.size(CELL, "fc2_weight_rowwise_scale", fc2_weight_rowwise_scale, -3, E, "E (num_groups)")
     checks.size(
@@ -197,7 +197,7 @@ def check_forward(
         "fc2_weight_rowwise_scale",
         fc2_weight_rowwise_scale,
         -2,
-        -(-(H) // 128),
+        -(-H // 128),
         "ceildiv(H, 128)",
     )
     checks.size(
@@ -205,7 +205,7 @@ def check_forward(
         "fc2_weight_rowwise_scale",
         fc2_weight_rowwise_scale,
         -1,
-        -(-(F) // 128),
+        -(-F // 128),
         "ceildiv(F, 128)",
     )
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
@@ -238,14 +238,15 @@ def forward(
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dfc1_weight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
+    # 2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy,
         quantized.Operand(
             fc1_weight_rowwise.view(torch.float8_e4m3fn),
             fc1_weight_rowwise_scale,
             WEIGHT,
-            (E, (2) * (F), H),
+            (E, 2 * F, H),
             columnwise=False,
             layout=LAYOUT,
         ),
@@ -259,7 +260,8 @@ def forward(
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a, INPUT, rowwise=True, columnwise=need_dfc2_weight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
+    # 5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
     y = quantized.grouped_gemm_fprop(
         a_rowwise_copy,
         quantized.Operand(
@@ -352,19 +354,17 @@ def check_backward(
     F = fc2_weight_columnwise.shape[-2]
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "a_columnwise", a_columnwise, -2, F, "F (intermediate)")
     checks.size(
         CELL,
         "a_columnwise",
         a_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
-    checks.size(
-        CELL, "a_columnwise_scale", a_columnwise_scale, -2, ((T) // (128)) + (E), "T // 128 + E"
-    )
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, F, "F (intermediate)")
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
     checks.size(
@@ -372,12 +372,10 @@ def check_backward(
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
-    checks.size(
-        CELL, "x_columnwise_scale", x_columnwise_scale, -2, ((T) // (128)) + (E), "T // 128 + E"
-    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
     checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
@@ -386,7 +384,7 @@ def check_backward(
         "fc1_weight_columnwise",
         fc1_weight_columnwise,
         -1,
-        -(-((2) * (F)) // 16) * 16,
+        -(-(2 * F) // 16) * 16,
         "align(2 * F, 16)",
     )
     checks.size(
@@ -397,7 +395,7 @@ def check_backward(
         "fc1_weight_columnwise_scale",
         fc1_weight_columnwise_scale,
         -2,
-        -(-((2) * (F)) // 128),
+        -(-(2 * F) // 128),
         "ceildiv(2 * F, 128)",
     )
     checks.size(
@@ -405,12 +403,12 @@ def check_backward(
         "fc1_weight_columnwise_scale",
         fc1_weight_columnwise_scale,
         -1,
-        -(-(H) // 128),
+        -(-H // 128),
         "ceildiv(H, 128)",
     )
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(
         CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -3, E, "E (num_groups)"
@@ -420,7 +418,7 @@ def check_backward(
         "fc2_weight_columnwise_scale",
         fc2_weight_columnwise_scale,
         -2,
-        -(-(H) // 128),
+        -(-H // 128),
         "ceildiv(H, 128)",
     )
     checks.size(
@@ -428,7 +426,7 @@ def check_backward(
         "fc2_weight_columnwise_scale",
         fc2_weight_columnwise_scale,
         -1,
-        -(-(F) // 128),
+        -(-F // 128),
         "ceildiv(F, 128)",
     )
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
@@ -463,11 +461,13 @@ def backward(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
+    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+    #    dy_columnwise_scale, dfc2_bias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
-        rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
+        rowwise=need_da,
         columnwise=need_dfc2_weight,
         split_sizes=split_sizes,
         layout=LAYOUT,
@@ -475,8 +475,9 @@ def backward(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_da:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
             quantized.Operand(
@@ -490,7 +491,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight
+    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,
@@ -501,9 +503,10 @@ def backward(
             dtype=dy.dtype,
         )
     # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    if need_da:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
+    # 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    #    dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
@@ -516,7 +519,8 @@ def backward(
     # 5. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dh_rowwise_copy,
@@ -524,14 +528,15 @@ def backward(
                 fc1_weight_columnwise.view(torch.float8_e4m3fn),
                 fc1_weight_columnwise_scale,
                 WEIGHT,
-                (E, (2) * (F), H),
+                (E, 2 * F, H),
                 columnwise=True,
                 layout=LAYOUT,
             ),
             split_sizes,
             dtype=dy.dtype,
         )
-    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight
+    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.grouped_gemm_wgrad(
             dh_columnwise_copy,
@@ -636,13 +641,13 @@ def check_refresh(
     E = fc1_weight.shape[-3]
     H = fc1_weight.shape[-1]
     F = fc2_weight.shape[-1]
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -2, 2 * F, "2 * F")
     checks.size(
-        CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc1_weight_rowwise", fc1_weight_rowwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(CELL, "fc1_weight_rowwise_scale", fc1_weight_rowwise_scale, -3, E, "E (num_groups)")
     checks.size(
@@ -650,7 +655,7 @@ def check_refresh(
         "fc1_weight_rowwise_scale",
         fc1_weight_rowwise_scale,
         -2,
-        -(-((2) * (F)) // 128),
+        -(-(2 * F) // 128),
         "ceildiv(2 * F, 128)",
     )
     checks.size(
@@ -658,7 +663,7 @@ def check_refresh(
         "fc1_weight_rowwise_scale",
         fc1_weight_rowwise_scale,
         -1,
-        -(-(H) // 128),
+        -(-H // 128),
         "ceildiv(H, 128)",
     )
     checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
@@ -668,7 +673,7 @@ def check_refresh(
         "fc1_weight_columnwise",
         fc1_weight_columnwise,
         -1,
-        -(-((2) * (F)) // 16) * 16,
+        -(-(2 * F) // 16) * 16,
         "align(2 * F, 16)",
     )
     checks.size(
@@ -679,7 +684,7 @@ def check_refresh(
         "fc1_weight_columnwise_scale",
         fc1_weight_columnwise_scale,
         -2,
-        -(-((2) * (F)) // 128),
+        -(-(2 * F) // 128),
         "ceildiv(2 * F, 128)",
     )
     checks.size(
@@ -687,13 +692,13 @@ def check_refresh(
         "fc1_weight_columnwise_scale",
         fc1_weight_columnwise_scale,
         -1,
-        -(-(H) // 128),
+        -(-H // 128),
         "ceildiv(H, 128)",
     )
     checks.size(CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -2, H, "H (hidden)")
     checks.size(
-        CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -1, -(-(F) // 16) * 16, "align(F, 16)"
+        CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -1, -(-F // 16) * 16, "align(F, 16)"
     )
     checks.size(CELL, "fc2_weight_rowwise_scale", fc2_weight_rowwise_scale, -3, E, "E (num_groups)")
     checks.size(
@@ -701,7 +706,7 @@ def check_refresh(
         "fc2_weight_rowwise_scale",
         fc2_weight_rowwise_scale,
         -2,
-        -(-(H) // 128),
+        -(-H // 128),
         "ceildiv(H, 128)",
     )
     checks.size(
@@ -709,13 +714,13 @@ def check_refresh(
         "fc2_weight_rowwise_scale",
         fc2_weight_rowwise_scale,
         -1,
-        -(-(F) // 128),
+        -(-F // 128),
         "ceildiv(F, 128)",
     )
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -2, F, "F (intermediate)")
     checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(
         CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -3, E, "E (num_groups)"
@@ -725,7 +730,7 @@ def check_refresh(
         "fc2_weight_columnwise_scale",
         fc2_weight_columnwise_scale,
         -2,
-        -(-(H) // 128),
+        -(-H // 128),
         "ceildiv(H, 128)",
     )
     checks.size(
@@ -733,7 +738,7 @@ def check_refresh(
         "fc2_weight_columnwise_scale",
         fc2_weight_columnwise_scale,
         -1,
-        -(-(F) // 128),
+        -(-F // 128),
         "ceildiv(F, 128)",
     )
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
@@ -753,11 +758,13 @@ def refresh(
     fc2_weight_columnwise_scale: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The refresh program, step by step."""
-    # 1. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+    # 1. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+    #    fc1_weight_columnwise, fc1_weight_columnwise_scale
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
         fc1_weight, WEIGHT, rowwise=True, columnwise=True, layout=LAYOUT
     )
-    # 2. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+    # 2. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
+    #    fc2_weight_columnwise, fc2_weight_columnwise_scale
     fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
         fc2_weight, WEIGHT, rowwise=True, columnwise=True, layout=LAYOUT
     )

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:8cec055ea4ec7e98
+# checksum sha256:04ede89c9c76a489
 """grouped_mlp__fp8_delayed__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -166,14 +166,14 @@ def check_forward(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "split_sizes", split_sizes, -1, E, "E (num_groups)")
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "fc1_bias", fc1_bias, -2, E, "E (num_groups)")
-    checks.size(CELL, "fc1_bias", fc1_bias, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_bias", fc1_bias, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_bias", fc2_bias, -2, E, "E (num_groups)")
     checks.size(CELL, "fc2_bias", fc2_bias, -1, H, "H (hidden)")
     checks.size(CELL, "fc1_input_amax_history", fc1_input_amax_history, -2, 1024, "1024")
@@ -235,7 +235,17 @@ def forward(
     Tensor,
 ]:
     """The forward program, step by step."""
-    # 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+    need_any = (
+        need_dx
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_dprobs
+        or need_dfc1_bias
+        or need_dfc2_bias
+    )
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    # 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
+    #    x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x,
         INPUT,
@@ -246,14 +256,7 @@ def forward(
         layout=LAYOUT,
     )
     # 1. state after it: fc1_input_amax_history, fc1_input_scale
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dfc2_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_bias
-    ):
+    if need_any:
         fc1_input_amax_history, fc1_input_scale = quantized.delayed_update(
             fc1_input_amax_history,
             fc1_input_scale,
@@ -261,19 +264,13 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+    # 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
         fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=fc1_weight_scale, layout=LAYOUT
     )
     # 2. state after it: fc1_weight_amax_history, fc1_weight_scale
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dfc2_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_bias
-    ):
+    if need_any:
         fc1_weight_amax_history, fc1_weight_scale = quantized.delayed_update(
             fc1_weight_amax_history,
             fc1_weight_scale,
@@ -281,13 +278,15 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
+    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
     # 4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 5. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
+    # 5. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
+    #    a_rowwise_scale, a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a,
         INPUT,
@@ -298,14 +297,7 @@ def forward(
         layout=LAYOUT,
     )
     # 5. state after it: fc2_input_amax_history, fc2_input_scale
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dfc2_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_bias
-    ):
+    if need_any:
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
             fc2_input_scale,
@@ -313,24 +305,13 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 6. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+    # 6. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
     fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight,
-        WEIGHT,
-        rowwise=True,
-        columnwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
-        scale=fc2_weight_scale,
-        layout=LAYOUT,
+        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, scale=fc2_weight_scale, layout=LAYOUT
     )
     # 6. state after it: fc2_weight_amax_history, fc2_weight_scale
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dfc2_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_bias
-    ):
+    if need_any:
         fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
             fc2_weight_amax_history,
             fc2_weight_scale,
@@ -338,19 +319,16 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
+    # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
     y = quantized.grouped_gemm_fprop(
         a_rowwise_copy, fc2_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc2_bias
     )
     return (
         y,
-        h if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else x.new_empty(0),
-        fc2_weight_columnwise_copy.data
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc2_weight_columnwise_copy.scale
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else x.new_empty(0, dtype=torch.float32),
+        h if keep_h else x.new_empty(0),
+        fc2_weight_columnwise_copy.data if keep_h else x.new_empty(0, dtype=torch.float8_e4m3fn),
+        fc2_weight_columnwise_copy.scale if keep_h else x.new_empty(0, dtype=torch.float32),
         a_columnwise_copy.data if need_dfc2_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         a_columnwise_copy.scale if need_dfc2_weight else x.new_empty(0, dtype=torch.float32),
         fc1_weight_columnwise_copy.data if need_dx else x.new_empty(0, dtype=torch.float8_e4m3fn),
@@ -466,10 +444,10 @@ def check_backward(
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-(H) // 16) * 16, "align(H, 16)"
+        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
     )
     checks.size(
         CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -1, E, "E (num_groups)"
@@ -479,7 +457,7 @@ def check_backward(
         "a_columnwise",
         a_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
@@ -490,7 +468,7 @@ def check_backward(
         "fc1_weight_columnwise",
         fc1_weight_columnwise,
         -1,
-        -(-((2) * (F)) // 16) * 16,
+        -(-(2 * F) // 16) * 16,
         "align(2 * F, 16)",
     )
     checks.size(
@@ -502,7 +480,7 @@ def check_backward(
         "x_columnwise",
         x_columnwise,
         -1,
-        -(-((32) * (((T) // (32)) + (E))) // 16) * 16,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
@@ -521,7 +499,7 @@ def check_backward(
     )
     checks.size(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -2, H, "H (hidden)")
@@ -573,11 +551,14 @@ def backward(
         if fc1_weight_main_grad is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
+    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
+    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
+    #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
-        rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
+        rowwise=need_da,
         columnwise=need_dfc2_weight,
         split_sizes=split_sizes,
         scale=fc2_grad_output_scale,
@@ -594,8 +575,9 @@ def backward(
         GRAD_OUTPUT,
         grouped=True,
     )
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_da:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
             quantized.Operand(
@@ -609,7 +591,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
+    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
     if need_dfc2_weight:
         fc2_weight_main_grad = fc2_weight_main_grad + quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,
@@ -620,10 +603,11 @@ def backward(
             dtype=torch.float32,
         )
     # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    if need_da:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
-    if need_dx or need_dfc1_weight or need_dfc1_bias:
+    # 5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
+    #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
+    if need_dh_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
             GRAD_OUTPUT,
@@ -637,7 +621,7 @@ def backward(
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
     # 5. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
-    if need_dx or need_dfc1_weight or need_dfc1_bias:
+    if need_dh_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
@@ -645,7 +629,8 @@ def backward(
             GRAD_OUTPUT,
             grouped=True,
         )
-    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dh_rowwise_copy,
@@ -653,14 +638,15 @@ def backward(
                 fc1_weight_columnwise,
                 fc1_weight_columnwise_scale,
                 WEIGHT,
-                (E, (2) * (F), H),
+                (E, 2 * F, H),
                 columnwise=True,
                 layout=LAYOUT,
             ),
             split_sizes,
             dtype=dy.dtype,
         )
-    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
     if need_dfc1_weight:
         fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
             dh_columnwise_copy,

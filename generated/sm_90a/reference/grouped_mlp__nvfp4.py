@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:047e5635538b545f
+# checksum sha256:5b47fce777f06c8d
 """grouped_mlp__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -125,14 +125,14 @@ def check_forward(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "split_sizes", split_sizes, -1, E, "E (num_groups)")
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "fc1_bias", fc1_bias, -2, E, "E (num_groups)")
-    checks.size(CELL, "fc1_bias", fc1_bias, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "fc1_bias", fc1_bias, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_bias", fc2_bias, -2, E, "E (num_groups)")
     checks.size(CELL, "fc2_bias", fc2_bias, -1, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
@@ -169,48 +169,47 @@ def forward(
     Tensor | None,
 ]:
     """The forward program, step by step."""
-    # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
+    #    x_columnwise_scale, x_columnwise_amax, x_partial_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dfc1_weight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, fc1_weight_partial_amax
+    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+    #    fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    #    fc1_weight_columnwise_amax, fc1_weight_partial_amax
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
         fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
-    # 5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_amax, fc1_weight_rowwise_amax, fc1_bias, split_sizes -> h
+    # 5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_amax,
+    #    fc1_weight_rowwise_amax, fc1_bias, split_sizes -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
     # 6. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax, a_partial_amax
+    # 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise,
+    #    a_columnwise_scale, a_columnwise_amax, a_partial_amax
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a, INPUT, rowwise=True, columnwise=need_dfc2_weight, split_sizes=split_sizes, layout=LAYOUT
     )
-    # 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, fc2_weight_partial_amax
+    # 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
+    #    fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    #    fc2_weight_columnwise_amax, fc2_weight_partial_amax
     fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight,
-        WEIGHT,
-        rowwise=True,
-        columnwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
-        layout=LAYOUT,
+        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, layout=LAYOUT
     )
-    # 11. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_amax, fc2_weight_rowwise_amax, fc2_bias, split_sizes -> y
+    # 11. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_amax,
+    #     fc2_weight_rowwise_amax, fc2_bias, split_sizes -> y
     y = quantized.grouped_gemm_fprop(
         a_rowwise_copy, fc2_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc2_bias
     )
     return (
         y,
-        h if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
-        fc2_weight_columnwise_copy.data
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None,
-        fc2_weight_columnwise_copy.scale
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None,
-        fc2_weight_columnwise_copy.amax
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None,
+        h if keep_h else None,
+        fc2_weight_columnwise_copy.data if keep_h else None,
+        fc2_weight_columnwise_copy.scale if keep_h else None,
+        fc2_weight_columnwise_copy.amax if keep_h else None,
         a_columnwise_copy.data if need_dfc2_weight else None,
         a_columnwise_copy.scale if need_dfc2_weight else None,
         a_columnwise_copy.amax if need_dfc2_weight else None,
@@ -330,14 +329,14 @@ def check_backward(
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, (2) * (F), "2 * F")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(
         CELL,
         "fc2_weight_columnwise",
         fc2_weight_columnwise,
         -1,
-        (-(-(H) // 32) * 32) // (2),
+        -(-H // 32) * 32 // 2,
         "align(H, 32) // 2",
     )
     checks.size(
@@ -348,7 +347,7 @@ def check_backward(
         "fc2_weight_columnwise_scale",
         fc2_weight_columnwise_scale,
         -2,
-        -(-(H) // 16),
+        -(-H // 16),
         "ceildiv(H, 16)",
     )
     checks.size(
@@ -356,7 +355,7 @@ def check_backward(
         "fc2_weight_columnwise_scale",
         fc2_weight_columnwise_scale,
         -1,
-        -(-(F) // 16),
+        -(-F // 16),
         "ceildiv(F, 16)",
     )
     checks.size(
@@ -367,12 +366,10 @@ def check_backward(
         "a_columnwise",
         a_columnwise,
         -1,
-        (-(-((32) * (((T) // (32)) + (E))) // 32) * 32) // (2),
+        -(-(32 * (T // 32 + E)) // 32) * 32 // 2,
         "align(32 * (T // 32 + E), 32) // 2",
     )
-    checks.size(
-        CELL, "a_columnwise_scale", a_columnwise_scale, -2, ((T) // (16)) + (E), "T // 16 + E"
-    )
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
     checks.size(CELL, "a_columnwise_amax", a_columnwise_amax, -1, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
@@ -381,7 +378,7 @@ def check_backward(
         "fc1_weight_columnwise",
         fc1_weight_columnwise,
         -1,
-        (-(-((2) * (F)) // 32) * 32) // (2),
+        -(-(2 * F) // 32) * 32 // 2,
         "align(2 * F, 32) // 2",
     )
     checks.size(
@@ -392,7 +389,7 @@ def check_backward(
         "fc1_weight_columnwise_scale",
         fc1_weight_columnwise_scale,
         -2,
-        -(-((2) * (F)) // 16),
+        -(-(2 * F) // 16),
         "ceildiv(2 * F, 16)",
     )
     checks.size(
@@ -400,7 +397,7 @@ def check_backward(
         "fc1_weight_columnwise_scale",
         fc1_weight_columnwise_scale,
         -1,
-        -(-(H) // 16),
+        -(-H // 16),
         "ceildiv(H, 16)",
     )
     checks.size(
@@ -412,12 +409,10 @@ def check_backward(
         "x_columnwise",
         x_columnwise,
         -1,
-        (-(-((32) * (((T) // (32)) + (E))) // 32) * 32) // (2),
+        -(-(32 * (T // 32 + E)) // 32) * 32 // 2,
         "align(32 * (T // 32 + E), 32) // 2",
     )
-    checks.size(
-        CELL, "x_columnwise_scale", x_columnwise_scale, -2, ((T) // (16)) + (E), "T // 16 + E"
-    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
     checks.size(CELL, "x_columnwise_amax", x_columnwise_amax, -1, E, "E (num_groups)")
     checks.size(CELL, "rng_state", rng_state, -1, 2, "2")
@@ -466,11 +461,15 @@ def backward(
         if h is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
+    need_dy_rowwise_decoded = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
+    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
+    #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
+    #    dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
-        rowwise=need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias,
+        rowwise=need_dy_rowwise_decoded,
         columnwise=need_dfc2_weight,
         split_sizes=split_sizes,
         rng_state=rng_state,
@@ -481,8 +480,9 @@ def backward(
         dfc2_bias = steps.group_sum(dy, split_sizes)
     # 1. state after it: rng_state
     rng_state = quantized.advance(rng_state)
-    # 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax, fc2_weight_columnwise_amax, split_sizes -> da
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    # 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
+    #    fc2_weight_columnwise_amax, split_sizes -> da
+    if need_dy_rowwise_decoded:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy,
             quantized.Operand(
@@ -497,7 +497,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax, a_columnwise_amax, dy_padded_sizes -> dfc2_weight
+    # 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
+    #    a_columnwise_amax, dy_padded_sizes -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.grouped_gemm_wgrad(
             dy_columnwise_copy,
@@ -514,10 +515,12 @@ def backward(
             dtype=dy.dtype,
         )
     # 8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+    if need_dy_rowwise_decoded:
         dh, dprobs = _act_backward(da, h, probs)
-    # 9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
-    if need_dx or need_dfc1_weight or need_dfc1_bias:
+    # 9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+    #    dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
+    #    dh_row_sums
+    if need_dh_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
             GRAD_OUTPUT,
@@ -531,9 +534,10 @@ def backward(
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
     # 9. state after it: rng_state
-    if need_dx or need_dfc1_weight or need_dfc1_bias:
+    if need_dh_copies:
         rng_state = quantized.advance(rng_state)
-    # 12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax, fc1_weight_columnwise_amax, split_sizes -> dx
+    # 12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
+    #     fc1_weight_columnwise_amax, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
             dh_rowwise_copy,
@@ -541,7 +545,7 @@ def backward(
                 fc1_weight_columnwise,
                 fc1_weight_columnwise_scale,
                 WEIGHT,
-                (E, (2) * (F), H),
+                (E, 2 * F, H),
                 amax=fc1_weight_columnwise_amax,
                 columnwise=True,
                 layout=LAYOUT,
@@ -549,7 +553,8 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax, x_columnwise_amax, dh_padded_sizes -> dfc1_weight
+    # 15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
+    #     x_columnwise_amax, dh_padded_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.grouped_gemm_wgrad(
             dh_columnwise_copy,

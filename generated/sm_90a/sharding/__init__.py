@@ -27,10 +27,10 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from .. import _library
 
-WHOLE, SUMMAND = "whole", "summand"
+WHOLE, PARTIAL = "whole", "partial"
 
 Lies = int | str
-"""Dimension that is split, from the end where it is negative; WHOLE; or SUMMAND."""
+"""Dimension that is split, from the end where it is negative; WHOLE; or PARTIAL, to be summed."""
 
 
 @dataclass(frozen=True)

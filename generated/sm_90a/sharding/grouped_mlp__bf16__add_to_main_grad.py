@@ -2,8 +2,9 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:9f7478f7dca7f9be
-"""grouped_mlp__bf16__add_to_main_grad on DTensors: the ways in which its ops may be split over ranks.
+# checksum sha256:a973baf4508596f9
+"""grouped_mlp__bf16__add_to_main_grad on DTensors: the ways in which its ops may be split over
+ranks.
 
 None: scales span whole tensors, or state is kept between calls.
 """

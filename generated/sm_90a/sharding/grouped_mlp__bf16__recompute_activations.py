@@ -2,8 +2,9 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:e6a3b04267d3eb2c
-"""grouped_mlp__bf16__recompute_activations on DTensors: the ways in which its ops may be split over ranks.
+# checksum sha256:d7b513c8a980d852
+"""grouped_mlp__bf16__recompute_activations on DTensors: the ways in which its ops may be split over
+ranks.
 
 Dimensions: H; no block with a scale of its own is cut.
 """

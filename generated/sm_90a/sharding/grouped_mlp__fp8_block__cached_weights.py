@@ -3,8 +3,9 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:fbe8858ccff23e63
-"""grouped_mlp__fp8_block__cached_weights on DTensors: the ways in which its ops may be split over ranks.
+# checksum sha256:defba69d7cf54c9b
+"""grouped_mlp__fp8_block__cached_weights on DTensors: the ways in which its ops may be split over
+ranks.
 
 None: scales span whole tensors, or state is kept between calls.
 """

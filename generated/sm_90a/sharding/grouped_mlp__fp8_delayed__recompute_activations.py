@@ -4,8 +4,9 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:537a09dba31b4f3b
-"""grouped_mlp__fp8_delayed__recompute_activations on DTensors: the ways in which its ops may be split over ranks.
+# checksum sha256:596b56ccf7c7165c
+"""grouped_mlp__fp8_delayed__recompute_activations on DTensors: the ways in which its ops may be
+split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
 """

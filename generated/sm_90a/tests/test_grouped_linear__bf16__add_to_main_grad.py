@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:5436dbff7389d58e
+# checksum sha256:5f37f40210328ca9
 """Tests of grouped_linear__bf16__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -42,38 +42,12 @@ def make_inputs(
     N = sizes["N"]
     return {
         "weight_main_grad": torch.zeros(E, N, K, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                K,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "weight": support.random_tensor(
-            (
-                E,
-                N,
-                K,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(K) ** -0.5,
-        ),
+        "x": support.random_tensor((T, K), dtype, device, 1),
+        "weight": support.random_tensor((E, N, K), dtype, device, 2, scale=K**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
-        "bias": support.random_tensor(
-            (
-                E,
-                N,
-            ),
-            dtype,
-            device,
-            4,
-        ),
+        "bias": support.random_tensor((E, N), dtype, device, 4),
     }
 
 
@@ -274,10 +248,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "split_sizes",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_linear__bf16__add_to_main_grad: {name}: expected a tensor, got {got}",
-        ):
+        message = f"^grouped_linear__bf16__add_to_main_grad: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -339,7 +311,8 @@ def test_refuses_x_float32(device: str) -> None:
     tensors["x"] = tensors["x"].float()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__bf16__add_to_main_grad: x: expected dtype bfloat16 or float16, got float32",
+        "grouped_linear__bf16__add_to_main_grad: "
+        "x: expected dtype bfloat16 or float16, got float32",
     )
 
 
@@ -359,7 +332,8 @@ def test_refuses_weight_of_another_dtype(device: str) -> None:
     tensors["weight"] = tensors["weight"].half()
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__bf16__add_to_main_grad: weight: expected dtype bfloat16, as x, got float16",
+        "grouped_linear__bf16__add_to_main_grad: "
+        "weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -421,7 +395,8 @@ def test_refuses_weight_of_another_k(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__bf16__add_to_main_grad: weight: expected K (in_features) = 64 in dimension 2, got 72",
+        "grouped_linear__bf16__add_to_main_grad: "
+        "weight: expected K (in_features) = 64 in dimension 2, got 72",
     )
 
 
@@ -434,7 +409,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__bf16__add_to_main_grad: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__bf16__add_to_main_grad: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -446,7 +422,8 @@ def test_refuses_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__bf16__add_to_main_grad: bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__bf16__add_to_main_grad: "
+        "bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -458,7 +435,8 @@ def test_refuses_bias_of_another_n(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__bf16__add_to_main_grad: bias: expected N (out_features) = 40 in dimension 1, got 48",
+        "grouped_linear__bf16__add_to_main_grad: "
+        "bias: expected N (out_features) = 40 in dimension 1, got 48",
     )
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:21e21aa2dd4eda10
+# checksum sha256:03621d85308c2ca8
 """Tests of grouped_linear__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -40,38 +40,12 @@ def make_inputs(
     K = sizes["K"]
     N = sizes["N"]
     return {
-        "x": support.random_tensor(
-            (
-                T,
-                K,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "weight": support.random_tensor(
-            (
-                E,
-                N,
-                K,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(K) ** -0.5,
-        ),
+        "x": support.random_tensor((T, K), dtype, device, 1),
+        "weight": support.random_tensor((E, N, K), dtype, device, 2, scale=K**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
-        "bias": support.random_tensor(
-            (
-                E,
-                N,
-            ),
-            dtype,
-            device,
-            4,
-        ),
+        "bias": support.random_tensor((E, N), dtype, device, 4),
     }
 
 
@@ -282,9 +256,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "split_sizes",
             )
         ]
-        with pytest.raises(
-            RuntimeError, match=f"^grouped_linear__fp8_block: {name}: expected a tensor, got {got}"
-        ):
+        message = f"^grouped_linear__fp8_block: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -440,7 +413,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_linear__fp8_block: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 

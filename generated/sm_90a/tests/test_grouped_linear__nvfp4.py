@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:1e2b48aebd73430c
+# checksum sha256:b33af60e23bb7100
 """Tests of grouped_linear__nvfp4, printed from its plan."""
 
 from __future__ import annotations
@@ -41,38 +41,12 @@ def make_inputs(
     N = sizes["N"]
     return {
         "rng_state": torch.tensor([seed, 0], device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                K,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "weight": support.random_tensor(
-            (
-                E,
-                N,
-                K,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(K) ** -0.5,
-        ),
+        "x": support.random_tensor((T, K), dtype, device, 1),
+        "weight": support.random_tensor((E, N, K), dtype, device, 2, scale=K**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
-        "bias": support.random_tensor(
-            (
-                E,
-                N,
-            ),
-            dtype,
-            device,
-            4,
-        ),
+        "bias": support.random_tensor((E, N), dtype, device, 4),
     }
 
 
@@ -288,9 +262,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "split_sizes",
             )
         ]
-        with pytest.raises(
-            RuntimeError, match=f"^grouped_linear__nvfp4: {name}: expected a tensor, got {got}"
-        ):
+        message = f"^grouped_linear__nvfp4: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:34850b1fe0c59e6b
+# checksum sha256:5fa56c6fb9b4aa86
 """Tests of grouped_mlp__bf16__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -57,59 +57,15 @@ def make_inputs(
     return {
         "fc1_weight_main_grad": torch.zeros(E, 2 * F, H, device=device),
         "fc2_weight_main_grad": torch.zeros(E, H, F, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -368,10 +324,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_mlp__bf16__add_to_main_grad: {name}: expected a tensor, got {got}",
-        ):
+        message = f"^grouped_mlp__bf16__add_to_main_grad: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -465,7 +419,8 @@ def test_refuses_fc1_weight_of_another_dtype(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: fc1_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "fc1_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -475,7 +430,8 @@ def test_refuses_fc1_weight_of_another_rank(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
     )
 
 
@@ -485,7 +441,8 @@ def test_refuses_fc2_weight_of_another_dtype(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: fc2_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "fc2_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -587,7 +544,8 @@ def test_refuses_fc1_weight_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -599,7 +557,8 @@ def test_refuses_fc1_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
     )
 
 
@@ -611,7 +570,8 @@ def test_refuses_fc2_weight_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -623,7 +583,8 @@ def test_refuses_fc2_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -636,7 +597,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -648,7 +610,8 @@ def test_refuses_probs_of_another_t(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: probs: expected T (tokens) = 96 in dimension 0, got 104",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "probs: expected T (tokens) = 96 in dimension 0, got 104",
     )
 
 
@@ -660,7 +623,8 @@ def test_refuses_fc1_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -684,7 +648,8 @@ def test_refuses_fc2_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -696,7 +661,8 @@ def test_refuses_fc2_bias_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__add_to_main_grad: fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__bf16__add_to_main_grad: "
+        "fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 

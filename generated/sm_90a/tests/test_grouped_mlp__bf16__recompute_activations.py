@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:4f191fc88d713bdd
+# checksum sha256:c76d31c8b503ce98
 """Tests of grouped_mlp__bf16__recompute_activations, printed from its plan."""
 
 from __future__ import annotations
@@ -51,59 +51,15 @@ def make_inputs(
     H = sizes["H"]
     F = sizes["F"]
     return {
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -345,10 +301,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_mlp__bf16__recompute_activations: {name}: expected a tensor, got {got}",
-        ):
+        message = f"^grouped_mlp__bf16__recompute_activations: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -414,7 +368,8 @@ def test_refuses_x_float32(device: str) -> None:
     tensors["x"] = tensors["x"].float()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: x: expected dtype bfloat16 or float16, got float32",
+        "grouped_mlp__bf16__recompute_activations: "
+        "x: expected dtype bfloat16 or float16, got float32",
     )
 
 
@@ -434,7 +389,8 @@ def test_refuses_fc1_weight_of_another_dtype(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc1_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc1_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -444,7 +400,8 @@ def test_refuses_fc1_weight_of_another_rank(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
     )
 
 
@@ -454,7 +411,8 @@ def test_refuses_fc2_weight_of_another_dtype(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc2_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc2_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -464,7 +422,8 @@ def test_refuses_fc2_weight_of_another_rank(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc2_weight: expected 3 dimensions [E, H, F], got 4",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc2_weight: expected 3 dimensions [E, H, F], got 4",
     )
 
 
@@ -514,7 +473,8 @@ def test_refuses_fc1_bias_of_another_dtype(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc1_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc1_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -524,7 +484,8 @@ def test_refuses_fc1_bias_of_another_rank(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
     )
 
 
@@ -534,7 +495,8 @@ def test_refuses_fc2_bias_of_another_dtype(device: str) -> None:
     tensors["fc2_bias"] = tensors["fc2_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc2_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc2_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -556,7 +518,8 @@ def test_refuses_fc1_weight_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -568,7 +531,8 @@ def test_refuses_fc1_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
     )
 
 
@@ -580,7 +544,8 @@ def test_refuses_fc2_weight_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -592,7 +557,8 @@ def test_refuses_fc2_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -605,7 +571,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__bf16__recompute_activations: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -617,7 +584,8 @@ def test_refuses_probs_of_another_t(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: probs: expected T (tokens) = 96 in dimension 0, got 104",
+        "grouped_mlp__bf16__recompute_activations: "
+        "probs: expected T (tokens) = 96 in dimension 0, got 104",
     )
 
 
@@ -629,7 +597,8 @@ def test_refuses_fc1_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -641,7 +610,8 @@ def test_refuses_fc1_bias_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -653,7 +623,8 @@ def test_refuses_fc2_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -665,7 +636,8 @@ def test_refuses_fc2_bias_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16__recompute_activations: fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__bf16__recompute_activations: "
+        "fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 

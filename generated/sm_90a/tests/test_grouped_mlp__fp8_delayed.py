@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:eeabd71c4875dae9
+# checksum sha256:01ade009832d8341
 """Tests of grouped_mlp__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -77,59 +77,15 @@ def make_inputs(
         "fc2_grad_output_scale": torch.ones(E, device=device),
         "fc1_grad_output_amax_history": torch.zeros(1024, E, device=device),
         "fc1_grad_output_scale": torch.ones(E, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -386,9 +342,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError, match=f"^grouped_mlp__fp8_delayed: {name}: expected a tensor, got {got}"
-        ):
+        message = f"^grouped_mlp__fp8_delayed: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -604,7 +559,8 @@ def test_refuses_fc1_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -666,7 +622,8 @@ def test_refuses_fc1_weight_amax_history_with_gaps(device: str) -> None:
     )[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -728,7 +685,8 @@ def test_refuses_fc2_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -790,7 +748,8 @@ def test_refuses_fc2_weight_amax_history_with_gaps(device: str) -> None:
     )[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -957,7 +916,8 @@ def test_refuses_fc1_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -973,7 +933,8 @@ def test_refuses_fc1_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -989,7 +950,8 @@ def test_refuses_fc1_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1005,7 +967,8 @@ def test_refuses_fc1_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1021,7 +984,8 @@ def test_refuses_fc1_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1037,7 +1001,8 @@ def test_refuses_fc1_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc1_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc1_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1053,7 +1018,8 @@ def test_refuses_fc2_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1069,7 +1035,8 @@ def test_refuses_fc2_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1085,7 +1052,8 @@ def test_refuses_fc2_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1101,7 +1069,8 @@ def test_refuses_fc2_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1117,7 +1086,8 @@ def test_refuses_fc2_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1133,7 +1103,8 @@ def test_refuses_fc2_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed: fc2_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed: "
+        "fc2_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 

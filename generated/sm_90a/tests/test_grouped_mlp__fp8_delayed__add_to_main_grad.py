@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:779a2629adaf42ad
+# checksum sha256:d69053b9d3361b7f
 """Tests of grouped_mlp__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -82,59 +82,15 @@ def make_inputs(
         "fc1_grad_output_scale": torch.ones(E, device=device),
         "fc1_weight_main_grad": torch.zeros(E, 2 * F, H, device=device),
         "fc2_weight_main_grad": torch.zeros(E, H, F, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -407,10 +363,10 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_mlp__fp8_delayed__add_to_main_grad: {name}: expected a tensor, got {got}",
-        ):
+        message = (
+            f"^grouped_mlp__fp8_delayed__add_to_main_grad: {name}: expected a tensor, got {got}"
+        )
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -472,7 +428,8 @@ def test_refuses_x_float32(device: str) -> None:
     tensors["x"] = tensors["x"].float()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: x: expected dtype bfloat16 or float16, got float32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "x: expected dtype bfloat16 or float16, got float32",
     )
 
 
@@ -492,7 +449,8 @@ def test_refuses_fc1_weight_of_another_dtype(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -502,7 +460,8 @@ def test_refuses_fc1_weight_of_another_rank(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
     )
 
 
@@ -512,7 +471,8 @@ def test_refuses_fc2_weight_of_another_dtype(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -522,7 +482,8 @@ def test_refuses_fc2_weight_of_another_rank(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight: expected 3 dimensions [E, H, F], got 4",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight: expected 3 dimensions [E, H, F], got 4",
     )
 
 
@@ -572,7 +533,8 @@ def test_refuses_fc1_bias_of_another_dtype(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -582,7 +544,8 @@ def test_refuses_fc1_bias_of_another_rank(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
     )
 
 
@@ -592,7 +555,8 @@ def test_refuses_fc2_bias_of_another_dtype(device: str) -> None:
     tensors["fc2_bias"] = tensors["fc2_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -612,7 +576,8 @@ def test_refuses_fc1_input_amax_history_int32(device: str) -> None:
     tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -622,7 +587,8 @@ def test_refuses_fc1_input_amax_history_of_another_rank(device: str) -> None:
     tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -634,7 +600,8 @@ def test_refuses_fc1_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -644,7 +611,8 @@ def test_refuses_fc1_input_scale_int32(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_scale: expected dtype float32, got int32",
     )
 
 
@@ -654,7 +622,8 @@ def test_refuses_fc1_input_scale_of_another_rank(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -664,7 +633,8 @@ def test_refuses_fc1_input_scale_with_gaps(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -674,7 +644,8 @@ def test_refuses_fc1_weight_amax_history_int32(device: str) -> None:
     tensors["fc1_weight_amax_history"] = tensors["fc1_weight_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -684,7 +655,8 @@ def test_refuses_fc1_weight_amax_history_of_another_rank(device: str) -> None:
     tensors["fc1_weight_amax_history"] = tensors["fc1_weight_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -696,7 +668,8 @@ def test_refuses_fc1_weight_amax_history_with_gaps(device: str) -> None:
     )[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -706,7 +679,8 @@ def test_refuses_fc1_weight_scale_int32(device: str) -> None:
     tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_scale: expected dtype float32, got int32",
     )
 
 
@@ -716,7 +690,8 @@ def test_refuses_fc1_weight_scale_of_another_rank(device: str) -> None:
     tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -726,7 +701,8 @@ def test_refuses_fc1_weight_scale_with_gaps(device: str) -> None:
     tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -736,7 +712,8 @@ def test_refuses_fc2_input_amax_history_int32(device: str) -> None:
     tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -746,7 +723,8 @@ def test_refuses_fc2_input_amax_history_of_another_rank(device: str) -> None:
     tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -758,7 +736,8 @@ def test_refuses_fc2_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -768,7 +747,8 @@ def test_refuses_fc2_input_scale_int32(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_scale: expected dtype float32, got int32",
     )
 
 
@@ -778,7 +758,8 @@ def test_refuses_fc2_input_scale_of_another_rank(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -788,7 +769,8 @@ def test_refuses_fc2_input_scale_with_gaps(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -798,7 +780,8 @@ def test_refuses_fc2_weight_amax_history_int32(device: str) -> None:
     tensors["fc2_weight_amax_history"] = tensors["fc2_weight_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -808,7 +791,8 @@ def test_refuses_fc2_weight_amax_history_of_another_rank(device: str) -> None:
     tensors["fc2_weight_amax_history"] = tensors["fc2_weight_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -820,7 +804,8 @@ def test_refuses_fc2_weight_amax_history_with_gaps(device: str) -> None:
     )[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -830,7 +815,8 @@ def test_refuses_fc2_weight_scale_int32(device: str) -> None:
     tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_scale: expected dtype float32, got int32",
     )
 
 
@@ -840,7 +826,8 @@ def test_refuses_fc2_weight_scale_of_another_rank(device: str) -> None:
     tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -850,7 +837,8 @@ def test_refuses_fc2_weight_scale_with_gaps(device: str) -> None:
     tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -862,7 +850,8 @@ def test_refuses_fc1_weight_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -874,7 +863,8 @@ def test_refuses_fc1_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
     )
 
 
@@ -886,7 +876,8 @@ def test_refuses_fc2_weight_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -898,7 +889,8 @@ def test_refuses_fc2_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -911,7 +903,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -923,7 +916,8 @@ def test_refuses_probs_of_another_t(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: probs: expected T (tokens) = 96 in dimension 0, got 104",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "probs: expected T (tokens) = 96 in dimension 0, got 104",
     )
 
 
@@ -935,7 +929,8 @@ def test_refuses_fc1_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -947,7 +942,8 @@ def test_refuses_fc1_bias_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -959,7 +955,8 @@ def test_refuses_fc2_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -971,7 +968,8 @@ def test_refuses_fc2_bias_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -987,7 +985,8 @@ def test_refuses_fc1_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1003,7 +1002,8 @@ def test_refuses_fc1_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1019,7 +1019,8 @@ def test_refuses_fc1_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1035,7 +1036,8 @@ def test_refuses_fc1_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1051,7 +1053,8 @@ def test_refuses_fc1_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1067,7 +1070,8 @@ def test_refuses_fc1_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc1_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc1_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1083,7 +1087,8 @@ def test_refuses_fc2_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1099,7 +1104,8 @@ def test_refuses_fc2_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1115,7 +1121,8 @@ def test_refuses_fc2_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1131,7 +1138,8 @@ def test_refuses_fc2_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1147,7 +1155,8 @@ def test_refuses_fc2_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1163,7 +1172,8 @@ def test_refuses_fc2_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__add_to_main_grad: fc2_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__add_to_main_grad: "
+        "fc2_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:44be6512106b25b7
+# checksum sha256:a29785414f9efcd7
 """Tests of grouped_mlp__fp8_delayed__cached_weights, printed from its plan."""
 
 from __future__ import annotations
@@ -70,19 +70,17 @@ def make_all(
     F = sizes["F"]
     return {
         "fc1_weight_rowwise": torch.empty(
-            E, (2) * (F), -(-(H) // 16) * 16, device=device, dtype=torch.uint8
+            E, 2 * F, -(-H // 16) * 16, device=device, dtype=torch.uint8
         ),
         "fc1_weight_rowwise_scale": torch.empty(E, device=device, dtype=torch.float32),
         "fc1_weight_columnwise": torch.empty(
-            E, H, -(-((2) * (F)) // 16) * 16, device=device, dtype=torch.uint8
+            E, H, -(-(2 * F) // 16) * 16, device=device, dtype=torch.uint8
         ),
         "fc1_weight_columnwise_scale": torch.empty(E, device=device, dtype=torch.float32),
-        "fc2_weight_rowwise": torch.empty(
-            E, H, -(-(F) // 16) * 16, device=device, dtype=torch.uint8
-        ),
+        "fc2_weight_rowwise": torch.empty(E, H, -(-F // 16) * 16, device=device, dtype=torch.uint8),
         "fc2_weight_rowwise_scale": torch.empty(E, device=device, dtype=torch.float32),
         "fc2_weight_columnwise": torch.empty(
-            E, F, -(-(H) // 16) * 16, device=device, dtype=torch.uint8
+            E, F, -(-H // 16) * 16, device=device, dtype=torch.uint8
         ),
         "fc2_weight_columnwise_scale": torch.empty(E, device=device, dtype=torch.float32),
         "fc1_input_amax_history": torch.zeros(1024, E, device=device),
@@ -97,59 +95,15 @@ def make_all(
         "fc2_grad_output_scale": torch.ones(E, device=device),
         "fc1_grad_output_amax_history": torch.zeros(1024, E, device=device),
         "fc1_grad_output_scale": torch.ones(E, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -438,10 +392,8 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_mlp__fp8_delayed__cached_weights: {name}: expected a tensor, got {got}",
-        ):
+        message = f"^grouped_mlp__fp8_delayed__cached_weights: {name}: expected a tensor, got {got}"
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -496,7 +448,8 @@ def test_refuses_x_float32(device: str) -> None:
     tensors["x"] = tensors["x"].float()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: x: expected dtype bfloat16 or float16, got float32",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "x: expected dtype bfloat16 or float16, got float32",
     )
 
 
@@ -516,7 +469,8 @@ def test_refuses_fc1_weight_of_another_dtype(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -526,7 +480,8 @@ def test_refuses_fc1_weight_of_another_rank(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
     )
 
 
@@ -536,7 +491,8 @@ def test_refuses_fc2_weight_of_another_dtype(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -546,7 +502,8 @@ def test_refuses_fc2_weight_of_another_rank(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_weight: expected 3 dimensions [E, H, F], got 4",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_weight: expected 3 dimensions [E, H, F], got 4",
     )
 
 
@@ -596,7 +553,8 @@ def test_refuses_fc1_bias_of_another_dtype(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -606,7 +564,8 @@ def test_refuses_fc1_bias_of_another_rank(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
     )
 
 
@@ -616,7 +575,8 @@ def test_refuses_fc2_bias_of_another_dtype(device: str) -> None:
     tensors["fc2_bias"] = tensors["fc2_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -636,7 +596,8 @@ def test_refuses_fc1_input_amax_history_int32(device: str) -> None:
     tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_input_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_input_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -646,7 +607,8 @@ def test_refuses_fc1_input_amax_history_of_another_rank(device: str) -> None:
     tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_input_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_input_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -658,7 +620,8 @@ def test_refuses_fc1_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -668,7 +631,8 @@ def test_refuses_fc1_input_scale_int32(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_input_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_input_scale: expected dtype float32, got int32",
     )
 
 
@@ -678,7 +642,8 @@ def test_refuses_fc1_input_scale_of_another_rank(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_input_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_input_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -688,7 +653,8 @@ def test_refuses_fc1_input_scale_with_gaps(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_input_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -698,7 +664,8 @@ def test_refuses_fc2_input_amax_history_int32(device: str) -> None:
     tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_input_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_input_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -708,7 +675,8 @@ def test_refuses_fc2_input_amax_history_of_another_rank(device: str) -> None:
     tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_input_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_input_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -720,7 +688,8 @@ def test_refuses_fc2_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -730,7 +699,8 @@ def test_refuses_fc2_input_scale_int32(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_input_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_input_scale: expected dtype float32, got int32",
     )
 
 
@@ -740,7 +710,8 @@ def test_refuses_fc2_input_scale_of_another_rank(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_input_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_input_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -750,7 +721,8 @@ def test_refuses_fc2_input_scale_with_gaps(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_input_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -762,7 +734,8 @@ def test_refuses_fc1_weight_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -774,7 +747,8 @@ def test_refuses_fc1_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
     )
 
 
@@ -786,7 +760,8 @@ def test_refuses_fc2_weight_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -798,7 +773,8 @@ def test_refuses_fc2_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -811,7 +787,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -823,7 +800,8 @@ def test_refuses_probs_of_another_t(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: probs: expected T (tokens) = 96 in dimension 0, got 104",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "probs: expected T (tokens) = 96 in dimension 0, got 104",
     )
 
 
@@ -835,7 +813,8 @@ def test_refuses_fc1_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -847,7 +826,8 @@ def test_refuses_fc1_bias_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -859,7 +839,8 @@ def test_refuses_fc2_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -871,7 +852,8 @@ def test_refuses_fc2_bias_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -887,7 +869,8 @@ def test_refuses_fc1_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -903,7 +886,8 @@ def test_refuses_fc1_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -919,7 +903,8 @@ def test_refuses_fc1_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -935,7 +920,8 @@ def test_refuses_fc2_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -951,7 +937,8 @@ def test_refuses_fc2_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -967,7 +954,8 @@ def test_refuses_fc2_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__cached_weights: "
+        "fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 

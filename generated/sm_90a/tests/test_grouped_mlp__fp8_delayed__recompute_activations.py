@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:b05ad154bc369270
+# checksum sha256:d6d041358d0d76dd
 """Tests of grouped_mlp__fp8_delayed__recompute_activations, printed from its plan."""
 
 from __future__ import annotations
@@ -78,59 +78,15 @@ def make_inputs(
         "fc2_grad_output_scale": torch.ones(E, device=device),
         "fc1_grad_output_amax_history": torch.zeros(1024, E, device=device),
         "fc1_grad_output_scale": torch.ones(E, device=device),
-        "x": support.random_tensor(
-            (
-                T,
-                H,
-            ),
-            dtype,
-            device,
-            1,
-        ),
-        "fc1_weight": support.random_tensor(
-            (
-                E,
-                2 * F,
-                H,
-            ),
-            dtype,
-            device,
-            2,
-            scale=(H) ** -0.5,
-        ),
-        "fc2_weight": support.random_tensor(
-            (
-                E,
-                H,
-                F,
-            ),
-            dtype,
-            device,
-            3,
-            scale=(F) ** -0.5,
-        ),
+        "x": support.random_tensor((T, H), dtype, device, 1),
+        "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
+        "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
         "split_sizes": torch.tensor(
             support.split_cases(E, T)[0] if splits is None else splits, device=device
         ),
         "probs": support.random_tensor((T,), torch.float32, device, 5),
-        "fc1_bias": support.random_tensor(
-            (
-                E,
-                2 * F,
-            ),
-            dtype,
-            device,
-            6,
-        ),
-        "fc2_bias": support.random_tensor(
-            (
-                E,
-                H,
-            ),
-            dtype,
-            device,
-            7,
-        ),
+        "fc1_bias": support.random_tensor((E, 2 * F), dtype, device, 6),
+        "fc2_bias": support.random_tensor((E, H), dtype, device, 7),
     }
 
 
@@ -386,10 +342,11 @@ def test_inputs_are_tensors(given: object) -> None:
                 "probs",
             )
         ]
-        with pytest.raises(
-            RuntimeError,
-            match=f"^grouped_mlp__fp8_delayed__recompute_activations: {name}: expected a tensor, got {got}",
-        ):
+        message = (
+            f"^grouped_mlp__fp8_delayed__recompute_activations: {name}: "
+            f"expected a tensor, got {got}"
+        )
+        with pytest.raises(RuntimeError, match=message):
             layer(*inputs)
 
 
@@ -443,7 +400,8 @@ def test_refuses_x_float32(device: str) -> None:
     tensors["x"] = tensors["x"].float()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: x: expected dtype bfloat16 or float16, got float32",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "x: expected dtype bfloat16 or float16, got float32",
     )
 
 
@@ -463,7 +421,8 @@ def test_refuses_fc1_weight_of_another_dtype(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -473,7 +432,8 @@ def test_refuses_fc1_weight_of_another_rank(device: str) -> None:
     tensors["fc1_weight"] = tensors["fc1_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
     )
 
 
@@ -483,7 +443,8 @@ def test_refuses_fc2_weight_of_another_dtype(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -493,7 +454,8 @@ def test_refuses_fc2_weight_of_another_rank(device: str) -> None:
     tensors["fc2_weight"] = tensors["fc2_weight"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight: expected 3 dimensions [E, H, F], got 4",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight: expected 3 dimensions [E, H, F], got 4",
     )
 
 
@@ -503,7 +465,8 @@ def test_refuses_split_sizes_int32(device: str) -> None:
     tensors["split_sizes"] = tensors["split_sizes"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: split_sizes: expected dtype int64, got int32",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "split_sizes: expected dtype int64, got int32",
     )
 
 
@@ -513,7 +476,8 @@ def test_refuses_split_sizes_of_another_rank(device: str) -> None:
     tensors["split_sizes"] = tensors["split_sizes"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: split_sizes: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "split_sizes: expected 1 dimension [E], got 2",
     )
 
 
@@ -543,7 +507,8 @@ def test_refuses_fc1_bias_of_another_dtype(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -553,7 +518,8 @@ def test_refuses_fc1_bias_of_another_rank(device: str) -> None:
     tensors["fc1_bias"] = tensors["fc1_bias"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
     )
 
 
@@ -563,7 +529,8 @@ def test_refuses_fc2_bias_of_another_dtype(device: str) -> None:
     tensors["fc2_bias"] = tensors["fc2_bias"].half()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_bias: expected dtype bfloat16, as x, got float16",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_bias: expected dtype bfloat16, as x, got float16",
     )
 
 
@@ -573,7 +540,8 @@ def test_refuses_fc2_bias_of_another_rank(device: str) -> None:
     tensors["fc2_bias"] = tensors["fc2_bias"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_bias: expected 2 dimensions [E, H], got 3",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_bias: expected 2 dimensions [E, H], got 3",
     )
 
 
@@ -583,7 +551,8 @@ def test_refuses_fc1_input_amax_history_int32(device: str) -> None:
     tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_input_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_input_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -593,7 +562,8 @@ def test_refuses_fc1_input_amax_history_of_another_rank(device: str) -> None:
     tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_input_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_input_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -605,7 +575,8 @@ def test_refuses_fc1_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -615,7 +586,8 @@ def test_refuses_fc1_input_scale_int32(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_input_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_input_scale: expected dtype float32, got int32",
     )
 
 
@@ -625,7 +597,8 @@ def test_refuses_fc1_input_scale_of_another_rank(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_input_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_input_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -635,7 +608,8 @@ def test_refuses_fc1_input_scale_with_gaps(device: str) -> None:
     tensors["fc1_input_scale"] = tensors["fc1_input_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_input_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -645,7 +619,8 @@ def test_refuses_fc1_weight_amax_history_int32(device: str) -> None:
     tensors["fc1_weight_amax_history"] = tensors["fc1_weight_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -655,7 +630,8 @@ def test_refuses_fc1_weight_amax_history_of_another_rank(device: str) -> None:
     tensors["fc1_weight_amax_history"] = tensors["fc1_weight_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -667,7 +643,8 @@ def test_refuses_fc1_weight_amax_history_with_gaps(device: str) -> None:
     )[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -677,7 +654,8 @@ def test_refuses_fc1_weight_scale_int32(device: str) -> None:
     tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight_scale: expected dtype float32, got int32",
     )
 
 
@@ -687,7 +665,8 @@ def test_refuses_fc1_weight_scale_of_another_rank(device: str) -> None:
     tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -697,7 +676,8 @@ def test_refuses_fc1_weight_scale_with_gaps(device: str) -> None:
     tensors["fc1_weight_scale"] = tensors["fc1_weight_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -707,7 +687,8 @@ def test_refuses_fc2_input_amax_history_int32(device: str) -> None:
     tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_input_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_input_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -717,7 +698,8 @@ def test_refuses_fc2_input_amax_history_of_another_rank(device: str) -> None:
     tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_input_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_input_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -729,7 +711,8 @@ def test_refuses_fc2_input_amax_history_with_gaps(device: str) -> None:
     ]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -739,7 +722,8 @@ def test_refuses_fc2_input_scale_int32(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_input_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_input_scale: expected dtype float32, got int32",
     )
 
 
@@ -749,7 +733,8 @@ def test_refuses_fc2_input_scale_of_another_rank(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_input_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_input_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -759,7 +744,8 @@ def test_refuses_fc2_input_scale_with_gaps(device: str) -> None:
     tensors["fc2_input_scale"] = tensors["fc2_input_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_input_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_input_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -769,7 +755,8 @@ def test_refuses_fc2_weight_amax_history_int32(device: str) -> None:
     tensors["fc2_weight_amax_history"] = tensors["fc2_weight_amax_history"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight_amax_history: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight_amax_history: expected dtype float32, got int32",
     )
 
 
@@ -779,7 +766,8 @@ def test_refuses_fc2_weight_amax_history_of_another_rank(device: str) -> None:
     tensors["fc2_weight_amax_history"] = tensors["fc2_weight_amax_history"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight_amax_history: expected 2 dimensions [1024, E], got 3",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight_amax_history: expected 2 dimensions [1024, E], got 3",
     )
 
 
@@ -791,7 +779,8 @@ def test_refuses_fc2_weight_amax_history_with_gaps(device: str) -> None:
     )[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight_amax_history: expected a contiguous tensor, got strides [8, 2]",
     )
 
 
@@ -801,7 +790,8 @@ def test_refuses_fc2_weight_scale_int32(device: str) -> None:
     tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"].int()
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight_scale: expected dtype float32, got int32",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight_scale: expected dtype float32, got int32",
     )
 
 
@@ -811,7 +801,8 @@ def test_refuses_fc2_weight_scale_of_another_rank(device: str) -> None:
     tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"][None]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight_scale: expected 1 dimension [E], got 2",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight_scale: expected 1 dimension [E], got 2",
     )
 
 
@@ -821,7 +812,8 @@ def test_refuses_fc2_weight_scale_with_gaps(device: str) -> None:
     tensors["fc2_weight_scale"] = tensors["fc2_weight_scale"].repeat_interleave(2, -1)[..., ::2]
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight_scale: expected a contiguous tensor, got strides [2]",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight_scale: expected a contiguous tensor, got strides [2]",
     )
 
 
@@ -833,7 +825,8 @@ def test_refuses_fc1_weight_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -845,7 +838,8 @@ def test_refuses_fc1_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
     )
 
 
@@ -857,7 +851,8 @@ def test_refuses_fc2_weight_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -869,7 +864,8 @@ def test_refuses_fc2_weight_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -882,7 +878,8 @@ def test_refuses_split_sizes_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -894,7 +891,8 @@ def test_refuses_probs_of_another_t(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: probs: expected T (tokens) = 96 in dimension 0, got 104",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "probs: expected T (tokens) = 96 in dimension 0, got 104",
     )
 
 
@@ -906,7 +904,8 @@ def test_refuses_fc1_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -918,7 +917,8 @@ def test_refuses_fc1_bias_of_another_2f(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
     )
 
 
@@ -930,7 +930,8 @@ def test_refuses_fc2_bias_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -942,7 +943,8 @@ def test_refuses_fc2_bias_of_another_h(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
     )
 
 
@@ -958,7 +960,8 @@ def test_refuses_fc1_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -974,7 +977,8 @@ def test_refuses_fc1_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -990,7 +994,8 @@ def test_refuses_fc1_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1006,7 +1011,8 @@ def test_refuses_fc1_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1022,7 +1028,8 @@ def test_refuses_fc1_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1038,7 +1045,8 @@ def test_refuses_fc1_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc1_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc1_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1054,7 +1062,8 @@ def test_refuses_fc2_input_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1070,7 +1079,8 @@ def test_refuses_fc2_input_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1086,7 +1096,8 @@ def test_refuses_fc2_input_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 
@@ -1102,7 +1113,8 @@ def test_refuses_fc2_weight_amax_history_of_another_1024(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
     )
 
 
@@ -1118,7 +1130,8 @@ def test_refuses_fc2_weight_amax_history_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
     )
 
 
@@ -1134,7 +1147,8 @@ def test_refuses_fc2_weight_scale_of_another_e(device: str) -> None:
     )
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__recompute_activations: fc2_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        "grouped_mlp__fp8_delayed__recompute_activations: "
+        "fc2_weight_scale: expected E (num_groups) = 4 in dimension 0, got 12",
     )
 
 

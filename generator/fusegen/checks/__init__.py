@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..load import SpecKey, SpecSet
-from ..model.source import Problem
-from ..model.specs import SpecKind
+from ..spec.diagnostics import Problem
+from ..spec.kinds import SpecKind
+from ..spec.load import SpecKey, SpecSet
 from .archs import check_arch
 from .fusions import check_fusion
 from .modules import check_module

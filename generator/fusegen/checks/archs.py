@@ -6,12 +6,21 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from ..load import Source
-from ..model.dtypes import DType
-from ..model.families import FAMILIES, LIMITS, PITCH, Family
-from ..model.source import Problem
-from ..model.specs import ArchSpec, FamilySpec, KindSpec
+from ..families.family import Configured, Family, Offer
+from ..families.registry import FAMILIES, known_family
+from ..ir.dtypes import DType
+from ..ir.kernel import GemmKind, PointSpec
+from ..ir.plan import Variant
+from ..ir.quantization import Accumulation, Scaling
+from ..spec.arch import ArchSpec, FamilySpec, KindSpec
+from ..spec.diagnostics import Problem
+from ..spec.load import Source
 from .common import unknown
+
+_LIMITS = sorted(
+    {limit for family in FAMILIES if family.configured for limit in family.configured.limits}
+)
+"""What families read of an architecture's limits."""
 
 _CODE = re.compile(r"\b(?:compute|sm)_(\w+)")
 
@@ -26,11 +35,13 @@ def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
     if arch.kernels and not arch.gencode:
         yield source.problem("kernels need 'capability', 'gencode' and 'toolkit'", "kernels")
     yield from _check_code(arch, source)
+    for limit in arch.limits:
+        yield from unknown(source, "limit", limit, _LIMITS, "limits", limit)
     owners: dict[str, str] = {}
     for name, family in arch.kernels.items():
         for index, primitive in enumerate(family.implements):
-            for served in _served(primitive.value, family):
-                if served in owners:
+            for served in _served(primitive, family):
+                if owners.get(served, name) != name:
                     yield source.problem(
                         f"{served} is already implemented by {owners[served]!r}; remove one",
                         "kernels",
@@ -40,9 +51,11 @@ def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
                     )
                 owners[served] = name
         yield from _check_family(name, family, source)
-        known = FAMILIES.get(family.template or name)
+        known = known_family(family.template or name)
         if known:
             yield from _check_device_code(name, family, known, arch, source)
+        else:
+            yield from _check_words(name, family, source)
 
 
 def _check_code(arch: ArchSpec, source: Source) -> Iterator[Problem]:
@@ -76,6 +89,20 @@ def _served(primitive: str, family: FamilySpec) -> Iterator[str]:
                 yield f"{primitive} of {format.value} {scaling}{way}"
 
 
+def _check_words(name: str, family: FamilySpec, source: Source) -> Iterator[Problem]:
+    """Scalings of users' own families are some that a recipe can have."""
+    for index, word in enumerate(family.scalings):
+        if Scaling.parse(word) is None:
+            yield source.problem(
+                f"{word!r} is no scaling; expected tensor, row, or one such as block_1x128, mx_1x32"
+                " and nv_1x16",
+                "kernels",
+                name,
+                "scalings",
+                index,
+            )
+
+
 def _check_device_code(
     name: str, family: FamilySpec, known: Family, arch: ArchSpec, source: Source
 ) -> Iterator[Problem]:
@@ -85,18 +112,8 @@ def _check_device_code(
     missing = known.cannot_run_on(arch.name, arch.capability or (0, 0))
     if missing:
         yield source.problem(f"{template} {missing}; remove it, or say template: <your own>", *path)
-    listed: tuple[tuple[str, Iterable[str], Iterable[str]], ...] = (
-        ("implements", [p.value for p in family.implements], [p.value for p in known.implements]),
-        ("formats", [f.value for f in family.formats], [f.value for f in known.formats]),
-        ("scalings", family.scalings, known.scalings),
-        (
-            "accumulations",
-            [a.value for a in family.accumulations],
-            [a.value for a in known.accumulations],
-        ),
-        ("stores", [s.value for s in family.stores], [s.value for s in known.stores]),
-    )
-    for key, words, choices in listed:
+    for key, words in _listed(family):
+        choices = dict(_listed(known))[key]
         for index, word in enumerate(words):
             if word not in choices:
                 yield source.problem(
@@ -106,74 +123,122 @@ def _check_device_code(
                     index,
                 )
     if known.accumulations and not family.accumulations:
-        words = ", ".join(each.value for each in known.accumulations)
-        yield source.problem(f"{template} needs 'accumulations'; it takes {words}", *path)
-    if family.row_alignment % known.row_alignment:
+        ways = ", ".join(each.value for each in known.accumulations)
+        yield source.problem(f"{template} needs 'accumulations'; it takes {ways}", *path)
+    if family.row_alignment != known.row_alignment:
         yield source.problem(
-            f"{template} needs a multiple of {known.row_alignment}, got {family.row_alignment}",
+            f"{template} has rows of multiples of {known.row_alignment}, got"
+            f" {family.row_alignment}; say row_alignment: {known.row_alignment}",
             *path,
             "row_alignment",
         )
-    yield from _check_layout(template, family, known, arch, source)
-    yield from _check_points(template, name, family, known, arch, source)
+    if known.layout:
+        for key, message in known.layout.problems(template, arch.layout, family.scalings):
+            yield source.problem(message, "layout", key)
+    yield from _check_scalings(template, name, family, known, source)
+    yield from _check_configurations(template, name, family, known, arch, source)
 
 
-def _check_layout(
-    template: str, family: FamilySpec, known: Family, arch: ArchSpec, source: Source
+def _check_scalings(
+    template: str, name: str, family: FamilySpec, known: Family, source: Source
 ) -> Iterator[Problem]:
-    """Copies are stored as the device code reads them."""
-    if not known.reads_copies:
-        return
-    layout = arch.layout
-    if not layout.transposed:
-        yield source.problem(
-            f"{template} reads columnwise copies transposed; say transposed: true",
-            "layout",
-            "transposed",
-        )
-    if layout.pitch != PITCH:
-        yield source.problem(
-            f"{template} has rows of {PITCH} bytes, got {layout.pitch}", "layout", "pitch"
-        )
-    if layout.token_alignment not in known.token_alignments:
-        words = " or ".join(map(str, known.token_alignments))
-        yield source.problem(
-            f"{template} has groups that start at multiples of {words}, got"
-            f" {layout.token_alignment}",
-            "layout",
-            "token_alignment",
-        )
-    along = [scaling for scaling in family.scalings if scaling in known.token_major]
-    if along and not layout.token_major:
-        yield source.problem(
-            f"{template} reads scales of {along[0]} by token; say token_major: true",
-            "layout",
-            "token_major",
-        )
+    """Operands of a product scale in pairs, and each pair in sums that there is code for."""
+    path = ("kernels", name)
+    for pair in known.multiplies:
+        names = (pair.tokens.name, pair.weights.name)
+        listed = [each for each in names if each in family.scalings]
+        missing = [each for each in names if each not in family.scalings]
+        if listed and missing:
+            yield source.problem(
+                f"{template} multiplies {names[0]} of tokens and {names[1]} of weights; list"
+                f" {missing[0]}, too, or remove {listed[0]}",
+                *path,
+                "scalings",
+                family.scalings.index(listed[0]),
+            )
+        for index, way in enumerate(family.accumulations):
+            if listed and way in known.accumulations and way not in pair.accumulations:
+                words = ", ".join(each.value for each in pair.accumulations)
+                yield source.problem(
+                    f"{template} has no {way.value} sums of {names[0]}; it takes {words}",
+                    *path,
+                    "accumulations",
+                    index,
+                )
 
 
-def _check_points(
+def _check_configurations(
     template: str, name: str, family: FamilySpec, known: Family, arch: ArchSpec, source: Source
 ) -> Iterator[Problem]:
-    """Every point is one that the device code compiles for, on an SM that has what it takes."""
+    """Every configuration is one that the device code compiles for, on what it was written for."""
+    configured = known.configured
     for kind, spec in family.kinds.items():
         path = ("kernels", name, "kinds", kind.value)
-        if not known.operand_bytes:
+        if configured is None:
             yield source.problem(f"{template} has no points to choose among; remove it", *path)
             continue
         for index, point in enumerate(spec.points):
-            for problem in known.point_problems(kind, family, point):
+            for problem in _point_problems(configured, kind, point, family, known):
                 yield source.problem(
                     f"{template} cannot run {point.name}: {problem}", *path, "points", index
                 )
-    for limit, taken in LIMITS.items() if known.operand_bytes else ():
-        if arch.limits.get(limit, taken) < taken:
+    for limit, number in configured.limits.items() if configured else ():
+        # Another architecture's limits are its own; that its instructions differ was said above.
+        got = arch.limits.get(limit, None if arch.name == known.arch else number)
+        if got != number:
             yield source.problem(
-                f"{template} takes {taken}, got {arch.limits[limit]}", "limits", limit
+                f"{template} is written for {limit}: {number}, got {got or 'none'}",
+                "limits",
+                limit,
             )
 
 
+def _point_problems(
+    configured: Configured, kind: GemmKind, point: PointSpec, family: FamilySpec, known: Family
+) -> Iterable[str]:
+    """Problems of a configuration in any product that a spec lists, each once."""
+    variants = [
+        Variant(family.formats[:1], scalings, tuple(way.value for way in ways), store)
+        for scalings in _scalings_of(kind, family, known)
+        for ways in _each(family.accumulations)
+        for store in family.stores
+    ]
+    return dict.fromkeys(
+        problem
+        for variant in variants
+        for problem in configured.problems(point, kind, variant, configured.limits)
+    )
+
+
+def _each(ways: tuple[Accumulation, ...]) -> Iterable[tuple[Accumulation, ...]]:
+    """Every accumulation by itself; one empty choice where a spec lists none."""
+    return [(way,) for way in ways] or [()]
+
+
+def _scalings_of(kind: GemmKind, family: FamilySpec, known: Family) -> tuple[tuple[str, ...], ...]:
+    """Scalings of the operands of the products that a spec lists; none where they have none."""
+    pairs = (pair.of(kind) for pair in known.multiplies)
+    return tuple(pair for pair in pairs if {*pair} <= {*family.scalings}) or ((),)
+
+
+def _listed(offer: Offer) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The words of each list of a family, by its key."""
+    return (
+        ("implements", offer.implements),
+        ("formats", tuple(each.value for each in offer.formats)),
+        ("scalings", offer.scalings),
+        ("accumulations", tuple(each.value for each in offer.accumulations)),
+        ("stores", tuple(each.value for each in offer.stores)),
+    )
+
+
 def _check_family(name: str, family: FamilySpec, source: Source) -> Iterator[Problem]:
+    for key, words in _listed(family):
+        for index, word in enumerate(words):
+            if word in words[:index]:
+                yield source.problem(
+                    f"{word!r} is listed twice; remove one", "kernels", name, key, index
+                )
     for kind, spec in family.kinds.items():
         yield from _check_kind(spec, source, ("kernels", name, "kinds", kind.value))
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from math import isfinite
 
-from ..load import Source
-from ..model.dtypes import DType
-from ..model.source import Problem, did_you_mean
-from ..model.specs import AttributeSpec, AttributeType, TensorSpec
+from ..ir.dtypes import DType
+from ..spec.diagnostics import Problem, did_you_mean
+from ..spec.load import Source
+from ..spec.op import AttributeSpec, TensorSpec
 
 _KEPT = (DType.IO, DType.FLOAT32, DType.INT64, DType.UINT8)
-
-_PYTHON_TYPES: Mapping[AttributeType, type | tuple[type, ...]] = {
-    AttributeType.FLOAT: (float, int),
-    AttributeType.INT: int,
-    AttributeType.BOOL: bool,
-    AttributeType.STRING: str,
-}
 
 
 def unknown(
@@ -46,13 +38,8 @@ def check_symbols(dims: Mapping[str, str], source: Source) -> Iterator[Problem]:
 
 
 def fits(attribute: AttributeSpec, value: object) -> bool:
-    """Whether a value is of an attribute's type; a YAML ``true`` is no number.
-
-    Infinities and NaN have no literal.
-    """
-    number = not isinstance(value, bool) or attribute.type is AttributeType.BOOL
-    number &= not isinstance(value, float) or isfinite(value)
-    return number and isinstance(value, _PYTHON_TYPES[attribute.type])
+    """Whether a value is of an attribute's type."""
+    return attribute.type.holds(value)
 
 
 def check_input_types(inputs: Mapping[str, TensorSpec], source: Source) -> Iterator[Problem]:

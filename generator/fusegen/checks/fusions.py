@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..load import Source, SpecSet
-from ..model.primitives import PRINTED, SHAPES, SIGNATURES, Primitive
-from ..model.source import Problem
-from ..model.specs import FusionPass, FusionSpec, PatternStep, kind_problem
+from ..options import OPTIONS
+from ..spec.diagnostics import Problem
+from ..spec.fusion import MERGES, FusionPass, FusionSpec, PatternStep
+from ..spec.load import Source, SpecSet
+from ..spec.op import kind_problem
+from ..steps import STEPS, definition
+from ..steps.definition import Trait
 from .common import unknown
 
-_MERGES = {
-    Primitive.POINTWISE: Primitive.POINTWISE_QUANTIZE,
-    Primitive.POINTWISE_GRAD: Primitive.POINTWISE_GRAD_QUANTIZE,
-}
-"""What an expression becomes that quantises its result."""
-_REWRITABLE = sorted({primitive.value for primitive, _ in SHAPES} - {Primitive.QUANTIZE.value})
+_REWRITABLE = sorted(
+    each.name for each in STEPS if not each.of_passes and Trait.QUANTIZES not in each.traits
+)
 
 
 def check_fusion(
@@ -32,13 +32,15 @@ def check_fusion(
         yield source.problem("a backward fusion has no forward steps; say pass: joint", "pass")
     yield from _check_pattern(fusion, specs, source, complete)
     yield from _check_replacement(fusion, source)
+    if match and rewrite and not fusion.merges:
+        yield from _check_nothing_lost(match, rewrite, source)
     yield from _check_saving(fusion, source)
     yield from _check_merge(fusion, source) if fusion.merges else _check_fuse(fusion, source)
     if complete:
         for option, word in fusion.when.options.items():
-            offered = {w for m in specs.modules.values() for w in m.options.get(option, ())}
+            words = next(each.words for each in OPTIONS if each.name == option)
             yield from unknown(
-                source, f"choice of {option.value}", word, offered, "when", "options", option.value
+                source, f"choice of {option}", word, words, "when", "options", option
             )
         for key, words, known in (
             ("archs", fusion.when.archs, specs.archs),
@@ -63,10 +65,10 @@ def _check_pattern(
                 yield source.problem(
                     "a pattern names all operands in 'in'", "match", section, index, "with"
                 )
-        pointwise = [i for i, s in enumerate(steps) if s.step in PRINTED and not s.op]
+        pointwise = [i for i, s in enumerate(steps) if _is_printed(s) and not s.op]
         for index in pointwise[1:]:
             yield source.problem(
-                f"a second {steps[index].step.value} step without 'op'; a fusion keeps the"
+                f"a second {steps[index].step} step without 'op'; a fusion keeps the"
                 " expression of one",
                 "match",
                 section,
@@ -82,6 +84,12 @@ def _check_replacement(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         ("backward", fusion.match.backward, fusion.rewrite.backward),
     ):
         variables |= _variables(pattern)
+        if steps and not pattern:
+            yield source.problem(
+                f"no step of 'match' is in the {section}, so that these have no place there",
+                "rewrite",
+                section,
+            )
         for index, step in enumerate(steps):
             yield from _check_step_kind(step, source, "rewrite", section, index)
             yield from _check_arity(step, source, "rewrite", section, index)
@@ -89,7 +97,7 @@ def _check_replacement(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
                 for name in names:
                     path = ("rewrite", section, index, key)
                     yield from unknown(source, "variable", name, variables, *path)
-            slots = SIGNATURES[step.step].optional_inputs
+            slots = definition(step.step).optional
             for slot in step.with_:
                 yield from unknown(
                     source, "slot", slot, slots, "rewrite", section, index, "with", slot
@@ -100,49 +108,76 @@ def _check_replacement(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
                 )
 
 
+def _check_nothing_lost(
+    match: tuple[PatternStep, ...], rewrite: tuple[PatternStep, ...], source: Source
+) -> Iterator[Problem]:
+    """The replacement reads what the pattern reads from outside, and gives what that gives."""
+    written = {name for step in match for name in step.out}
+    read = {name for step in match for name in step.in_}
+    still_read = {name for step in rewrite for name in (*step.in_, *step.with_.values())}
+    given = {name for step in rewrite for name in step.out}
+    for name in sorted(read - written - still_read):
+        yield source.problem(
+            f"the pattern reads {name!r}, so a step of the replacement must: add it to 'in' or"
+            " 'with'",
+            "rewrite",
+        )
+    for name in sorted(written - read - given):
+        yield source.problem(
+            f"the pattern gives {name!r} to others, so a step of the replacement must: add it to"
+            " 'out'",
+            "rewrite",
+        )
+
+
 def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
-    """What pass ``fuse`` applies: steps of ops before their operands are quantised."""
+    """What is over steps of ops, before their operands are quantised."""
     for section, pattern, steps in (
         ("forward", fusion.match.forward, fusion.rewrite.forward),
         ("backward", fusion.match.backward, fusion.rewrite.backward),
     ):
         for index, step in enumerate(pattern):
-            made_later = SIGNATURES[step.step].variadic or step.step is Primitive.QUANTIZE
-            if made_later and step.step not in PRINTED:
+            if step.step not in _REWRITABLE and not _is_printed(step):
                 yield source.problem(
-                    f"no {step.step.value} is there yet when this fusion applies; what quantises"
-                    f" takes part in {' and '.join(p.value for p in _MERGES.values())} alone",
+                    f"no {step.step} is there yet when this fusion applies; what quantises"
+                    f" takes part in {' and '.join(MERGES.values())} alone",
                     "match",
                     section,
                     index,
                     "step",
                 )
-        kept = [step for step in pattern if step.step in PRINTED and not step.op]
-        yield from _check_expressions(section, kept, steps, source)
+        kept = [step for step in pattern if _is_printed(step) and not step.op]
+        before = fusion.match.forward if section == "backward" else ()
+        again = [step for step in before if _is_printed(step) and not step.op]
+        yield from _check_expressions(section, kept, again, steps, source)
         for index, step in enumerate(steps):
-            if step.step not in PRINTED:
+            if not _is_printed(step):
                 yield from _check_replacing_step(step, source, "rewrite", section, index)
 
 
 def _check_expressions(
-    section: str, kept: list[PatternStep], steps: tuple[PatternStep, ...], source: Source
+    section: str,
+    kept: list[PatternStep],
+    again: list[PatternStep],
+    steps: tuple[PatternStep, ...],
+    source: Source,
 ) -> Iterator[Problem]:
-    """An expression has a step of its own before and after."""
+    """An expression has a step of its own before and after; the backward may make one again."""
     for index, step in enumerate(steps):
-        if step.step in PRINTED and not any(_same(step, each) for each in kept):
+        if _is_printed(step) and not any(_same(step, each) for each in (*kept, *again)):
             yield source.problem(
-                f"no {step.step.value} step of 'match' without 'op' has these names, so that this"
+                f"no {step.step} step of 'match' without 'op' has these names, so that this"
                 " one has no expression",
                 "rewrite",
                 section,
                 index,
             )
     for each in kept:
-        again = sum(_same(step, each) for step in steps)
-        if again != 1:
+        found = sum(_same(step, each) for step in steps)
+        if found != 1:
             yield source.problem(
-                f"expected one step that computes {', '.join(each.out)}, got {again}: repeat"
-                f" {{step: {each.step.value}, in: [{', '.join(each.in_)}], out:"
+                f"expected one step that computes {', '.join(each.out)}, got {found}: repeat"
+                f" {{step: {each.step}, in: [{', '.join(each.in_)}], out:"
                 f" [{', '.join(each.out)}]}}, since no other step has an expression",
                 "rewrite",
                 *((section,) if steps else ()),
@@ -155,27 +190,26 @@ def _same(step: PatternStep, other: PatternStep) -> bool:
 
 def _check_replacing_step(step: PatternStep, source: Source, *path: str | int) -> Iterator[Problem]:
     """A step by itself is one that the reference has, with operands that it has there."""
-    rules = SHAPES.get((step.step, step.kind))
-    if step.step.value not in _REWRITABLE:
+    signature = definition(step.step)
+    rules = signature.shapes.get(step.kind)
+    if step.step not in _REWRITABLE:
         yield source.problem(
-            f"no pass puts {step.step.value} in the place of other steps; known:"
+            f"no pass puts {step.step} in the place of other steps; known:"
             f" {', '.join(_REWRITABLE)}",
             *path,
             "step",
         )
     elif rules is not None:
-        signature = SIGNATURES[step.step]
-        order = (*signature.inputs, *signature.optional_inputs)
-        named = [(slot, "in") for slot in order[: len(step.in_)]]
-        named += [(slot, "with") for slot in step.with_]
+        named = [(slot, "in") for slot in signature.slots[: len(step.in_)]]
+        named += [(slot, "with") for slot in step.with_ if slot in signature.slots]
         for slot, key in named:
             if slot not in rules:
-                words = f"{step.step.value} {step.kind}" if step.kind else step.step.value
+                words = f"{step.step} {step.kind}" if step.kind else step.step
                 yield source.problem(f"{words} takes {', '.join(rules)}, not {slot!r}", *path, key)
 
 
 def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
-    """What pass ``merge`` applies: an expression and the quantisation of its result as one step."""
+    """What is over steps that quantise: an expression and the quantisation of its result as one."""
     section = fusion.pass_.value
     if fusion.pass_ is FusionPass.JOINT:
         yield source.problem("a merged step has one direction; say forward or backward", "pass")
@@ -184,19 +218,21 @@ def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         yield source.problem("a merged step quantises; remove it", "when", "quantized")
     match = getattr(fusion.match, section)
     rewrite = getattr(fusion.rewrite, section)
-    if [step.step for step in match[1:]] != [Primitive.QUANTIZE] or match[0].step not in _MERGES:
+    merged_kind = MERGES.get(tuple(step.step for step in match))
+    if merged_kind is None:
+        parts, *others = MERGES
         yield source.problem(
-            f"expected {_merge_text(Primitive.POINTWISE, section)} or the same of pointwise_grad:"
+            f"expected {_merge_text(parts, section)} or the same of"
+            f" {' or '.join(first for first, _ in others)}:"
             " a merged step replaces an expression and the quantisation of its result",
             "match",
             section,
         )
         return
     first, second = match
-    if [step.step for step in rewrite] != [_MERGES[first.step]]:
+    if [step.step for step in rewrite] != [merged_kind]:
         yield source.problem(
-            f"expected {_MERGES[first.step].value} alone in the place of {first.step.value} and"
-            " quantize",
+            f"expected {merged_kind} alone in the place of {first.step} and {second.step}",
             "rewrite",
             section,
         )
@@ -214,10 +250,14 @@ def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
             yield source.problem(f"expected [{', '.join(expected)}], got [{', '.join(got)}]", *path)
 
 
-def _merge_text(primitive: Primitive, section: str) -> str:
+def _is_printed(step: PatternStep) -> bool:
+    return Trait.PRINTED in definition(step.step).traits
+
+
+def _merge_text(parts: tuple[str, ...], section: str) -> str:
+    first, second = parts
     return (
-        f"{section}: [{{step: {primitive.value}, in: [x], out: [a]}}, {{step: quantize, in: [a],"
-        " out: [q]}]"
+        f"{section}: [{{step: {first}, in: [x], out: [a]}}, {{step: {second}, in: [a], out: [q]}}]"
     )
 
 
@@ -232,19 +272,17 @@ def _check_step_kind(step: PatternStep, source: Source, *path: str | int) -> Ite
 
 
 def _check_arity(step: PatternStep, source: Source, *path: str | int) -> Iterator[Problem]:
-    signature = SIGNATURES[step.step]
-    if signature.variadic:
+    signature = definition(step.step)
+    if signature.of_passes:
         return
-    least = len(signature.inputs)
+    least = len(signature.operands)
     for key, got, low, high in (
-        ("in", len(step.in_), least, least + len(signature.optional_inputs)),
-        ("out", len(step.out), 1, len(signature.outputs)),
+        ("in", len(step.in_), least, len(signature.slots)),
+        ("out", len(step.out), 1, len(signature.results)),
     ):
         if not low <= got <= high:
             span = str(low) if low == high else f"{low} to {high}"
-            yield source.problem(
-                f"{step.step.value} has {span} names in {key!r}, got {got}", *path, key
-            )
+            yield source.problem(f"{step.step} has {span} names in {key!r}, got {got}", *path, key)
 
 
 def _check_saving(fusion: FusionSpec, source: Source) -> Iterator[Problem]:

@@ -6,20 +6,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from keyword import iskeyword
 
-from ..load import Source, SpecSet
-from ..model.primitives import Primitive
-from ..model.shapes import symbols
-from ..model.source import Problem
-from ..model.specs import ChainItem, ModuleSpec, OpSpec, TensorSpec
-from ..naming import gradient
+from ..ir.naming import gradient
+from ..ir.shapes import Shape, symbols
+from ..options import OPTIONS
+from ..spec.diagnostics import Problem
+from ..spec.load import Source, SpecSet
+from ..spec.module import ChainItem, ModuleSpec
+from ..spec.offers import module_facts
+from ..spec.op import OpSpec, TensorSpec
+from ..steps import definition
+from ..steps.definition import StepDef
 from .common import check_input_types, check_symbols, fits, unknown
 from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_keywords
 
 Path = tuple[str | int, ...]
 """Keys that lead to a place of a spec."""
-
-_IN_GROUPS = {Primitive.GROUPED_GEMM, Primitive.GROUP_SUM, Primitive.GROUP_ROW_DOT}
-_OVER_ALL_ROWS = {Primitive.GEMM, Primitive.COLUMN_SUM, Primitive.NORM_GRAD}
 
 
 def check_module(
@@ -35,7 +36,8 @@ def check_module(
         got = "both" if module.op else "none"
         yield source.problem(f"a module has either 'op' or 'chain', got {got}", "module")
         return
-    yield from _check_options(module, source)
+    if complete:
+        yield from _check_without(module, specs, source)
     if module.op:
         for key in ("summary", "dims", "inputs"):
             if getattr(module, key):
@@ -55,19 +57,18 @@ def check_module(
         yield from _check_chain(module, specs, source)
 
 
-def _check_options(module: ModuleSpec, source: Source) -> Iterator[Problem]:
-    """An option has a default, and a word on the command line is one choice of one option."""
-    further = [word for words in module.options.values() for word in words[1:]]
-    for option, words in module.options.items():
-        if not words:
+def _check_without(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
+    """What a module is not to have it would have, and is said once."""
+    facts = module_facts(module, specs.ops)
+    for index, name in enumerate(module.without):
+        if name in module.without[:index]:
+            yield source.problem(f"{name!r} is listed twice; remove one", "without", index)
+        option = next(option for option in OPTIONS if option.name == name)
+        reason = option.applies_to(facts)
+        if reason:
             yield source.problem(
-                f"expected choices of {option.value}, the default first", "options", option.value
+                f"{name!r} does not apply anyway: {reason}; remove it", "without", index
             )
-        for index, word in enumerate(words):
-            if further.count(word) > (index > 0):
-                yield source.problem(
-                    f"{word!r} is offered twice; remove one", "options", option.value, index
-                )
 
 
 def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
@@ -91,9 +92,12 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
             return
         op = specs.ops[item.op]
         yield from _check_item(module, item, op, available, source, index)
+        first = item.with_.get(next(iter(op.inputs)), previous)
+        known = available[first].shape if first in available else None
         for position, (name, spec) in enumerate(op.inputs.items()):
             tensor = item.with_.get(name, name if position else previous)
-            yield from _check_reading(item, spec, tensor, available, source, index)
+            shape = op.shape_of(spec, item.dims, known or spec.shape)
+            yield from _check_reading(item, spec, shape, tensor, available, source, index)
             if tensor in read and spec.differentiable:
                 yield source.problem(
                     f"{tensor!r} is read by two ops, so its gradient would be a sum; split it with"
@@ -111,8 +115,8 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
                     "chain",
                     index,
                 )
-            shape = spec.shape.substitute(item.dims).led_by(leading)
-            available[name] = replace(spec, shape=shape)
+            shape = op.shape_of(spec, item.dims, known or spec.shape)
+            available[name] = replace(spec, shape=shape.led_by(leading))
         previous = results[0]
     yield from _check_rows(module, specs, source)
     yield from _check_unread(module, specs, source)
@@ -121,9 +125,9 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
 def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
     """Rows past the groups belong to nobody: beside a grouped op none may add them to others."""
     ops = [specs.ops[item.op] for item in module.chain]
-    grouped = next((op.name for op in ops if _steps(op) & _IN_GROUPS), None)
+    grouped = next((op.name for op in ops if any(s.in_groups for s in _steps(op))), None)
     for index, op in enumerate(ops):
-        if grouped and _steps(op) & _OVER_ALL_ROWS:
+        if grouped and any(step.adds_all_rows for step in _steps(op)):
             yield source.problem(
                 f"{op.name} sums over all rows, also those past the groups of {grouped}; use a"
                 " grouped op, or make it a module of its own",
@@ -132,8 +136,8 @@ def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[
             )
 
 
-def _steps(op: OpSpec) -> set[Primitive]:
-    return {step.primitive for step in (*op.forward, *op.backward)}
+def _steps(op: OpSpec) -> list[StepDef]:
+    return [definition(step.primitive) for step in (*op.forward, *op.backward)]
 
 
 def _check_names(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
@@ -187,6 +191,7 @@ def _check_unread(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterato
 def _check_reading(
     item: ChainItem,
     spec: TensorSpec,
+    expected: Shape,
     tensor: str,
     available: Mapping[str, TensorSpec],
     source: Source,
@@ -195,7 +200,7 @@ def _check_reading(
     """The tensor an op reads has the shape and the type that the op's input has."""
     if tensor not in available:
         return
-    got, expected = available[tensor], spec.shape.substitute(item.dims)
+    got = available[tensor]
     if expected.fixed() != got.shape.fixed():
         yield source.problem(
             f"{item.op} reads {expected}, but {tensor!r} is {got.shape}; map the dimensions with"
@@ -246,8 +251,10 @@ def _check_item(
         yield from unknown(source, "dimension", symbol, op.dims, *path, "dims", symbol)
         for used in sorted(symbols(expr)):
             yield from unknown(source, "dimension", used, module.dims, *path, "dims", symbol)
+    first = next(iter(op.inputs.values())).shape
+    elements = {first.leading} if op.any_shape else set()
     for symbol in op.dims:
-        if symbol not in item.dims and symbol not in module.dims:
+        if symbol not in item.dims and symbol not in module.dims and symbol not in elements:
             yield source.problem(f"{item.op} needs dimension {symbol!r} in 'dims'", *path)
     for name, value in item.attributes.items():
         yield from unknown(source, "attribute", name, op.attributes, *path, "attributes", name)

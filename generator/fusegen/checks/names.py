@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..load import Source
-from ..model.source import Problem
-from ..model.specs import OpSpec
-from ..naming import is_derived
-from ..pointwise import is_reserved
+from ..ir.naming import is_derived
+from ..math import is_reserved
+from ..spec.diagnostics import Problem
+from ..spec.load import Source
+from ..spec.op import OpSpec
 
 
 def _words(text: str) -> frozenset[str]:

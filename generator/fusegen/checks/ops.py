@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..load import Source
-from ..model.dtypes import DType
-from ..model.primitives import SIGNATURES
-from ..model.shapes import Const, Shape, mul
-from ..model.source import Problem
-from ..model.specs import AttributeType, Broadcast, OpSpec, StepSpec, TensorSpec
-from ..naming import gradient
-from ..passes.math import operand_symbols
-from ..pointwise import ExpressionError, names_in, parse
+from ..ir.dtypes import DType
+from ..ir.naming import gradient
+from ..ir.shapes import Const, Shape, mul
+from ..ir.words import AttributeType, Broadcast
+from ..math import ExpressionError, names_in, parse
+from ..spec.diagnostics import Problem
+from ..spec.load import Source
+from ..spec.op import OpSpec, StepSpec, TensorSpec, operand_symbols
+from ..steps import definition
 from .common import check_input_types, check_symbols, check_type, fits, unknown
 from .names import check_public_names, taken_by_function, takes_all_keywords
 from .steps import check_step_tensors
@@ -187,7 +187,10 @@ def _check_pointwise(op: OpSpec, source: Source) -> Iterator[Problem]:
     for section, tensors in (("inputs", op.inputs), ("parameters", op.parameters)):
         for name, tensor in tensors.items():
             yield from _check_operand(op, section, name, tensor, read, source)
+    interleaved = {tensor.interleave for tensor in op.tensors.values()}
     for name, attribute in op.attributes.items():
+        if read is not None and name not in read | interleaved:
+            yield source.problem(f"no expression reads {name!r}; remove it", "attributes", name)
         numeric = attribute.type in (AttributeType.FLOAT, AttributeType.INT)
         if read and name in read and not numeric:
             yield source.problem(
@@ -277,6 +280,7 @@ def _check_programs(op: OpSpec, source: Source) -> Iterator[Problem]:
             yield source.problem(f"no forward step writes output {output!r}", "forward")
     defined |= {gradient(name) for name, spec in op.outputs.items() if spec.differentiable}
     yield from _check_steps(op, "backward", op.backward, defined, source)
+    yield from _check_unread(op, source)
     for name, spec in {**op.inputs, **op.parameters}.items():
         written = any(_writes(step, gradient(name)) for step in op.backward)
         if spec.differentiable and not written:
@@ -288,7 +292,7 @@ def _check_programs(op: OpSpec, source: Source) -> Iterator[Problem]:
 
 
 def _writes(step: StepSpec, name: str) -> bool:
-    outputs = SIGNATURES[step.primitive].outputs
+    outputs = definition(step.primitive).results
     return any(slot in outputs and tensor == name for slot, tensor in step.slots)
 
 
@@ -299,12 +303,10 @@ def _check_steps(
     gradients = {gradient(name) for name, spec in op.tensors.items() if spec.differentiable}
     known = {*op.tensors, *gradients}
     for index, step in enumerate(steps):
-        signature = SIGNATURES[step.primitive]
+        signature = definition(step.primitive)
         for slot, tensor in step.slots:
             path = (section, index, slot)
-            if slot in signature.attributes:
-                yield from unknown(source, "attribute", tensor, op.attributes, *path)
-            elif slot in signature.outputs:
+            if slot in signature.results:
                 yield from unknown(source, "tensor", tensor, known, *path)
                 if tensor in defined:
                     yield source.problem(
@@ -318,4 +320,33 @@ def _check_steps(
                     )
                 else:
                     yield from unknown(source, "tensor", tensor, known, *path)
+        yield from _check_step_attributes(op, step, source, (section, index))
         yield from check_step_tensors(op, step, source, (section, index))
+
+
+def _check_step_attributes(
+    op: OpSpec, step: StepSpec, source: Source, path: tuple[str | int, ...]
+) -> Iterator[Problem]:
+    """Attributes of the op that a step names are there, and of the type that its kind has."""
+    types = {each.name: each.type for each in definition(step.primitive).attributes}
+    for name, value in step.attributes:
+        if not isinstance(value, str):
+            continue
+        yield from unknown(source, "attribute", value, op.attributes, *path, name)
+        got = op.attributes[value].type if value in op.attributes else types[name]
+        if got is not types[name]:
+            yield source.problem(
+                f"expected type {types[name].value} for {name!r} of {step.primitive}, got {value!r}"
+                f" of type {got.value}",
+                *path,
+                name,
+            )
+
+
+def _check_unread(op: OpSpec, source: Source) -> Iterator[Problem]:
+    """Attributes of an op without an expression that no step names."""
+    steps = (*op.forward, *op.backward)
+    read = {value for step in steps for _, value in step.attributes}
+    for name in op.attributes:
+        if name not in read:
+            yield source.problem(f"no step reads {name!r}; remove it", "attributes", name)

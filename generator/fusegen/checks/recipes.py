@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..load import Source
-from ..model.dtypes import DType
-from ..model.primitives import GemmKind
-from ..model.source import Problem
-from ..model.specs import (
+from ..ir.dtypes import DType
+from ..ir.kernel import GemmKind
+from ..ir.quantization import (
+    OPERANDS,
     Accumulation,
     AmaxSource,
     Extent,
     HadamardSpec,
     Orientation,
     QuantizationSpec,
-    RecipeSpec,
     Role,
     Rounding,
     ScaleRounding,
     ScaleRule,
     ScaleSpec,
 )
-from ..passes.quantize import OPERANDS
+from ..spec.diagnostics import Problem
+from ..spec.load import Source
+from ..spec.recipe import RecipeSpec
 
 _QUANTIZED = (DType.E4M3, DType.E5M2, DType.E2M1)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..load import Source, SpecSet
-from ..model.source import Problem
-from ..model.specs import TargetSpec
-from ..naming import Cell
-from ..selection import UsageError, with_options
+from ..ir.naming import Cell
+from ..spec.cells import with_options
+from ..spec.diagnostics import Problem
+from ..spec.load import Source, SpecSet
+from ..spec.target import TargetSpec
+from ..spec.usage import UsageError
 from .common import unknown
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Step
+from ..ir.dtypes import DType
+from ..ir.plan import Step
 from .draft import Draft
 
 

@@ -1,12 +1,12 @@
-"""Pass 2, backward: the ops' backward rules in reverse order, over the gradients' buffers."""
+"""Backward: the ops' backward rules in reverse order, over the gradients' buffers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.plan import Buffer, Operand, Step
-from ..model.primitives import Primitive
-from ..naming import gradient
+from ..ir.naming import gradient
+from ..ir.plan import Buffer, Operand, Step
+from ..steps.pointwise import POINTWISE_GRAD
 from .draft import Draft, Instance, NotPossible
 from .expand import bind
 
@@ -59,7 +59,7 @@ def _pointwise_grad(instance: Instance, names: dict[str, str]) -> Step:
         for name in operands
         if op.tensors[name].differentiable
     ]
-    return Step(Primitive.POINTWISE_GRAD, None, instance.item, tuple(inputs), tuple(outputs))
+    return Step(POINTWISE_GRAD.name, None, instance.item, tuple(inputs), tuple(outputs))
 
 
 def _refuse_sums(steps: list[Step]) -> None:

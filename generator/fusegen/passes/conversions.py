@@ -9,28 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..model.dtypes import DType
-from ..model.plan import (
-    Argument,
-    Buffer,
-    Conversion,
-    Copy,
-    Form,
-    KernelSet,
-    Operand,
-    Result,
-    Step,
-)
-from ..model.shapes import Const, Shape, Sym
-from ..model.specs import (
-    AmaxSource,
-    ArchSpec,
-    Orientation,
-    QuantizationSpec,
-    RecipeSpec,
-    Role,
-    Rounding,
-)
+from ..ir.dtypes import DType
+from ..ir.plan import Argument, Buffer, Conversion, Copy, Form, KernelSet, Operand, Result, Step
+from ..ir.quantization import AmaxSource, Orientation, QuantizationSpec, Role, Rounding
+from ..ir.shapes import Const, Shape, Sym
+from ..spec.arch import ArchSpec
+from ..spec.recipe import RecipeSpec
 from .copies import Source, make_copy, quantize_step, scratch
 from .draft import Draft
 from .kernels import choose_kernels

@@ -9,22 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..model import dtypes
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Copy, Operand, Step
-from ..model.primitives import Primitive
-from ..model.shapes import (
-    Const,
-    Expr,
-    Shape,
-    add,
-    align,
-    ceildiv,
-    floordiv,
-    mul,
-    product,
-)
-from ..model.specs import Extent, LayoutSpec, Orientation, QuantizationSpec, Role
+from ..ir import dtypes
+from ..ir.dtypes import DType
+from ..ir.kernel import LayoutSpec
+from ..ir.plan import Buffer, Copy, Operand, Step
+from ..ir.quantization import Extent, Orientation, QuantizationSpec, Role
+from ..ir.shapes import Const, Expr, Shape, add, align, ceildiv, floordiv, mul, product
+from ..steps.quantize import QUANTIZE
 from .draft import NotPossible
 
 AMAX_PARTIALS = Const(384)
@@ -178,7 +169,7 @@ def quantize_step(
     """
     groups = copies[0].groups
     return Step(
-        primitive=Primitive.QUANTIZE,
+        primitive=QUANTIZE.name,
         kind=None,
         item="",
         inputs=(

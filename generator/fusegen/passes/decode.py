@@ -11,19 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Copy, Operand, Step, Variant
-from ..model.primitives import PADDED_SIZES, PRODUCTS, GemmKind, Primitive
-from ..model.shapes import Const, Expr, Shape, align
-from ..model.specs import (
-    Accumulation,
-    ArchSpec,
-    LayoutSpec,
-    Orientation,
-    RecipeSpec,
-    Role,
-    ScaleRule,
-)
+from ..ir.dtypes import DType
+from ..ir.kernel import GemmKind, LayoutSpec
+from ..ir.plan import Buffer, Copy, Operand, Step, Variant
+from ..ir.quantization import Accumulation, Orientation, Role, ScaleRule
+from ..ir.shapes import Const, Expr, Shape, align
+from ..spec.arch import ArchSpec
+from ..spec.recipe import RecipeSpec
+from ..steps import is_product
+from ..steps.dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS, PADDED_SIZES
 from .copies import Source, copy_slots, padded_tokens
 from .draft import NotPossible
 from .kernels import DECODED, family_of, variant_of
@@ -38,7 +34,7 @@ def whole_copy(source: Buffer, copy: Copy, out: str) -> Step:
     tensor = Source.of(source.shape, copy.role, None)
     groups = [Operand("groups", copy.groups)] if copy.groups else []
     return Step(
-        primitive=Primitive.DEQUANTIZE,
+        primitive=DEQUANTIZE.name,
         kind=None,
         item="",
         inputs=(*copy_slots("a", copy), *groups),
@@ -57,7 +53,7 @@ def why_emulated(
 ) -> str:
     """Why a product reads decoded operands; empty where it does not."""
     exact = all(recipe.roles[copy.role].scale.rule in _EXACT for copy in step.copies)
-    product = step.primitive in PRODUCTS and step.copies
+    product = is_product(step) and step.copies
     if not (arch.has_kernels and arch.layout.transposed and product and exact):
         return ""
     if recipe.gemm[GemmKind(step.kind)] is not Accumulation.FP32:
@@ -113,7 +109,7 @@ def _decode(
         f"{copy.data}_decoded", DType.BFLOAT16, Shape(None, (*tensor.stack, rows, tensor.columns))
     )
     step = Step(
-        primitive=Primitive.DEQUANTIZE,
+        primitive=DEQUANTIZE.name,
         kind=None,
         item="",
         inputs=tuple(copy_slots("a", copy)[:2]),
@@ -129,7 +125,7 @@ def _decode(
         return step, (out,)
     return replace(
         step,
-        primitive=Primitive.DEQUANTIZE_GROUPS,
+        primitive=DEQUANTIZE_GROUPS.name,
         inputs=(*step.inputs, Operand("groups", copy.groups)),
         sizes=(("rows", tensor.rows), ("columns", tensor.columns), ("groups", tensor.parts)),
     ), (out,)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.plan import Step
-from ..model.primitives import DECODING, PRODUCTS, GemmKind
+from ..ir.kernel import GemmKind
+from ..ir.plan import Step
+from ..steps import decodes, is_product
 from .draft import Draft, NotPossible
 
 
@@ -34,10 +35,10 @@ def delayed_steps(draft: Draft) -> tuple[Step, ...]:
 
 
 def _gives_weight_gradient(step: Step) -> bool:
-    return step.primitive in PRODUCTS and GemmKind(step.kind) is GemmKind.WGRAD
+    return is_product(step) and GemmKind(step.kind) is GemmKind.WGRAD
 
 
 def _decodes_for(step: Step, steps: tuple[Step, ...], products: list[Step]) -> bool:
     """Whether a step decodes an operand that only these products read."""
     readers = [each for each in steps if {*step.writes} & {*each.reads}]
-    return step.primitive in DECODING and all(each in products for each in readers)
+    return decodes(step) and all(each in products for each in readers)

@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 
-from ..model.plan import Attribute, Buffer, Parameter, Reduction, State, Step
-from ..model.shapes import Expr
-from ..model.specs import OpSpec
+from ..ir.plan import (
+    Attribute,
+    Buffer,
+    Conversion,
+    KernelSet,
+    Parameter,
+    Program,
+    Reduction,
+    Result,
+    Rewriting,
+    Sharding,
+    State,
+    Step,
+)
+from ..ir.shapes import Expr
+from ..spec.op import OpSpec
 
 
 class NotPossible(Exception):
     """This cell cannot be made; the message is the reason people read."""
+
+
+class Property(str, Enum):
+    """What holds of a draft, once a pass has made it so.
+
+    EXPANDED: the ops' forward steps are there.  DIFFERENTIATED: so are those of the backward.
+    MATH: pointwise steps have their programs.  EXACT: the forward in high precision is on record.
+    QUANTIZED: products read what the recipe says.  FLAGGED: each backward step has the flags under
+    which it runs, and each is needed.  SAVED: what the forward leaves for the backward is settled.
+    KERNELS: every step has the kernels that run it.  PROGRAMS: the steps are in programs, with
+    arguments and results.
+    """
+
+    EXPANDED = "expanded"
+    DIFFERENTIATED = "differentiated"
+    MATH = "math"
+    EXACT = "exact"
+    QUANTIZED = "quantized"
+    FLAGGED = "flagged"
+    SAVED = "saved"
+    KERNELS = "kernels"
+    PROGRAMS = "programs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +93,15 @@ class Draft:
         main_grads: parameters and the buffers of the caller's that their gradients go to.
         reductions: amaxes that leave the ops, to change state between them.
         gradients: (leaf, gradient) buffers that the backward can be asked for.
+        exact: the forward of a recipe without roles, which errors are measured against.
+        exact_output: the buffer of its first output.
+        saved: what the forward leaves for the backward.
+        programs: forward, backward, refresh and wgrad; once they are there, all steps are in them.
+        kernel_sets: what runs the steps.
+        conversions: ops of the public function ``quantize``.
+        shardings: ways in which ranks may run the ops on shards.
+        holds: what the passes have made true of it.
+        rewrites: where rules applied, and why not elsewhere.
     """
 
     instances: tuple[Instance, ...]
@@ -75,6 +120,36 @@ class Draft:
     gradients: tuple[tuple[str, str], ...] = ()
     constants: frozenset[str] = frozenset()
     emulated: str = ""
+    exact: tuple[Step, ...] = ()
+    exact_output: str = ""
+    saved: tuple[Result, ...] = ()
+    programs: tuple[Program, ...] = ()
+    kernel_sets: tuple[KernelSet, ...] = ()
+    conversions: tuple[Conversion, ...] = ()
+    shardings: tuple[Sharding, ...] = ()
+    holds: frozenset[Property] = frozenset()
+    rewrites: tuple[Rewriting, ...] = ()
+
+    def program(self, name: str) -> Program | None:
+        """The program of a name, or None where the module has none."""
+        return next((program for program in self.programs if program.name == name), None)
+
+    def packed(self, programs: Iterable[Program]) -> Draft:
+        """The draft with all of its steps in programs."""
+        given = tuple(programs)
+        return replace(self, programs=given, forward=(), backward=(), refresh=(), wgrad=())
+
+    @property
+    def unpacked(self) -> Draft:
+        """The draft with the steps of its programs where they were before."""
+        steps = {program.name: program.steps for program in self.programs}
+        return replace(
+            self,
+            forward=steps.get("forward", ()),
+            backward=steps.get("backward", ()),
+            refresh=steps.get("refresh", ()),
+            wgrad=steps.get("wgrad", ()),
+        )
 
     def with_buffers(self, new: Mapping[str, Buffer]) -> Draft:
         """The draft with more buffers."""
@@ -87,3 +162,7 @@ class Draft:
         required = [name for name in parameters if not self.buffers[name].optional]
         optional = [name for name in parameters if self.buffers[name].optional]
         return (self.inputs[0], *required, *self.inputs[1:], *optional)
+
+
+EMPTY = Draft((), {}, (), (), (), ())
+"""A module before its first pass."""

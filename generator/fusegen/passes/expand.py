@@ -1,14 +1,17 @@
-"""Pass 1, expand: the chain of a module becomes forward steps over named buffers."""
+"""Expand: the chain of a module becomes forward steps over named buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..model.plan import Attribute, Buffer, Operand, Parameter, Step
-from ..model.primitives import SIGNATURES, Primitive
-from ..model.shapes import Expr, Sym
-from ..model.specs import ChainItem, Init, ModuleSpec, OpSpec, StepSpec, TensorSpec
-from ..naming import parameter_argument
+from ..ir.naming import parameter_argument
+from ..ir.plan import Attribute, AttributeRef, Buffer, Operand, Parameter, Step
+from ..ir.shapes import Shape, Sym
+from ..ir.words import Init
+from ..spec.module import ChainItem, ModuleSpec
+from ..spec.op import OpSpec, StepSpec, TensorSpec
+from ..steps import definition
+from ..steps.pointwise import POINTWISE
 from .draft import Draft, Instance
 
 
@@ -22,7 +25,9 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
     chain = chain_of(module)
     module_inputs = module.inputs or ops[chain[0].op].inputs
     leading = next(iter(module_inputs.values())).shape.leading
-    buffers = {name: _buffer(name, spec, {}, leading) for name, spec in module_inputs.items()}
+    buffers = {
+        name: _buffer(name, spec, spec.shape, leading) for name, spec in module_inputs.items()
+    }
     instances: list[Instance] = []
     parameters: list[Parameter] = []
     attributes: list[Attribute] = []
@@ -30,8 +35,10 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
     for position, item in enumerate(chain):
         op = ops[item.op]
         instance = _instance(item, op, previous, last=position == len(chain) - 1)
+        read = buffers[instance.tensors[next(iter(op.inputs))]].shape
         for name, spec in op.tensors.items():
-            buffer = _buffer(instance.tensors[name], spec, instance.dims, leading)
+            shape = op.shape_of(spec, instance.dims, read)
+            buffer = _buffer(instance.tensors[name], spec, shape, leading)
             buffers.setdefault(buffer.name, buffer)
         parameters += _parameters(instance)
         attributes += [
@@ -71,10 +78,9 @@ def _instance(item: ChainItem, op: OpSpec, previous: str, *, last: bool) -> Inst
     )
 
 
-def _buffer(name: str, spec: TensorSpec, dims: Mapping[str, Expr], leading: str | None) -> Buffer:
+def _buffer(name: str, spec: TensorSpec, shape: Shape, leading: str | None) -> Buffer:
     """A tensor has several leading dimensions only where the module's first input has them."""
-    shape = spec.shape.substitute(dims).led_by(leading)
-    return Buffer(name, spec.dtype, shape, spec.role, spec.optional)
+    return Buffer(name, spec.dtype, shape.led_by(leading), spec.role, spec.optional)
 
 
 def _parameters(instance: Instance) -> list[Parameter]:
@@ -92,23 +98,22 @@ def _forward(instance: Instance) -> list[Step]:
         inputs = tuple(Operand(name, instance.tensors[name]) for name in instance.op.inputs)
         inputs += tuple(Operand(name, instance.tensors[name]) for name in instance.op.parameters)
         outputs = tuple(Operand(name, instance.tensors[name]) for name in instance.op.outputs)
-        return [Step(Primitive.POINTWISE, None, instance.item, inputs, outputs)]
+        return [Step(POINTWISE.name, None, instance.item, inputs, outputs)]
     return [bind(step, instance, instance.tensors) for step in instance.op.forward]
 
 
 def bind(step: StepSpec, instance: Instance, names: Mapping[str, str]) -> Step:
     """A step of an op with the module's buffers in its slots."""
-    signature = SIGNATURES[step.primitive]
-    slots = {slot: names[tensor] for slot, tensor in step.slots if slot not in signature.attributes}
+    kind = definition(step.primitive)
+    slots = {slot: names[tensor] for slot, tensor in step.slots}
     return Step(
         primitive=step.primitive,
         kind=step.kind,
         item=instance.item,
-        inputs=tuple(
-            Operand(slot, slots[slot])
-            for slot in (*signature.inputs, *signature.optional_inputs)
-            if slot in slots
+        inputs=tuple(Operand(slot, slots[slot]) for slot in kind.slots if slot in slots),
+        outputs=tuple(Operand(slot, slots[slot]) for slot in kind.results if slot in slots),
+        attributes=tuple(
+            (name, AttributeRef(instance.attributes[value]) if isinstance(value, str) else value)
+            for name, value in step.attributes
         ),
-        outputs=tuple(Operand(slot, slots[slot]) for slot in signature.outputs if slot in slots),
-        mutates=tuple(slots[slot] for slot in signature.mutates if slot in slots),
     )

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.plan import HALVES, INTERLEAVE, INTERLEAVED, Pointwise, PointwiseOperand, Step
-from .draft import Draft, NotPossible
+from ..ir.plan import HALVES, INTERLEAVE, INTERLEAVED, Pointwise, PointwiseOperand, Step
+from .draft import Draft
 
 
 def interleave_halves(draft: Draft) -> Draft:
-    """Let every step that reads or writes halves of a row find them in alternating blocks.
-
-    Raises:
-        NotPossible: no activation of the module has halves.
-    """
-    if not any(_has_halves(step) for step in draft.forward):
-        names = ", ".join(dict.fromkeys(instance.op.name for instance in draft.instances))
-        raise NotPossible(f"of {names} no op is a gated activation, whose halves could alternate")
+    """Let every step that reads or writes halves of a row find them in alternating blocks."""
     return replace(
         draft,
         forward=tuple(_interleaved(step) for step in draft.forward),

@@ -1,45 +1,31 @@
-"""Pass 7, kernels: choose a kernel family for every step and name its instantiations."""
+"""Kernels: choose a kernel family for every step and name its instantiations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..model.dtypes import IO_DTYPES, DType
-from ..model.families import FAMILIES
-from ..model.plan import (
-    Buffer,
-    Kernel,
-    KernelSet,
-    KernelUnit,
-    SelectionRule,
-    Step,
-    Variant,
+from ..families.family import HADAMARD, Demand, offers
+from ..families.registry import known_family
+from ..ir.dtypes import IO_DTYPES, DType
+from ..ir.kernel import GemmKind, Store
+from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
+from ..ir.plan import Buffer, Kernel, KernelSet, KernelUnit, SelectionRule, Step, Variant
+from ..ir.predicate import Predicate
+from ..ir.quantization import Orientation, Rounding
+from ..spec.arch import ArchSpec, FamilySpec, KindSpec
+from ..spec.recipe import RecipeSpec
+from ..steps import (
+    copies_memory,
+    decodes,
+    is_printed,
+    is_product,
+    observes,
+    quantizes,
+    reads_decoded,
+    takes,
 )
-from ..model.predicate import Predicate
-from ..model.primitives import (
-    COPYING,
-    DECODING,
-    PRINTED,
-    PRODUCTS,
-    REFERENCE_SLOTS,
-    SUMS,
-    GemmKind,
-    Primitive,
-)
-from ..model.shapes import Const, Expr, Shape, mul, product
-from ..model.specs import (
-    ArchSpec,
-    Extent,
-    FamilySpec,
-    KindSpec,
-    Orientation,
-    RecipeSpec,
-    Role,
-    Rounding,
-    Store,
-)
-from ..naming import ElementKernel, GemmKernel, GemmUnit
+from ..steps import sizes as step_sizes
 from .draft import Draft, NotPossible
 
 DECODED = Variant((DType.BFLOAT16,), (), ())
@@ -57,7 +43,7 @@ def choose_kernels(
     sets: dict[str, KernelSet] = {}
 
     def choose(step: Step) -> Step:
-        if step.primitive in COPYING:
+        if copies_memory(step):
             return step
         _check_known(step)
         step = step if step.sizes else with_sizes(draft, step)
@@ -74,62 +60,69 @@ def choose_kernels(
     return draft, tuple(sets.values())
 
 
+def choose_merged(
+    draft: Draft, arch: ArchSpec, recipe: RecipeSpec
+) -> tuple[Draft, tuple[KernelSet, ...]]:
+    """Give every merged step of forward and backward its kernel set.
+
+    Raises:
+        NotPossible: the arch has no kernels for one; who merges asks before.
+    """
+    sets: dict[str, KernelSet] = {}
+
+    def choose(step: Step) -> Step:
+        if not step.parts:
+            return step
+        chosen = kernel_set(step, draft.buffers, arch, recipe)
+        sets[chosen.name] = chosen
+        return replace(step, kernels=chosen.name, alignment=chosen.row_alignment)
+
+    forward = tuple(choose(step) for step in draft.forward)
+    backward = tuple(choose(step) for step in draft.backward)
+    return replace(draft, forward=forward, backward=backward), tuple(sets.values())
+
+
 def _check_known(step: Step) -> None:
     """Refuse what the reference has no code for; it is normative, so no arch can have it either.
 
     Raises:
         NotPossible: no such step, no such operand, or math that the step does not print.
     """
-    name = step.primitive.value
-    made_by = f" (made by fusion {step.rule!r})" if step.rule else ""
-    if step.primitive in PRINTED:
+    name, made_by = step.primitive, _made_by(step)
+    if is_printed(step):
         results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
         if results != {*step.writes}:
             raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
+        told = tuple(attribute for attribute, _ in step.attributes)
+        if step.pointwise and told != step.pointwise.attributes:
+            raise NotPossible(
+                f"{name}{made_by} is told {list(told)}, its expression reads"
+                f" {list(step.pointwise.attributes)}"
+            )
         return
-    if step.primitive not in REFERENCE_SLOTS:
-        raise NotPossible(f"the reference has no step {name}{made_by}")
     if step.pointwise:
         raise NotPossible(f"the reference has no {name} with an expression{made_by}")
     for operand in step.inputs:
-        known = operand.slot in REFERENCE_SLOTS[step.primitive] or operand.buffer in step.mutates
-        if not known:
+        if not (takes(step, operand.slot) or operand.buffer in step.mutates):
             raise NotPossible(f"the reference has no {name} with {operand.slot!r}{made_by}")
 
 
 def with_sizes(draft: Draft, step: Step) -> Step:
-    """The step with the sizes its launch needs, and its operation count."""
+    """The step with the sizes its launch needs, and its operation count.
 
-    def shape(slot: str) -> Shape:
-        buffer = step.input(slot)
-        assert buffer is not None, f"{step.primitive.value} has no operand {slot}"
-        return draft.buffers[buffer].shape
+    Raises:
+        NotPossible: its operands or results have other shapes than its kind says.
+    """
+    own = (*step.inputs, *step.outputs)
+    shapes = {operand.slot: draft.buffers[operand.buffer].shape for operand in own}
+    try:
+        return step_sizes.with_sizes(step, shapes)
+    except ValueError as error:
+        raise NotPossible(f"{step.primitive}{_made_by(step)}: {error}") from None
 
-    def sized(tokens: Expr, n: Expr, k: Expr) -> Step:
-        groups = shape("groups").dims[0] if step.input("groups") else Const(1)
-        sizes = (("tokens", tokens), ("groups", groups), ("n", n), ("k", k))
-        flops = mul(Const(2), product((tokens, n, k))) if step.primitive in PRODUCTS else None
-        return replace(step, sizes=sizes, flops=flops)
 
-    if step.primitive in PRODUCTS:
-        a, out = shape("a"), draft.buffers[step.out].shape
-        tokens = product(a.flat[:-1])
-        match GemmKind(step.kind):
-            case GemmKind.FPROP:
-                return sized(tokens, out.flat[-1], a.flat[-1])
-            case GemmKind.DGRAD:
-                return sized(tokens, a.flat[-1], out.flat[-1])
-            case GemmKind.WGRAD:
-                return sized(tokens, a.flat[-1], shape("b").flat[-1])
-    if step.primitive in SUMS:
-        a = shape("a")
-        step = sized(product(a.flat[:-1]), a.flat[-1], Const(1))
-        return replace(step, flops=a.elements)
-    if step.primitive is Primitive.GROUP_ROW_DOT:
-        a = shape("a")
-        step = sized(a.flat[0], a.flat[-1], Const(1))
-        return replace(step, flops=mul(Const(2), a.elements))
-    return step
+def _made_by(step: Step) -> str:
+    return f" (made by fusion {step.rule!r})" if step.rule else ""
 
 
 def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) -> Variant | None:
@@ -137,23 +130,23 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     store = _store_of(step, buffers)
     if not step.copies:
         return Variant((DType.IO,), (), (), store) if store is not Store.IO else None
-    if step.decoded:
+    if reads_decoded(step):
         return replace(DECODED, store=store)
     specs = [recipe.roles[copy.role] for copy in step.copies]
-    if step.primitive in DECODING:
+    if decodes(step):
         turned = step.copies[0].orientation is Orientation.COLUMNWISE
         return Variant((specs[0].format,), (specs[0].scaling,), ("turned",) if turned else ())
-    if step.primitive is Primitive.STATISTICS:
+    if observes(step):
         orientation = step.copies[0].orientation
         transform = specs[0].hadamard
         transformed = transform is not None and transform.orientation is orientation
-        traits = [orientation.value, *(["hadamard"] if transformed else [])]
+        traits = [orientation.value, *([HADAMARD] if transformed else [])]
         return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
-    if step.primitive is Primitive.QUANTIZE or step.parts:
+    if quantizes(step) or step.parts:
         spec = specs[0]
         columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)
         traits = [spec.rounding.value] if spec.rounding is Rounding.STOCHASTIC else []
-        traits += ["hadamard"] if spec.hadamard and columnwise else []
+        traits += [HADAMARD] if spec.hadamard and columnwise else []
         return Variant((spec.format,), (spec.scaling,), tuple(traits))
     accumulation = recipe.gemm[GemmKind(step.kind)]
     formats = tuple(spec.format for spec in specs)
@@ -162,7 +155,7 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
 
 def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
     """A product that changes a buffer of the caller's leaves its result there, in that type."""
-    if step.primitive not in PRODUCTS:
+    if not is_product(step):
         return Store.IO
     if step.input("add_scales"):
         return Store.SCALED_BIAS
@@ -175,31 +168,19 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
 
 
 def family_of(
-    primitive: Primitive, arch: ArchSpec, variant: Variant | None = None
+    primitive: str, arch: ArchSpec, variant: Variant | None = None
 ) -> tuple[str, FamilySpec]:
     """The family that implements a primitive, for the formats and scales of a variant.
 
     Raises:
         NotPossible: there is none.
     """
-    formats = set(variant.formats) if variant else {DType.IO}
-    scalings = set(variant.scalings) if variant else set()
+    demand = Demand(primitive, variant=variant)
     for name, family in arch.kernels.items():
-        if (
-            primitive in family.implements
-            and formats <= set(family.formats)
-            and scalings <= set(family.scalings)
-            and (variant.store if variant else Store.IO) in family.stores
-            and _accumulates(family, variant)
-        ):
+        if offers(family, demand):
             return name, family
     of = f" of {variant}" if variant and str(variant) else ""
-    raise NotPossible(f"{arch.name} has no kernels for {primitive.value}{of}")
-
-
-def _accumulates(family: FamilySpec, variant: Variant | None) -> bool:
-    offered = {accumulation.value for accumulation in family.accumulations}
-    return variant is None or not offered or not offered.isdisjoint(variant.traits)
+    raise NotPossible(f"{arch.name} has no kernels for {primitive}{of}")
 
 
 def kernel_set(
@@ -212,22 +193,18 @@ def kernel_set(
     """
     variant = variant_of(step, recipe, buffers)
     name, family = family_of(step.primitive, arch, variant)
-    _check_copies(step, arch, family.template or name, recipe)
-    if step.primitive in PRODUCTS:
+    template = family.template or name
+    known = known_family(template)
+    missing = known.accepts(_demand(step, variant, recipe)) if known else None
+    if missing:
+        raise NotPossible(f"{arch.name} has no kernels for {missing}")
+    if is_product(step):
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
-        template = family.template or name
-        words = replace(variant, formats=()) if variant and step.decoded else variant
+        words = replace(variant, formats=()) if variant and reads_decoded(step) else variant
         chosen = _gemm_set(name, template, kind, family.kinds[kind], words)
         return replace(chosen, row_alignment=family.row_alignment)
-    if step.primitive is Primitive.DEQUANTIZE and step.input("groups"):
-        block = recipe.roles[step.copies[0].role].block[0]
-        if block not in (1, Extent.ALL):
-            raise NotPossible(
-                f"{arch.name} has no kernels that decode blocks of {block} rows in groups"
-            )
-    template = family.template or name
     base = step.pointwise.kernel if step.pointwise else name
     base = f"{base}_quantize" if step.parts else base
     base = f"{base}_{variant}" if variant else base
@@ -237,37 +214,17 @@ def kernel_set(
     return KernelSet(base, template, None, (unit,), rules, family.row_alignment)
 
 
-def _check_copies(step: Step, arch: ArchSpec, template: str, recipe: RecipeSpec) -> None:
-    """Refuse what the names of formats and scalings do not say, and the device code has not.
-
-    Raises:
-        NotPossible: operands that scale otherwise than its products read them, a transform or a
-            history that it has no code for.
-    """
-    known = FAMILIES.get(template)
-    if known is None or step.decoded:
-        return
-    specs = {copy.role: recipe.roles[copy.role] for copy in step.copies}
-    if step.primitive in PRODUCTS and specs:
-        tokens = {spec.scaling for role, spec in specs.items() if role is not Role.WEIGHT}
-        weights = {spec.scaling for role, spec in specs.items() if role is Role.WEIGHT}
-        beside = {known.weights.get(scaling) for scaling in tokens}
-        if len(tokens) > 1 or None in beside or weights - beside:
-            words = " and ".join(f"{spec.scaling} of {role.value}" for role, spec in specs.items())
-            raise NotPossible(f"{arch.name} has no kernels for {step.kind} of {words}")
-    makes = step.primitive is Primitive.QUANTIZE or bool(step.parts)
-    for spec in specs.values():
-        history = spec.scale.history
-        if makes and history > known.most_history:
-            raise NotPossible(
-                f"{arch.name} has no kernels for a history of {history} amaxes, {template} keeps"
-                f" {known.most_history} at most"
-            )
-        if makes and spec.hadamard and spec.scaling not in known.transformed:
-            raise NotPossible(
-                f"{arch.name} has no kernels for a transform before {spec.scaling}, {template} has"
-                f" it before {', '.join(known.transformed)}"
-            )
+def _demand(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
+    """What a step asks of its family, beyond what its variant says, too."""
+    makes = quantizes(step) or bool(step.parts)
+    specs = [recipe.roles[copy.role] for copy in step.copies] if makes else []
+    return Demand(
+        step.primitive,
+        GemmKind(step.kind) if is_product(step) else None,
+        variant,
+        history=max((spec.scale.history for spec in specs), default=0),
+        grouped=step.input("groups") is not None,
+    )
 
 
 def _rule(when: Predicate, point: str, kernels: tuple[Kernel, ...]) -> SelectionRule:

@@ -1,12 +1,12 @@
-"""Pass 6, liveness: when each step runs, and exactly what the forward leaves for the backward."""
+"""Liveness: when each step runs, and exactly what the forward leaves for the backward."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.plan import Result, Step
-from ..model.primitives import LIKE, Primitive
-from ..naming import gradient, need
+from ..ir.naming import gradient, need
+from ..ir.plan import LIKE, Result, Step
+from ..steps import observes
 from .draft import Draft
 
 
@@ -74,11 +74,11 @@ def forward_conditions(steps: tuple[Step, ...], kept: tuple[Result, ...]) -> tup
 
     A step with one result runs for it alone; nothing is written for the sake of statistics.
     """
-    read = {n for step in steps if step.primitive is not Primitive.STATISTICS for n in step.reads}
+    read = {n for step in steps if not observes(step) for n in step.reads}
     asked = {result.buffer: result.when for result in kept if result.buffer not in read}
 
     def conditioned(step: Step) -> Step:
-        if step.primitive is Primitive.STATISTICS:
+        if observes(step):
             return replace(step, when=asked.get(step.copies[0].data, ()))
         own = tuple(r for r in kept if r.buffer in step.writes and r.buffer not in read)
         if len(step.writes) > 1:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Operand, Step
-from ..model.primitives import PRODUCTS, GemmKind
-from ..model.specs import MainGrad
-from ..naming import main_grad
+from ..ir.dtypes import DType
+from ..ir.kernel import GemmKind
+from ..ir.naming import main_grad
+from ..ir.plan import Buffer, Operand, Step
+from ..options.main_grad import MainGrad
+from ..steps import is_product
 from .draft import Draft, NotPossible
 
 
@@ -24,7 +25,7 @@ def keep_in_main_grad(draft: Draft, choice: MainGrad) -> Draft:
     written = {
         step.out
         for step in draft.backward
-        if step.primitive in PRODUCTS and GemmKind(step.kind) is GemmKind.WGRAD
+        if is_product(step) and GemmKind(step.kind) is GemmKind.WGRAD
     }
     kept = {name: leaf for leaf, name in draft.gradients if name in written}
     if not kept:

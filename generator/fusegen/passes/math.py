@@ -1,43 +1,19 @@
-"""Pass 3, math: derive and print the expressions of pointwise steps."""
+"""Math: derive and print the expressions of pointwise steps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Access, Pointwise, PointwiseOperand, Step
-from ..model.primitives import Primitive
-from ..model.shapes import Const, product
-from ..model.specs import Broadcast, OpSpec
-from ..naming import gradient
-from ..pointwise import (
-    Derivations,
-    ExpressionError,
-    Program,
-    degrees,
-    jumps,
-    parse,
-    to_cuda,
-    to_torch,
-)
+from ..ir.dtypes import DType
+from ..ir.naming import gradient
+from ..ir.plan import Access, AttributeRef, Pointwise, PointwiseOperand, Step
+from ..ir.shapes import product
+from ..math import Derivations, ExpressionError, Program, degrees, jumps, parse, to_cuda, to_torch
+from ..spec.op import operand_symbols, symbols_of
+from ..steps import is_derived, is_printed
+from ..steps.sizes import with_flops
 from .draft import Draft, Instance, NotPossible
 from .padding import Padding
-
-_BROADCAST = {Broadcast.ROW: Access.ROW, Broadcast.COLUMN: Access.COLUMN, None: Access.FULL}
-
-
-def symbols_of(op: OpSpec, tensor: str) -> tuple[tuple[str, Access], ...]:
-    """What an expression calls a tensor: its name, or the names of its halves."""
-    spec = op.tensors[tensor]
-    if spec.halves:
-        return ((spec.halves[0], Access.FIRST_HALF), (spec.halves[1], Access.SECOND_HALF))
-    return ((tensor, _BROADCAST[spec.broadcast]),)
-
-
-def operand_symbols(op: OpSpec) -> tuple[str, ...]:
-    """Every symbol an expression of the op may use for a tensor."""
-    names = (*op.inputs, *op.parameters)
-    return tuple(symbol for name in names for symbol, _ in symbols_of(op, name))
 
 
 def derive_math(draft: Draft, derivations: Derivations) -> Draft:
@@ -51,18 +27,14 @@ def derive_math(draft: Draft, derivations: Derivations) -> Draft:
     instances = {instance.item: instance for instance in draft.instances}
     padding = Padding(draft)
 
-    attachments = {
-        Primitive.POINTWISE: _attach_forward,
-        Primitive.POINTWISE_GRAD: _attach_backward,
-    }
-
     def attach(step: Step) -> Step:
-        if step.primitive not in attachments:
+        if not is_printed(step):
             padding.see(step)
             return step
         instance = instances[step.item]
+        attached = _attach_backward if is_derived(step) else _attach_forward
         try:
-            return padding.settle(*attachments[step.primitive](draft, instance, step, derivations))
+            return padding.settle(*attached(draft, instance, step, derivations))
         except ExpressionError as error:
             raise NotPossible(f"op {instance.op.name!r}: the expression {error.message}") from None
 
@@ -162,6 +134,5 @@ def _with_math(
         cost=program.cost,
     )
     kept = tuple(operand for operand in step.inputs if operand.buffer in used)
-    return replace(
-        step, inputs=kept, pointwise=math, flops=product((Const(program.cost), rows, columns))
-    )
+    scalars = tuple((name, AttributeRef(instance.attributes[name])) for name in math.attributes)
+    return with_flops(replace(step, inputs=kept, pointwise=math, attributes=scalars))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.plan import Operand, Step
-from ..model.primitives import PRODUCTS, ROW_GROUPS, GemmKind
-from ..pointwise import Program, zero_results
+from ..ir.kernel import GemmKind
+from ..ir.plan import Operand, Step
+from ..math import Program, zero_results
+from ..steps import is_product
+from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
 
@@ -74,4 +76,4 @@ class Padding:
 
 def _is_grouped(step: Step) -> bool:
     """Whether it is a product that gives a row per token."""
-    return step.primitive in PRODUCTS and bool(step.input("groups")) and step.kind != GemmKind.WGRAD
+    return is_product(step) and bool(step.input("groups")) and step.kind != GemmKind.WGRAD

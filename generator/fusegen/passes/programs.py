@@ -1,13 +1,15 @@
-"""Pass 8, programs: arguments, results, dimension bindings, argument checks and workspace."""
+"""Programs: arguments, results, dimension bindings, argument checks and workspace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import (
+from ..ir.dtypes import DType
+from ..ir.naming import UPDATE_STATE, gradient, need
+from ..ir.plan import (
     INTERLEAVE,
+    LIKE,
     Argument,
     Binding,
     Buffer,
@@ -19,14 +21,11 @@ from ..model.plan import (
     Result,
     Step,
 )
-from ..model.primitives import DECODING, LIKE, PRODUCTS, Primitive
-from ..model.shapes import Binary, Const, Expr, Operator, Sym, symbols
-from ..model.specs import Role
-from ..naming import UPDATE_STATE, gradient, need
+from ..ir.quantization import Role
+from ..ir.shapes import Binary, Const, Expr, Operator, Sym, symbols
+from ..steps import decodes, is_product, quantizes, takes
 from .draft import Draft, NotPossible
 from .liveness import flags_of, forward_conditions, ordered
-
-_CONVERSIONS = (Primitive.QUANTIZE, *DECODING)
 
 Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
@@ -59,7 +58,7 @@ def tell_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, .
         return {binding.symbol for binding in bind_dimensions(draft.buffers, arguments)}
 
     def with_length(step: Step) -> Step:
-        if step.primitive is not Primitive.DEQUANTIZE:
+        if not takes(step, LIKE):
             return step
         untold = draft.buffers[step.out].shape.symbols() - told(step)
         if not untold:
@@ -72,7 +71,7 @@ def tell_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, .
 
 def _weight_beside(draft: Draft, copy: Copy) -> str:
     """The weight that a copy is of, or is multiplied by in the forward."""
-    read = (step.copies for step in draft.forward if step.primitive in PRODUCTS)
+    read = (step.copies for step in draft.forward if is_product(step))
     copies = next((each for each in read if copy in each), (copy,))
     return next(each.source for each in copies if each.role is Role.WEIGHT)
 
@@ -385,7 +384,7 @@ def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
             continue
         sources = [copy.source for copy in step.copies]
         operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
-        results = () if step.primitive in _CONVERSIONS else step.writes
+        results = () if quantizes(step) or decodes(step) else step.writes
         for name in (*(sources or operands), *results):
             inner = draft.buffers[name].shape.flat[-1]
             needed[inner] = max(step.alignment, needed.get(inner, 1))

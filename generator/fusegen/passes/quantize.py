@@ -1,4 +1,4 @@
-"""Pass 5, quantise: put a product's operands into the recipe's formats.
+"""Quantise: put a product's operands into the recipe's formats.
 
 Each product reads copies of its operands whose blocks run along the contraction: fprop and dgrad
 read rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All
@@ -16,38 +16,26 @@ of every gradient, is the identity, and disappears by renaming its result to its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
-from ..model.primitives import PRODUCTS, GemmKind, Primitive
-from ..model.shapes import Const, Shape
-from ..model.specs import (
-    AmaxSource,
-    ArchSpec,
-    BackwardPrecision,
-    Orientation,
-    RecipeSpec,
-    Role,
-    Rounding,
-)
-from ..naming import gradient
+from ..ir.dtypes import DType
+from ..ir.kernel import GemmKind
+from ..ir.naming import gradient
+from ..ir.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
+from ..ir.quantization import OPERANDS, AmaxSource, Orientation, Role, Rounding
+from ..ir.shapes import Const, Shape
+from ..options.backward_precision import BackwardPrecision
+from ..spec.arch import ArchSpec
+from ..spec.recipe import RecipeSpec
+from ..steps import decodes, is_product, quantizes
+from ..steps.dequantize import DEQUANTIZE
+from ..steps.snapshot import SNAPSHOT
 from .copies import Source, copy_slots, make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible
 from .kernels import with_sizes
-
-OPERANDS: Mapping[tuple[GemmKind, str], tuple[Role, Orientation]] = {
-    (GemmKind.FPROP, "a"): (Role.INPUT, Orientation.ROWWISE),
-    (GemmKind.FPROP, "b"): (Role.WEIGHT, Orientation.ROWWISE),
-    (GemmKind.DGRAD, "a"): (Role.GRAD_OUTPUT, Orientation.ROWWISE),
-    (GemmKind.DGRAD, "b"): (Role.WEIGHT, Orientation.COLUMNWISE),
-    (GemmKind.WGRAD, "a"): (Role.GRAD_OUTPUT, Orientation.COLUMNWISE),
-    (GemmKind.WGRAD, "b"): (Role.INPUT, Orientation.COLUMNWISE),
-}
-"""What each operand of each product is, and along which dimension its blocks run."""
 
 
 def quantize(
@@ -68,14 +56,8 @@ def quantize(
         backward: what products of the backward read.
 
     Raises:
-        NotPossible: a product would have one quantised operand only, or an option has nothing to
-            choose.
+        NotPossible: a product would have one quantised operand only.
     """
-    if backward is not BackwardPrecision.QUANTIZED and not recipe.roles:
-        raise NotPossible(f"recipe {recipe.name!r} quantises nothing, forward or backward")
-    kept = any(spec.scale.source is AmaxSource.HISTORY for spec in recipe.roles.values())
-    if reduced and not kept:
-        raise NotPossible(f"recipe {recipe.name!r} keeps no amaxes that ranks could share")
     draft = _drop_identities(_round_trips(draft, recipe))
     return _Copies(recipe, arch, reduced, backward).insert(draft) if recipe.roles else draft
 
@@ -97,7 +79,7 @@ def _round_trips(draft: Draft, recipe: RecipeSpec) -> Draft:
         named = draft.buffers[step.reads[0]].role in recipe.roles
         if not (_is_identity(step) and named):
             return step
-        return replace(step, primitive=Primitive.DEQUANTIZE)
+        return replace(step, primitive=DEQUANTIZE.name)
 
     return replace(draft, forward=tuple(expanded(step) for step in draft.forward))
 
@@ -145,13 +127,13 @@ class _Copies:
 
     def _with_copies(self, draft: Draft, step: Step, again: frozenset[str]) -> tuple[Step, ...]:
         """The step, where it is a product of copies, or after those that its operands are."""
-        if step.primitive is Primitive.DEQUANTIZE:
+        if decodes(step):
             source = draft.buffers[step.reads[0]]
             if source.role not in self.recipe.roles or source.role is None:
                 raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {source.name}")
             key = _Tensor(source.name, source.role, source.name in again)
             return (self._whole(draft, key, step, step.out),)
-        if step.primitive not in PRODUCTS:
+        if not is_product(step):
             return (step,)
         step = with_sizes(draft, step)
         precision = self.backward
@@ -289,7 +271,7 @@ class _Copies:
                 name = _as_used(operand.buffer)
                 self.buffers[name] = replace(self.buffers[operand.buffer], name=name)
                 yield Step(
-                    Primitive.SNAPSHOT,
+                    SNAPSHOT.name,
                     None,
                     item,
                     inputs=(Operand("a", operand.buffer),),
@@ -381,7 +363,7 @@ def _drop_identities(draft: Draft) -> Draft:
 
 
 def _is_identity(step: Step) -> bool:
-    return step.primitive is Primitive.QUANTIZE
+    return quantizes(step)
 
 
 def _rename(step: Step, final: Callable[[str], str]) -> Step:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..model.plan import Step
-from ..model.primitives import Primitive
+from ..ir.plan import Step
+from ..steps import is_derived, is_printed
 from .draft import Draft, NotPossible
 
 
@@ -39,7 +39,8 @@ def _again(draft: Draft) -> Iterator[Step]:
     known = {*draft.arguments, *wanted}
     repeatable = []
     for step in draft.forward:
-        if step.primitive is Primitive.POINTWISE and known.issuperset(step.reads):
+        repeatable_kind = is_printed(step) and not is_derived(step)
+        if repeatable_kind and known.issuperset(step.reads):
             known.update(step.writes)
             repeatable.append(step)
     wanted -= {*draft.outputs}  # the caller has them, so that saving them costs nothing

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Operand, Step
-from ..model.primitives import Primitive
-from ..model.shapes import Shape
-from ..model.specs import Broadcast
-from ..naming import gradient
-from .draft import Draft, NotPossible
+from ..ir.dtypes import DType
+from ..ir.naming import gradient
+from ..ir.plan import Buffer, Operand, Step
+from ..ir.shapes import Shape
+from ..ir.words import Broadcast
+from ..steps import is_product, sums_rows
+from ..steps.group_row_dot import GROUP_ROW_DOT
+from .draft import Draft
 
 _SCALES = "scales"
 """Input of a module whose activation has none."""
@@ -26,15 +27,9 @@ def scale_bias(draft: Draft) -> Draft:
 
     The scales are those that a pointwise op multiplies its rows by, or one more input ``scales``.
     Their gradient is the pointwise op's plus the dot product of a row of dy with its group's bias.
-
-    Raises:
-        NotPossible: no grouped product adds a bias.
     """
-    grouped = (step for step in draft.forward if step.primitive is Primitive.GROUPED_GEMM)
-    products = [step for step in grouped if step.input("add")]
-    if not products:
-        raise NotPossible("no grouped product adds a bias that could be scaled")
-    scaled = products[-1]
+    grouped = (step for step in draft.forward if is_product(step) and step.input("groups"))
+    scaled = [step for step in grouped if step.input("add")][-1]
     draft, scales = _with_scales(draft, scaled)
     forward = tuple(
         replace(step, inputs=(*step.inputs, Operand("add_scales", scales)))
@@ -45,7 +40,7 @@ def scale_bias(draft: Draft) -> Draft:
     incoming = gradient(scaled.out)
     backward = tuple(
         replace(step, inputs=(*step.inputs, Operand("scales", scales)))
-        if step.primitive is Primitive.GROUP_SUM and step.input("a") == incoming
+        if sums_rows(step) and step.input("a") == incoming
         else step
         for step in draft.backward
     )
@@ -86,7 +81,7 @@ def _with_gradient(draft: Draft, scaled: Step, scales: str) -> Draft:
         *partial,
     )
     outputs = (Operand("out", out),)
-    steps.append(Step(Primitive.GROUP_ROW_DOT, None, scaled.item, inputs, outputs))
+    steps.append(Step(GROUP_ROW_DOT.name, None, scaled.item, inputs, outputs))
     found = dict(draft.gradients) | {scales: out}
     gradients = tuple((leaf, found[leaf]) for leaf in draft.arguments if leaf in found)
     return replace(draft, backward=tuple(steps), gradients=gradients)

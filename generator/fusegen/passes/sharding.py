@@ -1,4 +1,4 @@
-"""Pass 10, sharding: the ways in which ranks may run a module's ops, each on its shards.
+"""Sharding: the ways in which ranks may run a module's ops, each on its shards.
 
 A way begins with one axis of one argument and follows it through all steps by the symbols of the
 dimensions: an axis is split together with every axis of the same step that its symbols occur in.
@@ -22,11 +22,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import lcm
 
-from ..model.plan import HALVES, Access, Buffer, ModulePlan, Program, Sharding, Step
-from ..model.primitives import DECODING, PRINTED, PRODUCTS, ROW_GROUPS, SUMMED, SUMS, Primitive
-from ..model.shapes import split, symbols
-from ..model.specs import QuantizationSpec, Role
-from ..naming import gradient
+from ..ir.naming import gradient
+from ..ir.plan import HALVES, Access, Buffer, ModulePlan, Program, Sharding, Step
+from ..ir.quantization import QuantizationSpec, Role
+from ..ir.shapes import split, symbols
+from ..steps import decodes, is_printed, is_product, quantizes, sums_rows
+from ..steps.pointwise import ROW_GROUPS
+from ..steps.quantize import SUMMED
 
 Axis = tuple[str, int]
 
@@ -99,7 +101,7 @@ class _Ops:
     def _writes(self, step: Step) -> tuple[str, ...]:
         """Results that are asked for, without the scratch of kernels that quantise."""
         names = step.writes if self.gradients else [n for n in step.writes if not step.wanted(n)]
-        if step.primitive is not Primitive.QUANTIZE:
+        if not quantizes(step):
             return tuple(names)
         copied = {name for copy in step.copies for name in copy.buffers}
         summed = {operand.buffer for operand in step.outputs if operand.slot == SUMMED}
@@ -146,22 +148,22 @@ class _Ops:
         """Whether a step gives on shards its part, or a summand, of what it gives on the whole."""
         if _groups(step) and self._ragged(step) & self._split_symbols(step, parts):
             return False
-        if step.primitive in (*PRODUCTS, *SUMS):
+        if is_product(step) or sums_rows(step):
             return True
-        if step.primitive in PRINTED:
+        if is_printed(step):
             return self._valid_pointwise(step, parts)
-        if step.primitive is Primitive.QUANTIZE:
+        if quantizes(step):
             return {*self._writes(step)} - {*self._summands(step, parts)} <= parts.keys()
-        return step.primitive in DECODING and step.out in parts
+        return decodes(step) and step.out in parts
 
     def _summands(self, step: Step, parts: Mapping[str, int]) -> tuple[str, ...]:
         """What of a step's results is split into summands, and of its operands then has to be."""
-        if step.primitive is Primitive.QUANTIZE:
+        if quantizes(step):
             written = [o.buffer for o in step.outputs if o.slot == SUMMED]
         else:
-            written = [name for name in self._writes(step) if step.primitive not in DECODING]
+            written = [name for name in self._writes(step) if not decodes(step)]
         found = tuple(name for name in written if name not in parts)
-        bias = step.input("add") if step.primitive in PRODUCTS and found else None
+        bias = step.input("add") if is_product(step) and found else None
         return (*found, bias) if bias else found
 
     def _split_symbols(self, step: Step, parts: Mapping[str, int]) -> frozenset[str]:
@@ -223,5 +225,5 @@ def _groups(step: Step) -> str | None:
 
 def _may_read(step: Step, partial: set[str]) -> bool:
     """Whether a step reads no summand, but for the share of a bias in a product of summands."""
-    adds = step.input("add") if step.primitive in PRODUCTS and step.out in partial else None
+    adds = step.input("add") if is_product(step) and step.out in partial else None
     return all(name == adds for name in step.reads if name in partial)

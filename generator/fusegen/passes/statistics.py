@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Copy, Operand, State, StateFill, Step
-from ..model.primitives import PARTIALS, Primitive
-from ..model.shapes import Const, Shape
-from ..model.specs import ArchSpec, RecipeSpec
+from ..ir.dtypes import DType
+from ..ir.plan import Buffer, Copy, Operand, State, StateFill, Step
+from ..ir.shapes import Const, Shape
+from ..spec.arch import ArchSpec
+from ..spec.recipe import RecipeSpec
+from ..steps import quantizes
+from ..steps.statistics import PARTIALS, STATISTICS
 from .copies import copy_slots
 from .draft import Draft, NotPossible
 
@@ -26,12 +28,12 @@ def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
     """Put one step per copy behind every step that quantises.
 
     Raises:
-        NotPossible: the recipe quantises nothing.
+        NotPossible: the recipe quantises no tensor of the module.
     """
     steps = (*draft.forward, *draft.backward, *draft.refresh)
     copies = [copy for step in steps for copy in _made_by(step)]
     if not copies:
-        raise NotPossible(f"recipe {recipe.name!r} quantises nothing to take statistics of")
+        raise NotPossible(f"recipe {recipe.name!r} quantises no tensor of the module")
     buffers = [Buffer(_numbers(c), DType.FLOAT32, Shape(None, (Const(_NUMBERS),))) for c in copies]
     states = tuple(State(each.name, each.name, StateFill.RECORD) for each in buffers)
     if arch.has_kernels:
@@ -51,7 +53,7 @@ def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
 
 
 def _made_by(step: Step) -> tuple[Copy, ...]:
-    return step.copies if step.primitive is Primitive.QUANTIZE else ()
+    return step.copies if quantizes(step) else ()
 
 
 def _observers(step: Step, arch: ArchSpec) -> Iterator[Step]:
@@ -61,7 +63,7 @@ def _observers(step: Step, arch: ArchSpec) -> Iterator[Step]:
         out = _numbers(copy)
         partials = (Operand(PARTIALS, _partials(copy)),) if arch.has_kernels else ()
         yield Step(
-            primitive=Primitive.STATISTICS,
+            primitive=STATISTICS.name,
             kind=None,
             item=step.item,
             inputs=(*inputs, *copy_slots("copy", copy)),

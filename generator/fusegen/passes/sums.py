@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType
-from ..model.plan import Buffer, Operand, Step
-from ..model.primitives import SUMMED, SUMS, Primitive
-from ..model.shapes import Const, Expr, Shape, add, floordiv, mul
-from ..model.specs import ArchSpec
+from ..ir.dtypes import DType
+from ..ir.plan import Buffer, Operand, Step
+from ..ir.shapes import Const, Expr, Shape, add, floordiv, mul
+from ..spec.arch import ArchSpec
+from ..steps import quantizes, sums_rows
+from ..steps.quantize import SUMMED
 from .draft import Draft
 
 _TILE = 128  # rows that a kernel leaves one partial sum of, at most
@@ -19,7 +20,7 @@ def fold_sums(draft: Draft, arch: ArchSpec) -> Draft:
     buffers: dict[str, Buffer] = {}
     steps = list(draft.backward)
     for step in draft.backward:
-        if step.primitive not in SUMS or {o.slot for o in step.inputs} - {"a", "groups"}:
+        if not sums_rows(step) or {o.slot for o in step.inputs} - {"a", "groups"}:
             continue
         host = next((each for each in steps if _quantizes(each, step)), None)
         if host is None:
@@ -37,7 +38,7 @@ def fold_sums(draft: Draft, arch: ArchSpec) -> Draft:
 def _quantizes(step: Step, summed: Step) -> bool:
     """Whether a step quantises the rows that another one sums, in the same groups."""
     return (
-        step.primitive is Primitive.QUANTIZE
+        quantizes(step)
         and step.input("a") == summed.input("a")
         and step.input("groups") == summed.input("groups")
         and SUMMED not in {operand.slot for operand in step.outputs}

@@ -11,36 +11,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.dtypes import DType, bits
-from ..model.plan import Buffer, Copy, State, StateFill, Step
-from ..model.primitives import Primitive
-from ..model.specs import RecipeSpec
+from ..ir.dtypes import DType, bits
+from ..ir.plan import Buffer, Copy, State, StateFill, Step
+from ..steps import quantizes
 from .draft import Draft, NotPossible
 
 
-def keep_quantized(draft: Draft, recipe: RecipeSpec, *, alone: bool = False) -> Draft:
+def keep_quantized(draft: Draft, *, alone: bool = False) -> Draft:
     """Move the steps that quantise parameters into ``refresh``, which changes the copies in place.
 
     What reads the copies stays where it is; the copies become state of the module.
 
     Args:
         draft: the module.
-        recipe: formats of the copies.
         alone: the module has copies, and no weight in high precision.
 
     Raises:
-        NotPossible: the recipe quantises no parameter; or its amaxes are shared between ranks,
-            which happens next to the forward and the backward only; or copies are alone and a
-            step reads the weight itself.
+        NotPossible: copies are alone and a step reads the weight itself.
     """
     paths = {parameter.buffer: parameter.path for parameter in draft.parameters}
-    moved = tuple(step for step in draft.forward if _quantizes(step) and step.reads[0] in paths)
-    if not moved:
-        kept = "kept so" if alone else "cached"
-        raise NotPossible(f"recipe {recipe.name!r} quantises no weight that could be {kept}")
-    if draft.reductions:
-        kept = "quantised" if alone else "cached"
-        raise NotPossible(f"amaxes of {kept} weights are not shared between ranks")
+    moved = tuple(step for step in draft.forward if quantizes(step) and step.reads[0] in paths)
     copies = [copy for step in moved for copy in step.copies]
     caches = tuple(
         State(buffer, _path(paths[copy.source], copy, buffer), StateFill.COPY)
@@ -77,10 +67,6 @@ def _without_memory(draft: Draft, moved: tuple[Step, ...]) -> Draft:
         replace(parameter, quantized=parameter.buffer in weights) for parameter in draft.parameters
     )
     return replace(draft, parameters=parameters)
-
-
-def _quantizes(step: Step) -> bool:
-    return step.primitive is Primitive.QUANTIZE
 
 
 def _in_place(step: Step) -> Step:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeVar
 
-from ..model.predicate import SizeVariable
-from ..model.primitives import GemmKind
+from ..ir.kernel import GemmKind
+from ..ir.predicate import SizeVariable
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from functools import cached_property
 from itertools import compress
 from operator import not_
 
-from ..model.predicate import Comparison, Condition, Predicate, SizeVariable
-from ..model.specs import RuleSpec
+from ..ir.predicate import Comparison, Condition, Predicate, SizeVariable
+from ..spec.arch import RuleSpec
 from .cases import Case, Sample, Weights, weighted
 
 # In the order in which one prefers to read them where several say the same.

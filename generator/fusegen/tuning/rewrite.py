@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import yaml
 
-from ..model.primitives import GemmKind
-from ..model.specs import PointSpec, RuleSpec, Schedule
+from ..ir.kernel import GemmKind, PointSpec, Schedule
+from ..spec.arch import RuleSpec
 
 Choices = Mapping[GemmKind, Sequence[RuleSpec]]
 

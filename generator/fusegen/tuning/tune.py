@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..load import SpecSet, load
-from ..model.primitives import GemmKind
-from ..model.specs import RuleSpec
-from ..selection import UsageError
+from ..checks.load import load
+from ..ir.kernel import GemmKind
+from ..spec.arch import RuleSpec
+from ..spec.load import SpecSet
+from ..spec.usage import UsageError
 from .cases import Case, Measured
 from .fit import Choice, choose, chosen
 from .rewrite import printed, with_rules

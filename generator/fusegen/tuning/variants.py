@@ -7,15 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import __version__
-from ..load import SpecSet
-from ..model.plan import Unsupported
-from ..model.predicate import Predicate
-from ..model.primitives import GemmKind
-from ..model.specs import ArchSpec, FamilySpec, KindSpec, RuleSpec
-from ..naming import Cell
-from ..resolve import resolve
-from ..selection import Selection, UsageError, known
-from ..sources import Inputs, derivations
+from ..emit.bundle import render_bundle
+from ..emit.polish import polish
+from ..ir.kernel import GemmKind
+from ..ir.naming import Cell
+from ..ir.plan import Unsupported
+from ..ir.predicate import Predicate
+from ..passes.pipeline import resolve
+from ..publish.inputs import Inputs, derivations
+from ..publish.publish import publish
+from ..publish.selection import Selection
+from ..spec.arch import ArchSpec, FamilySpec, KindSpec, RuleSpec
+from ..spec.load import SpecSet
+from ..spec.usage import UsageError, known
 
 MODULE = "grouped_linear"
 
@@ -110,10 +114,6 @@ def publish_cells(
     Returns:
         the cells that it lacks, since they cannot be made.
     """
-    from ..bundle import render_bundle
-    from ..polish import polish
-    from ..publish import publish
-
     selection = Selection(arch, namespace, tuple(sorted(cells)))
     resolved = resolve(specs, arch, selection.cells, derivations())
     renderer = Inputs().renderer(())

@@ -86,8 +86,8 @@ class WgradQueue(nn.Module):
     says which is next, so that compiled code and captured graphs fill and empty it, too.
 
     Args:
-        slots: room for each operand; None to refer to tensors.
-        max_in_flight: how many entries there is room for.
+        slots: of each operand, for tensors with the most tokens; None to refer to tensors.
+        max_in_flight: how many entries the slots hold.
         device: of the slots.
     """
 
@@ -168,9 +168,9 @@ class WgradQueue(nn.Module):
                 self._marks.append(_Mark())
             first, slots = operands[0], zip(operands, self.slots, strict=True)
             assert first is not None
-            tokens, room = first.numel() // first.shape[-1], self.slots[0].shape[0]
+            tokens, capacity = first.numel() // first.shape[-1], self.slots[0].shape[0]
             stored = [_bytes(operand) for operand, slot in slots if slot.stored]
-            _keep(stored, tokens, room, self._storage, self._counters)
+            _keep(stored, tokens, capacity, self._storage, self._counters)
             return
         if torch.compiler.is_compiling():
             raise RuntimeError(f"{cell}: {_NO_SLOTS}")
@@ -372,11 +372,11 @@ def _wide(*tensors: Tensor) -> list[Tensor]:
 
 
 def _keep_in_slots(
-    values: list[Tensor | None], tokens: int, room: int, slots: list[Tensor], counters: Tensor
+    values: list[Tensor | None], tokens: int, capacity: int, slots: list[Tensor], counters: Tensor
 ) -> None:
-    if tokens > room:
+    if tokens > capacity:
         raise RuntimeError(
-            f"slots for gradients of weights have room for {room} tokens, got {tokens}; construct "
+            f"slots for gradients of weights hold {capacity} tokens, got {tokens}; construct "
             "the module with a larger max_tokens"
         )
     count = slots[0].shape[0]
@@ -427,9 +427,10 @@ def _op(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any
 
 _keep = _op(
     "wgrad_keep",
-    "(Tensor?[] values, SymInt tokens, int room, Tensor(a!)[] slots, Tensor(b!) counters) -> ()",
+    "(Tensor?[] values, SymInt tokens, int capacity, Tensor(a!)[] slots, Tensor(b!) counters)"
+    " -> ()",
     _keep_in_slots,
-    lambda values, tokens, room, slots, counters: None,
+    lambda values, tokens, capacity, slots, counters: None,
 )
 _take = _op(
     "wgrad_take",

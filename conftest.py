@@ -1,0 +1,124 @@
+"""Tiers of tests (`tests/tiers.py`); here, because tests of bundles lie beside those of `tests`."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tiers import OPTIONS, TIERS, Tier, cell_of, chosen, may_hold, sample, tier_of
+from twins import twins
+
+ROOT = Path(__file__).parent
+CPU = ROOT / "generated" / "cpu"
+CHOSEN = pytest.StashKey[tuple[Tier, ...]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    names = ["all", *(tier.name for tier in TIERS)]
+    parser.addoption("--tier", choices=names, help="run the tests of one tier, or of all of CI")
+    parser.addoption("--record", type=Path, help="write the ids of the tests that ran to a file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption("tier")
+    config.stash[CHOSEN] = chosen(name) if name else ()
+    config.pluginmanager.register(Record(config))
+
+
+class Record:
+    """Writes which tests ran, or, where they are only collected, which there are."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._ids: list[str] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self._config.getoption("collectonly"):
+            self._ids += [item.nodeid for item in session.items]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or (report.when == "setup" and report.skipped):
+            self._ids.append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        file: Path | None = self._config.getoption("record")
+        if file and not hasattr(self._config, "workerinput"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("".join(f"{each}\n" for each in sorted(self._ids)), encoding="utf-8")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    tiers = config.stash[CHOSEN]
+    spared = sum(map(len, spared_cells().values())) if OPTIONS in tiers else 0
+    names = ", ".join(tier.name for tier in tiers)
+    return f"tier: {names}; {spared} cells have a twin that is tested for them" if tiers else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    tiers = config.stash[CHOSEN]
+    if not tiers or not collection_path.is_relative_to(ROOT) or collection_path == ROOT:
+        return None
+    return None if may_hold(tiers, collection_path.relative_to(ROOT).as_posix()) else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of other tiers, and of cells whose twin is tested.
+
+    Raises:
+        UsageError: a test is in no tier.
+    """
+    tiers = config.stash[CHOSEN]
+    if not tiers:
+        return
+    kept, left = [], []
+    for item in items:
+        wanted = tier_of_item(item) in tiers and not is_spared(item.path)
+        (kept if wanted else left).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
+
+
+def tier_of_item(item: pytest.Item) -> Tier:
+    path = item.path.relative_to(ROOT).as_posix()
+    markers = {mark.name for mark in item.iter_markers()}
+    function = getattr(item, "originalname", None) or item.name
+    try:
+        tier = tier_of(path, function, markers, cell_of(item.path) in sampled(item.path.parent))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    if tier is None:
+        raise pytest.UsageError(f"{path} is in no tier; add its folder to one in tests/tiers.py")
+    return tier
+
+
+@cache
+def sampled(folder: Path) -> set[str]:
+    """The cells of a bundle's tests that stand for the others."""
+    return sample(cell_of(path) for path in folder.glob("test_*__*.py"))
+
+
+@cache
+def spared_cells() -> dict[Path, set[str]]:
+    """By folder of tests: cells with a twin in the bundle for the CPU, but for a sample of them.
+
+    None where there is a GPU, on which a bundle's tests run its kernels too.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return {}
+    bundles = (path.parent for path in (ROOT / "generated").glob("*/fusegen.lock"))
+    return {
+        bundle / "tests": twins(bundle, CPU) - sampled(bundle / "tests")
+        for bundle in bundles
+        if bundle != CPU
+    }
+
+
+def is_spared(path: Path) -> bool:
+    """Whether a file tests a cell whose twin is tested."""
+    return path.is_relative_to(ROOT / "generated") and cell_of(path) in spared_cells().get(
+        path.parent, set()
+    )

@@ -1,0 +1,1 @@
+"""Bundles to libraries: toolchain, object cache, compiling and linking."""

@@ -1,0 +1,44 @@
+"""`fusegen validate`: every problem of the specs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .exits import ExitCode
+from .options import KINDS, examples, folders, json_flag
+from .output import answer
+
+
+@click.command(
+    "validate",
+    epilog=examples("fusegen validate", "fusegen validate --specs my_specs --json"),
+)
+@folders
+@json_flag
+def command(specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool) -> int:
+    """Check all specs and show every problem with its place."""
+    # Late: help needs none of it.
+    from ..commands import listing
+    from ..publish.folders import Folders
+    from ..spec.diagnostics import SpecError
+
+    try:
+        entries = listing.validate(Folders(specs, templates))
+    except SpecError as error:
+        if not as_json:
+            raise
+        problems = [
+            {"file": p.loc.file, "line": p.loc.line, "column": p.loc.column, "message": p.message}
+            for p in error.problems
+        ]
+        answer({"version": 1, "valid": False, "problems": problems})
+        return ExitCode.SPEC
+    counts = {kind: sum(entry.kind == kind for entry in entries) for kind in KINDS}
+    if as_json:
+        answer({"version": 1, "valid": True, "problems": [], "counts": counts})
+    else:
+        listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        click.echo(f"{len(entries)} specs are valid: {listed}")
+    return ExitCode.OK

@@ -1,0 +1,32 @@
+"""All verbs: where each one's command is, and what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    """A verb before it is loaded.
+
+    Attributes:
+        module: has the click command, as `command`.
+        summary: the line of `fusegen --help`.
+    """
+
+    module: str
+    summary: str
+
+
+VERBS: Mapping[str, Verb] = {
+    "bench": Verb("fusegen.cli.bench", "Measure, compare with records, tune."),
+    "build": Verb("fusegen.cli.build", "Compile the kernels of bundles."),
+    "check": Verb("fusegen.cli.check", "Compare bundles with their specs."),
+    "demo": Verb("fusegen.demo.command", "Train a small model and compare."),
+    "explain": Verb("fusegen.cli.explain", "Say what one module does and costs."),
+    "generate": Verb("fusegen.cli.generate", "Write bundles of generated modules."),
+    "list": Verb("fusegen.cli.list", "Show what exists."),
+    "new": Verb("fusegen.cli.new", "Start a spec from a commented file."),
+    "plan": Verb("fusegen.cli.plan", "Show what would be made, and what cannot."),
+    "validate": Verb("fusegen.cli.validate", "Check all specs."),
+}

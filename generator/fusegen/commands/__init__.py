@@ -1,0 +1,1 @@
+"""What the commands do, without printing: functions that return dataclasses; a file per job."""

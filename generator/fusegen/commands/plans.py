@@ -1,0 +1,230 @@
+"""What would be made of cells, and why: `plan` and `explain`, which write nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ..build.gpu import arch_named
+from ..emit.text.explain import explain as explain_plan
+from ..emit.text.explain import explain_rewrites
+from ..ir.naming import Cell
+from ..ir.plan import ModulePlan, Status, Unsupported
+from ..ir.predicate import Predicate
+from ..ir.shapes import Binary, Const, Shape, Sym
+from ..ir.text import text
+from ..passes.contract import Pass
+from ..passes.draft import Draft, NotPossible
+from ..passes.pipeline import PASSES, context_of, resolve, run_passes
+from ..passes.verify import verify_pass
+from ..publish.folders import BUILTIN, Folders, load_specs
+from ..publish.inputs import derivations
+from ..spec.cells import product, target_cells, targets_or_names, with_options, without_fusions
+from ..spec.kinds import SpecKind
+from ..spec.load import SpecSet
+from ..spec.usage import UsageError, known, spec_named
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which cells `plan` shows. Empty means all, except that a target narrows everything."""
+
+    targets: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+EVERYTHING = Query()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """A cell on an architecture, and what it would be made of."""
+
+    module: str
+    recipe: str
+    arch: str
+    status: str
+    reason: str
+    kernels: tuple[str, ...]
+    saved: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """All fields; options only where there are some."""
+        fields = dataclasses.asdict(self)
+        return fields if self.options else {k: v for k, v in fields.items() if k != "options"}
+
+
+def plan(query: Query = EVERYTHING, folders: Folders = BUILTIN) -> tuple[PlanRow, ...]:
+    """Plan cells and write nothing; sorted by architecture, module and recipe.
+
+    Raises:
+        SpecError: the specs are wrong.
+        UsageError: an unknown name, a target together with other names, `native` without a GPU.
+    """
+    specs = load_specs(folders)
+    named = (*query.archs, *query.modules, *query.recipes, *query.options)
+    targets_or_names(query.targets, named)
+    if query.targets:
+        wanted = target_cells(specs, query.targets)
+    else:
+        modules = [spec_named(specs, SpecKind.MODULES, name) for name in query.modules]
+        recipes = [spec_named(specs, SpecKind.RECIPES, name) for name in query.recipes]
+        cells = product(modules or specs.modules, recipes or specs.recipes)
+        cells = with_options(specs, cells, query.options)
+        archs = [arch_named(name, specs) for name in query.archs] or list(specs.archs)
+        wanted = dict.fromkeys(archs, cells)
+    rows: list[PlanRow] = []
+    for arch, cells in sorted(wanted.items()):
+        found = resolve(specs, arch, cells, derivations())
+        rows += map(_plan_row, found.modules)
+        rows += map(unsupported_row, found.unsupported)
+    return tuple(sorted(rows, key=lambda row: (row.arch, row.module, row.recipe)))
+
+
+def _plan_row(plan: ModulePlan) -> PlanRow:
+    return PlanRow(
+        plan.module,
+        plan.recipe,
+        plan.arch,
+        plan.status.value,
+        plan.reason,
+        tuple(kernel.name for kernel in plan.kernels),
+        tuple(result.buffer for result in plan.saved),
+        Cell.parse(plan.cell).options,
+    )
+
+
+def unsupported_row(cell: Unsupported) -> PlanRow:
+    """A cell that cannot be made, as a row."""
+    status = Status.UNSUPPORTED.value
+    options = Cell.parse(cell.cell).options
+    return PlanRow(cell.module, cell.recipe, cell.arch, status, cell.reason, (), (), options)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One cell on one architecture: the plan and its text, or why there is none.
+
+    Attributes:
+        row: status and reason.
+        lines: for people.
+        plan: the whole plan, None for an unsupported cell.
+    """
+
+    row: PlanRow
+    lines: tuple[str, ...]
+    plan: ModulePlan | None
+
+    def to_json(self) -> dict[str, object]:
+        """The row, the text and the plan; formulas and conditions as text."""
+        return self.row.to_json() | {"text": list(self.lines), "plan": _plain(self.plan)}
+
+
+def explain(
+    module: str,
+    recipe: str,
+    arch: str,
+    folders: Folders = BUILTIN,
+    options: Sequence[str] = (),
+    no_fusions: Sequence[str] = (),
+    *,
+    verify: bool = False,
+) -> Explanation:
+    """What one module does, keeps, runs and costs, and what fusions did, or why it cannot be made.
+
+    Args:
+        no_fusions: fusions to leave out.
+
+    Raises:
+        SpecError: the specs are wrong.
+        UsageError: an unknown name, or `native` without a GPU.
+        VerifyError: with ``verify``, the first pass that breaks a rule of the IR.
+    """
+    specs = load_specs(folders)
+    cells = [_cell(specs, module, recipe, options)]
+    left_out = [spec_named(specs, SpecKind.FUSIONS, name) for name in no_fusions]
+    specs = without_fusions(specs, left_out)
+    observe = verify_pass if verify else None
+    found = resolve(specs, arch_named(arch, specs), cells, derivations(), observe)
+    if found.unsupported:
+        row = unsupported_row(found.unsupported[0])
+        name = found.unsupported[0].cell
+        return Explanation(row, (f"{name} on {row.arch}: {row.status} ({row.reason})",), None)
+    made = found.modules[0]
+    lines = (*explain_plan(made), *explain_rewrites(made, left_out))
+    return Explanation(_plan_row(made), lines, made)
+
+
+def draft_after(
+    after: str,
+    module: str,
+    recipe: str,
+    arch: str,
+    folders: Folders = BUILTIN,
+    options: Sequence[str] = (),
+    no_fusions: Sequence[str] = (),
+    *,
+    verify: bool = False,
+) -> str:
+    """The draft of one module after a pass, as text that ``ir.text.parse`` reads back.
+
+    Raises:
+        SpecError: the specs are wrong.
+        UsageError: an unknown name, a pass that does not run for the module, or a module that
+            cannot be made up to there.
+        VerifyError: with ``verify``, the first pass that breaks a rule of the IR.
+    """
+    known("pass", after, [each.name for each in PASSES])
+    specs = load_specs(folders)
+    cell = _cell(specs, module, recipe, options)
+    left_out = [spec_named(specs, SpecKind.FUSIONS, name) for name in no_fusions]
+    specs = without_fusions(specs, left_out)
+    seen: dict[str, Draft] = {}
+
+    def observe(done: Pass, before: Draft, draft: Draft) -> None:
+        seen[done.name] = draft
+        if verify:
+            verify_pass(done, before, draft)
+
+    reason = ""
+    try:
+        run_passes(context_of(specs, cell, arch_named(arch, specs), derivations()), observe)
+    except NotPossible as error:
+        reason = str(error)
+    if after in seen:
+        return text(seen[after])
+    if reason:
+        raise UsageError(f"{cell} on {arch} cannot be made up to the pass {after!r}: {reason}")
+    words = next(each.options for each in PASSES if each.name == after)
+    raise UsageError(
+        f"the pass {after!r} does not run for {cell}: choose it with --option {' or '.join(words)}"
+    )
+
+
+def _cell(specs: SpecSet, module: str, recipe: str, options: Sequence[str]) -> Cell:
+    """The one cell that names and options stand for.  Raises UsageError for an unknown name."""
+    cell = Cell(
+        spec_named(specs, SpecKind.MODULES, module), spec_named(specs, SpecKind.RECIPES, recipe)
+    )
+    (found,) = with_options(specs, [cell], options)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A plan as JSON values."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Shape | Predicate | Binary | Const | Sym):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,288 @@
+"""`fusegen new`: one commented YAML file to start a spec from."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import paths
+from ..checks.load import SpecWarning, load_usable
+from ..families.registry import known_family
+from ..files import named, resolve
+from ..ir.naming import camel
+from ..math.expression import CALLABLE
+from ..spec.arch import ArchSpec
+from ..spec.kinds import SpecKind
+from ..spec.load import SpecSet, adapter
+from ..spec.usage import UsageError, known, spec_named
+
+KINDS = (SpecKind.RECIPES, SpecKind.OPS, SpecKind.ARCHS, SpecKind.MODULES)
+
+
+class ExistsError(Exception):
+    """The file to write is already there; it stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """A new spec file.
+
+    Attributes:
+        path: of the file.
+        text: what it holds.
+        steps: what to do next, one line each.
+    """
+
+    path: Path
+    text: str
+    steps: tuple[str, ...]
+
+
+def new(kind: str, name: str, *, origin: str | None = None, folder: Path | None = None) -> Scaffold:
+    """Write `<folder>/<kind>s/<name>.yaml` and check it against all other specs.
+
+    Args:
+        kind: recipe, op, arch or module.
+        name: of the spec and its file.
+        origin: spec to copy with its comments; a minimal one is written otherwise.
+        folder: spec folder to write to; the checkout's own inside a checkout, else `specs`.
+
+    Raises:
+        UsageError: an unknown kind or origin, or a name that no such spec can have.
+        ExistsError: the file, or a spec of that name, exists.
+        SpecError: the new file would not be valid, or what it is made from is not.
+    """
+    which = {each.key: each for each in KINDS}[known("kind", kind, [each.key for each in KINDS])]
+    target = folder or default_folder()
+    _check_name(which, name)
+    path = target / which.folder / f"{name}.yaml"
+    if os.path.lexists(path):
+        raise ExistsError(f"{path} exists; choose another name, or edit that file")
+    folders = _folders(target)
+    specs = load_usable(folders)
+    if name in specs.of(which):
+        place = specs.source(which, name).loc(which.key)
+        raise ExistsError(f"{which.key} {name!r} is already at {place}; choose another name")
+    text = _copy(which, name, origin, specs, folders) if origin else _MINIMAL[which](name, specs)
+    _validate(which, name, text, folders)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with named(path):
+        path.write_text(text, encoding="utf-8", newline="\n")
+    return Scaffold(path, text, _next(which, name, path, target))
+
+
+def default_folder() -> Path:
+    """The checkout's spec folder inside a checkout, `specs` in the working directory elsewhere."""
+    if paths.inside_checkout(Path.cwd()):
+        return paths.builtin_specs()
+    return Path(paths.SPECS)
+
+
+def _folders(target: Path) -> tuple[Path, ...]:
+    builtin = paths.builtin_specs()
+    resolved = resolve(target)
+    return (builtin, resolved) if resolved.is_dir() and resolved != builtin else (builtin,)
+
+
+def _check_name(kind: SpecKind, name: str) -> None:
+    schema = adapter(kind.spec).json_schema()["properties"][kind.key]
+    pattern, longest = schema["pattern"], schema.get("maxLength", 40)
+    if not re.fullmatch(pattern, name) or len(name) > longest:
+        raise UsageError(
+            f"{name!r} cannot name {_article(kind)}: expected at most {longest} characters that "
+            f"match {pattern}"
+        )
+
+
+def _article(kind: SpecKind) -> str:
+    return f"an {kind.key}" if kind.key[0] in "aeiou" else f"a {kind.key}"
+
+
+def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Sequence[Path]) -> str:
+    spec_named(specs, kind, origin)
+    written = Path(specs.source(kind, origin).file)
+    if written.stem != origin:
+        raise UsageError(
+            f"{origin!r} is a variant in {written}; add a variant there, or copy the module:"
+            f" --from {written.stem}"
+        )
+    files = [folder / kind.folder / f"{origin}.yaml" for folder in folders]
+    text = next(file for file in files if file.is_file()).read_text(encoding="utf-8")
+    text = _set(text, kind.key, name)
+    if kind is SpecKind.MODULES:
+        text = _set(text, "class", camel(name))
+        text = re.sub(r"^variants:.*\n(?:[ #].*\n|\s*\n)*", "", text, flags=re.MULTILINE)
+    if kind is SpecKind.ARCHS and name.startswith("sm_"):
+        for key, value in _gpu(name).items():
+            text = _set(text, key, value)
+        text = _without_foreign_kernels(text, name, specs.archs[origin])
+    return text
+
+
+def _without_foreign_kernels(text: str, name: str, origin: ArchSpec) -> str:
+    """The copy without families that use instructions which the new architecture has not."""
+    foreign = {
+        family
+        for family, spec in origin.kernels.items()
+        if (known := known_family(spec.template or family))
+        and known.cannot_run_on(name, _capability(name))
+    }
+    keys = foreign if foreign < {*origin.kernels} else foreign | {"kernels"}
+    for key in sorted(keys):
+        # Comments above, the key, and all lines that are indented further.
+        text = re.sub(
+            rf"^(?:( *)#.*\n)*( *){key}:.*\n(?:\2 .*\n|\s*\n)*", "", text, flags=re.MULTILINE
+        )
+    return text
+
+
+def _set(text: str, key: str, value: str) -> str:
+    """Replace the value of a top-level key, keeping the comment behind it."""
+    return re.sub(
+        rf"^{key}:[ \t]*[^#\n]*?([ \t]*#.*)?$",
+        lambda match: f"{key}: {value}{match[1] or ''}",
+        text,
+        count=1,
+        flags=re.MULTILINE,
+    )
+
+
+def _capability(name: str) -> tuple[int, int]:
+    """What the name of a GPU architecture says of its compute capability."""
+    digits = name.removeprefix("sm_").rstrip("a")
+    return int(digits[:-1] or "0"), int(digits[-1])
+
+
+def _gpu(name: str) -> dict[str, str]:
+    """The facts that the name of a GPU architecture states."""
+    code = name.removeprefix("sm_")
+    return {
+        "capability": str([*_capability(name)]),
+        "gencode": f"arch=compute_{code},code=sm_{code}",
+    }
+
+
+def _validate(kind: SpecKind, name: str, text: str, folders: Sequence[Path]) -> None:
+    """Check the text among all other specs before anything is written."""
+    with tempfile.TemporaryDirectory(prefix="fusegen-") as scratch:
+        # A folder of the usual name, so that messages name the file as they would at its place.
+        trial = Path(scratch) / paths.SPECS
+        (trial / kind.folder).mkdir(parents=True)
+        file = trial / kind.folder / f"{name}.yaml"
+        with named(file):
+            file.write_text(text, encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SpecWarning)
+            load_usable((*folders, trial)).require(kind, name)
+
+
+def _next(kind: SpecKind, name: str, path: Path, target: Path) -> tuple[str, ...]:
+    builtin = resolve(target) == paths.builtin_specs()
+    option = "" if builtin else f" --specs {target}"
+    edit = f"edit {path}"
+    check = f"fusegen validate{option}"
+    match kind:
+        case SpecKind.OPS:
+            return (edit, check, f"fusegen new module {name}{option}")
+        case SpecKind.MODULES:
+            words = f"--arch cpu --module {name} --recipe bf16"
+        case SpecKind.RECIPES:
+            words = f"--arch cpu --module grouped_linear --recipe {name}"
+        case _:
+            return (edit, check, f"fusegen plan --arch {name}{option}")
+    return (edit, check, f"fusegen generate {words}{option}")
+
+
+def _minimal_recipe(name: str, specs: SpecSet) -> str:
+    return f"""\
+edition: 1
+recipe: {name}
+summary: Say in one line what is quantised and how
+source: Where the recipe was published
+# Where partial sums of each product are kept: fp32, fast or split_128.
+gemm: {{fprop: fp32, dgrad: fp32, wgrad: fp32}}
+# Largest relative Frobenius errors that the generated tests accept: a product against float64 of
+# the operands it read, a whole module against float64 of its inputs, sums kept in fp32.
+tolerance: {{gemm: 4.0e-3, end_to_end: 1.0e-2, float32: 5.0e-5}}
+# How the operands of the products are quantised, by role: input, weight, grad_output. A role that
+# is not named stays in the module's own type. For example:
+# roles:
+#   input:
+#     format: e4m3
+#     block: [1, 128]
+#     scale: {{dtype: float32, rule: max_over_amax}}
+"""
+
+
+def _minimal_op(name: str, specs: SpecSet) -> str:
+    return f"""\
+edition: 1
+op: {name}
+summary: Say in one line what y is
+# Symbols of the shapes, each with the keyword it has in a constructor.
+dims: {{T: rows, D: width}}
+# `T...` stands for any number of leading dimensions.
+inputs:
+  x: {{shape: [T..., D]}}
+outputs:
+  y: {{shape: [T..., D]}}
+# One expression per output; the backward is derived from it. Known functions:
+# {", ".join(CALLABLE)}.
+# An op that multiplies matrices has `forward` and `backward` steps instead, as
+# specs/ops/grouped_linear.yaml has.
+pointwise:
+  y: relu(x) * relu(x)
+"""
+
+
+def _minimal_module(name: str, specs: SpecSet) -> str:
+    specs.require(SpecKind.OPS, name)
+    op = name if name in specs.ops else next(iter(specs.ops))
+    return f"""\
+edition: 1
+module: {name}
+# The name of the generated torch.nn.Module.
+class: {camel(name)}
+# One op, whose sizes and inputs become the module's. For several ops in a row write `summary`,
+# `dims`, `inputs` and a `chain` instead; specs/modules/grouped_mlp.yaml is one.
+op: {op}
+"""
+
+
+def _minimal_arch(name: str, specs: SpecSet) -> str:
+    if not name.startswith("sm_"):
+        raise UsageError(f"{name!r} cannot be added; expected the name of a GPU, such as sm_89")
+    facts = _gpu(name)
+    return f"""\
+edition: 1
+arch: {name}
+summary: Say which GPUs these are
+capability: {facts["capability"]}
+# What nvcc is told, and the oldest CUDA toolkit that knows the architecture.
+gencode: {facts["gencode"]}
+toolkit: "13.0"
+# Hardware limits by name, for people and tests: shared memory of a block in bytes, registers.
+limits: {{registers: 65536}}
+# Families of kernels, by the template that prints them. Until one implements the steps of a module,
+# that module is unsupported here; `fusegen plan --arch {name}` says why. The templates that come
+# with fusegen need compute capability 9.0. For example:
+# kernels:
+#   group_sum:
+#     implements: [group_sum, column_sum]
+#     row_alignment: 8
+#   pointwise:
+#     implements: [pointwise, pointwise_grad]
+"""
+
+
+_MINIMAL: dict[SpecKind, Callable[[str, SpecSet], str]] = {
+    SpecKind.RECIPES: _minimal_recipe,
+    SpecKind.OPS: _minimal_op,
+    SpecKind.MODULES: _minimal_module,
+    SpecKind.ARCHS: _minimal_arch,
+}

@@ -1,0 +1,313 @@
+"""All files of one bundle, rendered from the plans of its cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ..ir.plan import KernelSet, KernelUnit, ModulePlan
+from ..spec.arch import ArchSpec
+from .digests import Tree, cell_digest, sources_digest
+from .fileset import Artifact, ArtifactKind, FileSet
+from .hygiene import marked, settle
+from .kernels.units import (
+    CellSources,
+    DispatchContext,
+    SourcesContext,
+    UnitContext,
+    dispatch_context,
+    unit_context,
+)
+from .launcher.program import launcher_context
+from .python.cell import CellContext, cell_context
+from .python.conversions import QuantizeContext, quantize_context
+from .python.sharding import sharding_context
+from .reference.steps import reference_context
+from .render import Renderer
+from .tests.cell import TestContext, test_context
+from .text.escape import cmake, markdown
+from .text.explain import explain
+
+_KINDS = {
+    ".py": ArtifactKind.PYTHON,
+    ".md": ArtifactKind.MARKDOWN,
+    ".cmake": ArtifactKind.CMAKE,
+    ".cpp": ArtifactKind.CUDA,
+    ".cu": ArtifactKind.CUDA,
+    ".h": ArtifactKind.CUDA,
+}
+
+_INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
+_IMPORT = re.compile(r"^from \. import (\w+)", re.MULTILINE)
+_BUILD_FILES = {"CMakeLists.txt", "exports.map", "digests.cpp"}
+
+_SOURCES = "csrc/sources.cmake"
+
+_UNSTAMPED = "0" * 64
+"""What the templates print where a cell's digest is to stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellRow:
+    """A line of the README's table of modules."""
+
+    cell: str
+    class_name: str
+    recipe: str
+    status: str
+    gradients: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """A line of the README's table of kernels."""
+
+    name: str
+    condition: str
+    kernels: str
+
+
+@dataclass(frozen=True, slots=True)
+class BundleContext:
+    """What the files that speak of the whole bundle state."""
+
+    namespace: str
+    arch: str
+    arch_summary: str
+    compiled: bool
+    toolkit: str
+    rows: tuple[CellRow, ...]
+    kernel_rows: tuple[KernelRow, ...]
+    sources: tuple[str, ...]
+
+
+def render_bundle(
+    plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str, renderer: Renderer
+) -> FileSet:
+    """Every file of a bundle.
+
+    Args:
+        plans: of its cells, sorted.
+        arch: what they are for.
+        namespace: of their ops.
+        renderer: templates.
+    """
+    owners = tuple(plan.cell for plan in plans)
+    context = _context(plans, arch, namespace)
+    files = list(_shared(context, owners, renderer))
+    for plan in plans:
+        files += _cell(plan, renderer)
+    files += _statics(renderer, "runtime", files, owners, _IMPORT, set(), target="")
+    files += _statics(renderer, "reference", files, owners, _IMPORT, {"__init__.py"})
+    files += _statics(renderer, "sharding", files, owners, _IMPORT, {"__init__.py"})
+    if arch.has_kernels:
+        files += _compiled(plans, context, arch, renderer)
+        files += _statics(renderer, "csrc", files, owners, _INCLUDE, _BUILD_FILES)
+    digests = _digests(plans, files, arch)
+    if arch.has_kernels:
+        cells = tuple(
+            CellSources(plan.cell, digests[plan.cell], _units(plan)) for plan in plans if plan.ops
+        )
+        sources = SourcesContext(namespace, cmake(arch.gencode or ""), cells)
+        files.append(_render(renderer, _SOURCES, f"{_SOURCES}.j2", sources, owners, ()))
+    return FileSet(_stamped(path, artifact, digests) for path, artifact in files)
+
+
+def _digests(
+    plans: tuple[ModulePlan, ...], files: list[tuple[str, Artifact]], arch: ArchSpec
+) -> dict[str, str]:
+    """The digest of every cell that has ops."""
+    contents = {path: artifact.data for path, artifact in files}
+    bundle, csrc = Tree(contents.get), Tree(lambda path: contents.get(f"csrc/{path}"))
+    return {
+        plan.cell: cell_digest(
+            bundle,
+            plan.cell,
+            sources_digest(csrc, _units(plan), arch.gencode) if arch.gencode else "",
+        )
+        for plan in plans
+        if plan.ops
+    }
+
+
+def _stamped(path: str, artifact: Artifact, digests: Mapping[str, str]) -> tuple[str, Artifact]:
+    """The file with its cell's digest, where it states one."""
+    digest = digests.get(path.removesuffix(".py"))
+    if digest is None:
+        return path, artifact
+    return path, replace(artifact, text=artifact.text.replace(_UNSTAMPED, digest))
+
+
+def _units(plan: ModulePlan) -> tuple[str, ...]:
+    """What a cell is compiled from, below `csrc`."""
+    units = {unit.name for kernels in plan.kernel_sets for unit in kernels.units}
+    return (f"{plan.cell}.cpp", *(f"kernels/{name}.cu" for name in sorted(units)))
+
+
+def _statics(
+    renderer: Renderer,
+    folder: str,
+    files: list[tuple[str, Artifact]],
+    owners: tuple[str, ...],
+    pattern: re.Pattern[str],
+    always: set[str],
+    target: str | None = None,
+) -> Iterator[tuple[str, Artifact]]:
+    """The files of a static folder that the rendered files next to them need, and no others.
+
+    They come to a folder of the same name, unless another target is given.
+    """
+    target = f"{folder}/" if target is None else target
+    texts = [artifact.text for path, artifact in files if path.startswith(target)]
+    wanted = always | _reachable(renderer.static(folder), texts, pattern)
+    yield from _copies(renderer, folder, target, owners, wanted)
+
+
+def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> BundleContext:
+    return BundleContext(
+        namespace=namespace,
+        arch=arch.name,
+        arch_summary=markdown(arch.summary),
+        compiled=arch.has_kernels,
+        toolkit=markdown(arch.toolkit or ""),
+        rows=tuple(_row(plan) for plan in plans),
+        kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
+        sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
+    )
+
+
+def _row(plan: ModulePlan) -> CellRow:
+    gradients = ", ".join(plan.differentiated)
+    return CellRow(plan.cell, plan.class_name, plan.recipe, plan.status.value, gradients)
+
+
+def _kernel_rows(kernels: KernelSet) -> Iterator[KernelRow]:
+    for rule in kernels.rules:
+        chosen = rule.point or f"{kernels.name}_<dtype>"
+        yield KernelRow(kernels.name, str(rule.predicate), chosen)
+
+
+def _kernel_sets(plans: tuple[ModulePlan, ...]) -> list[KernelSet]:
+    """Kernel sets of all cells, each once, by name."""
+    found = {kernels.name: kernels for plan in plans for kernels in plan.kernel_sets}
+    return [found[name] for name in sorted(found)]
+
+
+def _render(
+    renderer: Renderer,
+    path: str,
+    template: str,
+    context: object,
+    owners: tuple[str, ...],
+    sources: tuple[str, ...],
+) -> tuple[str, Artifact]:
+    kind = _KINDS[path[path.rindex(".") :]]
+    inputs = (*sources, f"templates/{template}")
+    text = settle(renderer.render(template, context), kind)
+    return path, Artifact(text, kind, owners, inputs)
+
+
+def _copies(
+    renderer: Renderer, folder: str, target: str, owners: tuple[str, ...], wanted: set[str]
+) -> Iterator[tuple[str, Artifact]]:
+    """The wanted files of a static folder, byte for byte."""
+    for name, text in renderer.static(folder).items():
+        if name in wanted:
+            source = (f"templates/static/{folder}/{name}",)
+            yield f"{target}{name}", Artifact(text, ArtifactKind.STATIC, owners, source)
+
+
+def _reachable(
+    static: Mapping[str, str], texts: Iterable[str], pattern: re.Pattern[str]
+) -> set[str]:
+    """Static files that texts refer to, and those that these refer to in turn."""
+    found: set[str] = set()
+    waiting = list(texts)
+    while waiting:
+        for name in pattern.findall(waiting.pop()):
+            path = next((p for p in (name, f"{name}.py", f"fusegen/{name}") if p in static), None)
+            if path is not None and path not in found:
+                found.add(path)
+                waiting.append(static[path])
+    return found
+
+
+def _shared(
+    context: BundleContext, owners: tuple[str, ...], renderer: Renderer
+) -> Iterator[tuple[str, Artifact]]:
+    for name in ("_library.py", "__init__.py"):
+        yield _render(renderer, name, f"bundle/{name}.j2", context, owners, ())
+    yield _render(renderer, "README.md", "bundle/README.md.j2", context, owners, context.sources)
+    yield from _copies(
+        renderer, "bundle_tests", "tests/", owners, {*renderer.static("bundle_tests")}
+    )
+
+
+def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
+    description = tuple(explain(plan))
+    plan = marked(plan)
+    module: CellContext | QuantizeContext = (
+        quantize_context(plan, description) if plan.conversions else cell_context(plan, description)
+    )
+    tests: CellContext | QuantizeContext | TestContext = module
+    if plan.is_identity:
+        template = "identity"
+    elif plan.conversions:
+        template = "quantize"
+    else:
+        template, tests = "cell", test_context(plan)
+
+    def rendered(path: str, template: str, context: object) -> tuple[str, Artifact]:
+        return _render(renderer, path, template, context, (plan.cell,), plan.sources)
+
+    yield rendered(f"{plan.cell}.py", f"module/{template}.py.j2", module)
+    yield rendered(f"tests/test_{plan.cell}.py", f"tests/test_{template}.py.j2", tests)
+    if plan.ops:
+        reference = reference_context(plan)
+        yield rendered(f"reference/{plan.cell}.py", "reference/cell.py.j2", reference)
+        sharding = sharding_context(plan)
+        yield rendered(f"sharding/{plan.cell}.py", "sharding/cell.py.j2", sharding)
+
+
+def _compiled(
+    plans: tuple[ModulePlan, ...], context: BundleContext, arch: ArchSpec, renderer: Renderer
+) -> Iterator[tuple[str, Artifact]]:
+    plans = marked(plans)
+    for plan in plans:
+        if plan.ops:
+            path = f"csrc/{plan.cell}.cpp"
+            launcher = launcher_context(plan, arch, context.namespace)
+            yield _render(
+                renderer, path, "csrc/launcher.cpp.j2", launcher, (plan.cell,), plan.sources
+            )
+    for kernels in _kernel_sets(plans):
+        owners, sources = _users(plans, kernels)
+        dispatch: DispatchContext = dispatch_context(kernels, context.namespace)
+        path = f"csrc/dispatch/{kernels.name}.h"
+        yield _render(renderer, path, dispatch.template, dispatch, owners, sources)
+        for unit in kernels.units:
+            yield _unit(renderer, unit, context.namespace, owners, sources)
+
+
+def _unit(
+    renderer: Renderer,
+    unit: KernelUnit,
+    namespace: str,
+    owners: tuple[str, ...],
+    sources: tuple[str, ...],
+) -> tuple[str, Artifact]:
+    context: UnitContext = unit_context(unit, namespace)
+    path = f"csrc/kernels/{unit.name}.cu"
+    return _render(renderer, path, context.template, context, owners, sources)
+
+
+def _users(
+    plans: tuple[ModulePlan, ...], kernels: KernelSet
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Cells that use a kernel set, and the arch spec that it came from."""
+    users = [plan for plan in plans if kernels.name in {each.name for each in plan.kernel_sets}]
+    arch = next(
+        s for plan in users for s in plan.sources if s.startswith("specs/archs/") or "/archs/" in s
+    )
+    return tuple(plan.cell for plan in users), (arch,)

@@ -1,0 +1,1 @@
+"""Kernel units and dispatch headers."""

@@ -1,0 +1,220 @@
+"""Contexts of dispatch headers, kernel units and the list of sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...families.registry import enumerator
+from ...ir import dtypes
+from ...ir.dtypes import DType
+from ...ir.kernel import Store
+from ...ir.plan import Access, KernelSet, KernelUnit, PointwiseOperand, SelectionRule, Variant
+from ...ir.quantization import Accumulation
+from ..text.escape import comment
+
+_ACCESS = {
+    Access.FULL: "full",
+    Access.FIRST_HALF: "first_half",
+    Access.SECOND_HALF: "second_half",
+    Access.FIRST_OF_32: "first_of_32",
+    Access.SECOND_OF_32: "second_of_32",
+    Access.ROW: "row",
+    Access.COLUMN: "column",
+}
+
+
+_ACCUMULATIONS = tuple(each.value for each in Accumulation)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRule:
+    """A rule of a dispatch header: condition source and the kernel per element type."""
+
+    condition: str
+    words: str
+    bfloat16: str
+    float16: str
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchContext:
+    """Everything a dispatch header states; ``template`` is named after the kernel family."""
+
+    template: str
+    namespace: str
+    name: str
+    kind: str
+    kernels: tuple[str, ...]
+    variables: tuple[str, ...]
+    rules: tuple[DispatchRule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOperand:
+    """An operand or result of a pointwise kernel: its place, symbol, access and type."""
+
+    index: int
+    symbol: str
+    access: str
+    wide: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedText:
+    """C++ names of what a kernel of quantised tensors is instantiated for.
+
+    Attributes:
+        format, scaling: of a kernel that encodes or decodes.
+        stochastic, hadamard: of a quantise kernel, ``true`` or ``false``.
+        columnwise: whether a kernel reads a columnwise copy.
+        turned: whether a kernel that decodes turns matrices over.
+        a, b: element types of a product's operands.
+        product_scaling: scales of a product.
+        accumulation: of a product.
+    """
+
+    format: str = ""
+    scaling: str = ""
+    stochastic: str = ""
+    hadamard: str = ""
+    columnwise: str = ""
+    turned: str = ""
+    a: str = ""
+    b: str = ""
+    product_scaling: str = ""
+    accumulation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFunction:
+    """A function of a kernel unit: its name and the element type it is instantiated for."""
+
+    name: str
+    element: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitContext:
+    """Everything a kernel unit states; ``template`` is named after the kernel family."""
+
+    template: str
+    namespace: str
+    kernels: tuple[KernelFunction, ...]
+    kind: str
+    tile: str
+    cluster: int
+    schedule: str
+    store: str
+    formula: str
+    cost: int
+    operands: tuple[KernelOperand, ...]
+    results: tuple[KernelOperand, ...]
+    scalars: tuple[str, ...]
+    body: tuple[str, ...]
+    grouped: bool
+    quantized: QuantizedText
+
+
+@dataclass(frozen=True, slots=True)
+class CellSources:
+    """A cell in ``sources.cmake``: its digest, and the units it is compiled from."""
+
+    name: str
+    digest: str
+    units: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesContext:
+    """Everything ``sources.cmake`` states."""
+
+    namespace: str
+    gencode: str
+    cells: tuple[CellSources, ...]
+
+
+def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
+    """What ``csrc/dispatch/<set>.h`` states."""
+    variables = sorted(
+        {c.variable.value for rule in kernels.rules for c in rule.predicate.conditions}
+    )
+    last = len(kernels.rules) - 1
+    return DispatchContext(
+        template=f"csrc/{kernels.template}.h.j2",
+        namespace=namespace,
+        name=kernels.name,
+        kind=kernels.kind.value if kernels.kind else "",
+        kernels=tuple(kernel.name for kernel in kernels.kernels),
+        variables=tuple(variables),
+        rules=tuple(_rule(rule, i == last) for i, rule in enumerate(kernels.rules)),
+    )
+
+
+def _rule(rule: SelectionRule, last: bool) -> DispatchRule:
+    names = dict(rule.kernels)
+    return DispatchRule(
+        condition=rule.predicate.to_cpp(),
+        words=str(rule.predicate),
+        bfloat16=names[DType.BFLOAT16],
+        float16=names[DType.FLOAT16],
+        last=last,
+    )
+
+
+def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
+    """What ``csrc/kernels/<unit>.cu`` states."""
+    point, math = unit.point, unit.pointwise
+    return UnitContext(
+        template=f"csrc/{unit.template}.cu.j2",
+        namespace=namespace,
+        kernels=tuple(KernelFunction(k.name, dtypes.info(k.dtype).cuda) for k in unit.kernels),
+        kind=unit.kind.value if unit.kind else "",
+        tile=", ".join(str(extent) for extent in point.tile) if point else "",
+        cluster=point.cluster[0] * point.cluster[1] if point else 1,
+        schedule=point.schedule.value if point else "",
+        store=unit.variant.store.value if unit.variant else Store.IO.value,
+        formula=comment(math.formula) if math else "",
+        cost=math.cost if math else 0,
+        operands=_operands(math.operands) if math else (),
+        results=_operands(math.results) if math else (),
+        scalars=math.attributes if math else (),
+        body=math.cuda if math else (),
+        grouped=math.grouped if math else False,
+        quantized=_quantized_text(unit.template, unit.variant),
+    )
+
+
+def _quantized_text(template: str, variant: Variant | None) -> QuantizedText:
+    """Every field; those that a kernel's template does not use are empty."""
+    formats = [f for f in variant.formats if f is not DType.IO] if variant else []
+    if variant is None or not formats:
+        return QuantizedText()
+    cuda = [dtypes.info(format).cuda for format in formats]
+    scaling = variant.scalings[0] if variant.scalings else ""
+    ways = [trait for trait in variant.traits if trait in _ACCUMULATIONS]
+
+    def has(trait: str) -> str:
+        return "true" if trait in variant.traits else "false"
+
+    return QuantizedText(
+        format=formats[0].value.upper(),
+        scaling=scaling,
+        stochastic=has("stochastic"),
+        hadamard=has("hadamard"),
+        columnwise=has("columnwise"),
+        turned=has("turned"),
+        a=cuda[0],
+        b=cuda[-1],
+        product_scaling=enumerator(template, scaling),
+        accumulation=enumerator(template, next(iter(ways), "")),
+    )
+
+
+def _operands(operands: tuple[PointwiseOperand, ...]) -> tuple[KernelOperand, ...]:
+    return tuple(
+        KernelOperand(
+            index, o.symbol, _ACCESS[o.access], "true" if o.dtype is DType.FLOAT32 else "false"
+        )
+        for index, o in enumerate(operands)
+    )

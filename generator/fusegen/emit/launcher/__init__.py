@@ -1,0 +1,1 @@
+"""C++ of a cell: one call per direction."""

@@ -1,0 +1,342 @@
+"""Launches of a launcher: the arguments of each step's kernel, filled in from the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ...ir import dtypes
+from ...ir.plan import Copy, ModulePlan, Program, Step
+from ...ir.quantization import Extent, Orientation, QuantizationSpec, ScaleRounding, ScaleRule
+from ...ir.shapes import product, to_cpp
+from ...steps import definition
+from ...steps.launch import Field, Launch, Source
+from ...steps.pointwise import ROW_GROUPS
+from ...steps.pointwise_quantize import ROW_PARTIALS
+from ...steps.quantize import SUMMED
+from ..python.words import range_name, scalar, step_comment
+from ..text.explain import size_in_bytes
+from .words import Reading, any_of, call, filled, scalar_type, writable
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchStep:
+    """A step of a launcher.
+
+    Attributes:
+        comment: what it does, for people.
+        opening: of the block around its lines; empty where they need none.
+        lines: of the launch, after that of its range where it has one.
+    """
+
+    comment: str
+    opening: str
+    lines: tuple[str, ...]
+
+
+def launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> LaunchStep:
+    given = {argument.buffer for argument in program.arguments if not argument.mutated}
+
+    def reading(name: str | None) -> str:
+        if name is None:
+            return "nullptr"
+        return f"pointer({name}_dense)" if name in given else f"pointer({name})"
+
+    lines = _launch(_Place(plan, program, step, reading))
+    opening = f"if ({any_of(step.when)}) {{" if step.when else ""
+    if plan.ranges:
+        opening = opening or "{"
+        lines = [f'const Range range("{range_name(plan, program, step, index)}");', *lines]
+    return LaunchStep(step_comment(step, index), opening, tuple(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A step that is launched, and what its fields are printed from."""
+
+    plan: ModulePlan
+    program: Program
+    step: Step
+    reading: Reading
+
+    def operand(self, slot: str) -> str:
+        """Address of the operand in a slot; null where there is none."""
+        return self.reading(self.step.input(slot))
+
+    def result(self, slot: str) -> str | None:
+        """The buffer of the result in a slot."""
+        return next((o.buffer for o in self.step.outputs if o.slot == slot), None)
+
+    def copy(self, slot: str) -> Copy:
+        """The copy whose codes are in a slot: of a, of b, or the only one."""
+        return self.step.copies[slot == "b"]
+
+
+def _launch(place: _Place) -> list[str]:
+    step = place.step
+    stated = definition(step.primitive).launch
+    if stated is None:
+        return _snapshot_launch(place.plan, step, place.reading)
+    launch = stated(step)
+    if not launch.assigned:
+        return call(step, launch.arguments, _words(place, launch))
+    typed = launch.typed_by and place.plan.buffer(place.result(launch.typed_by) or "").dtype
+    io = scalar_type(typed) if typed else "io"
+    return filled(step, launch.arguments, _fields(place, launch), io)
+
+
+def _words(place: _Place, launch: Launch) -> list[str]:
+    """Values of a struct in order, each behind its name."""
+    begun = [f"{{{', '.join(_words(place, launch.base))}}}"] if launch.base else []
+    fields = _fields(place, launch).items()
+    return begun + [_word(name, value) for name, value in fields if value]
+
+
+def _word(name: str, value: str) -> str:
+    return value if value == _SMS else f"/*{name}=*/{value}"
+
+
+def _fields(place: _Place, launch: Launch) -> dict[str, str]:
+    """Values by field; empty ones keep their defaults."""
+    values: dict[str, str] = {}
+    for field in launch.fields:
+        several = _SEVERAL.get(field.source)
+        values |= several(place, field.of) if several else {field.name: _value(place, field)}
+    return values
+
+
+def _value(place: _Place, field: Field) -> str:
+    """The value of one field."""
+    plan, step = place.plan, place.step
+    match field.source:
+        case Source.OPERAND | Source.FLOAT_OPERAND | Source.INTEGER_OPERAND:
+            if field.optional and step.input(field.of) is None:
+                return ""
+            return _typed(field.source, place.operand(field.of))
+        case Source.RESULT | Source.FLOAT_RESULT | Source.INTEGER_RESULT:
+            name = place.result(field.of)
+            return _typed(field.source, f"writable({name})") if name else ""
+        case Source.LENGTH:
+            return to_cpp(plan.buffer(place.result(field.of) or "").shape.dims[0])
+        case Source.SIZE:
+            return to_cpp(dict(step.sizes)[field.of])
+        case Source.PITCH:
+            return _pitch(plan, place.copy(field.of))
+        case Source.TOKEN_PITCH:
+            return _token_pitch(plan, place.copy(field.of))
+        case Source.ALIGNMENT:
+            return str(plan.layout.token_alignment)
+        case Source.MULTIPROCESSORS:
+            return _SMS
+    raise ValueError(f"{field.source.value} is of several fields")
+
+
+def _typed(source: Source, address: str) -> str:
+    """An address as a pointer to the type that its source names."""
+    word = _POINTERS.get(source)
+    return f"{word}({address})" if word and address != "nullptr" else address
+
+
+def _snapshot_launch(plan: ModulePlan, step: Step, reading: Reading) -> list[str]:
+    """A copy of memory, in the order of the stream."""
+    size = to_cpp(size_in_bytes(plan.buffer(step.out)))
+    words = f"writable({step.out}), {reading(step.reads[0])}, {size}"
+    return [f"check(kCell, copy_memory({words}, stream));"]
+
+
+def _pitch(plan: ModulePlan, copy: Copy) -> str:
+    """Bytes from one row of codes to the next."""
+    buffer = plan.buffer(copy.data)
+    per_byte = 8 // dtypes.bits(buffer.dtype)
+    assert per_byte in (1, 2), buffer
+    return to_cpp(buffer.shape.dims[-1])
+
+
+def _parts_fields(place: _Place, partials: str) -> dict[str, str]:
+    """What the parts say, without the tensor between them."""
+    first, second = place.step.parts
+    expression = _pointwise_fields(first, place.reading, without=second.input("a"))
+    fields = {f"expression.{name}": value for name, value in expression.items()}
+    if buffer := place.result(partials):
+        fields[ROW_PARTIALS] = f"floats({writable(buffer, '')})"
+    if second.when != first.when:
+        fields["quantizes"] = any_of(second.when)
+    quantized = _quantize_fields(place.plan, place.program, second, place.reading)
+    return fields | {f"step.{name}": value for name, value in quantized.items()}
+
+
+def _quantize_fields(
+    plan: ModulePlan, program: Program, step: Step, reading: Reading
+) -> dict[str, str]:
+    """Fields of a quantise step, all but its input; empty ones keep their defaults."""
+    spec = dict(plan.quantizations)[step.copies[0].role]
+    rounds_down = spec.scale.round is ScaleRounding.POW2_DOWN
+    groups = step.input("groups")
+    fields = {
+        "quantize.split_sizes": f"integers({reading(groups)})" if groups else "nullptr",
+        **{f"quantize.{name}": to_cpp(size) for name, size in step.sizes},
+        "quantize.row_align": str(plan.layout.token_alignment),
+        f"quantize.{_rounded_down(spec)}": "true" if rounds_down else "",
+        "quantize.epsilon": f"{spec.scale.epsilon}f" if spec.scale.epsilon else "",
+    }
+    for copy in step.copies:
+        when = any_of(step.wanted(copy.data))
+        place = f"quantize.{copy.orientation.value}"
+        fields[f"{place}.data"] = writable(copy.data, when)
+        fields[f"{place}.scale"] = writable(copy.scale, when)
+        fields[f"{place}.pitch"] = _pitch(plan, copy)
+        if copy.amax:
+            amax = f"{copy.orientation.value}_amax"
+            fields[amax] = f"floats({writable(copy.amax, when)})"
+        if pitch := _token_pitch(plan, copy):
+            fields["quantize.token_pitch"] = pitch
+    for operand in step.outputs:
+        if operand.slot in ("amax", "row_amax", "column_amax"):
+            written = writable(operand.buffer, any_of(step.wanted(operand.buffer)))
+            fields[operand.slot] = f"floats({written})"
+        if operand.slot == SUMMED:
+            fields["sums"] = writable(operand.buffer, any_of(step.wanted(operand.buffer)))
+        if operand.slot == "partial_amax":
+            fields["partial_amax"] = f"floats({operand.buffer})"
+        if operand.slot == "row_sums":
+            fields["quantize.row_sums"] = f"floats({operand.buffer})"
+    return fields | _state_fields(plan, program, step, reading)
+
+
+def _token_pitch(plan: ModulePlan, copy: Copy) -> str:
+    """Scales from one block of columns to the next, where those of tokens are neighbours."""
+    scales = plan.buffer(copy.scale).shape.dims
+    return to_cpp(scales[-1]) if plan.token_major(copy) else ""
+
+
+def _rounded_down(spec: QuantizationSpec) -> str:
+    """Which field says that a scale is rounded down to a power of two."""
+    return "round_down" if spec.scale.rule is ScaleRule.MX else "power_of_two"
+
+
+def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
+    """Fields of rows in groups, where scales depend on the group or lie where it begins."""
+    groups, copy = step.input("groups"), step.copies[0]
+    own_scale = dict(plan.quantizations)[copy.role].scaling == "tensor"
+    own_place = plan.token_major(copy)
+    if groups is None or not (own_scale or own_place or step.input("a_amax")):
+        return {}
+    return {
+        "split_sizes": f"integers({reading(groups)})",
+        "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
+        "scale_group": "1" if own_scale else "",
+        "row_align": str(plan.layout.token_alignment) if own_place else "",
+    }
+
+
+def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
+    """From the scale of one matrix, line and block of a copy to the next; lines that share one."""
+    spec = dict(plan.quantizations)[copy.role]
+    dims = plan.buffer(copy.scale).shape.dims
+    stack = len(plan.buffer(copy.data).shape.dims) == 3
+    inner = dims[1:] if stack else dims
+    token_major = plan.token_major(copy)
+    if spec.scaling == "tensor":
+        line, block = "", ""
+    elif len(inner) == 1:
+        line, block = "1", ""
+    elif copy.orientation is Orientation.ROWWISE and not token_major:
+        line, block = to_cpp(inner[1]), "1"
+    else:
+        line, block = "1", to_cpp(inner[1])
+    matrix = to_cpp(product(inner)) if stack else ""
+    square = spec.block[0] if Extent.ALL not in spec.block else 1
+    return {
+        "scale_matrix": matrix,
+        "scale_line": line,
+        "scale_block": block,
+        "lines_per_scale": str(square),
+    }
+
+
+def _state_fields(
+    plan: ModulePlan, program: Program, step: Step, reading: Reading
+) -> dict[str, str]:
+    """Fields of what outlives the step; a forward without grad leaves it alone."""
+    history, scale = step.input("amax_history"), step.input("scale")
+    rng, update = step.input("rng_state"), any_of(program.updated_when(step)) or "true"
+    fields = {"rng_state": f"integers(writable({rng}))", "update": update} if rng else {}
+    if scale is None:
+        return fields
+    if history is None:
+        return fields | {"quantize.scale": f"floats({reading(scale)})"}
+    spec = dict(plan.quantizations)[step.copies[0].role]
+    return fields | {
+        "state.history": f"floats(writable({history}))",
+        "state.scale": f"floats(writable({scale}))",
+        "state.slots": str(spec.scale.history),
+        "state.groups": to_cpp(plan.buffer(scale).shape.dims[0]),
+        "state.max": f"{dtypes.largest(spec.format)}f",
+        "state.margin": str(spec.scale.margin) if spec.scale.margin else "",
+        "state.grouped": "true" if plan.per_group(scale) else "",
+        "due": "&due",
+        "moves_states": _moves_states(program, step),
+        "update": update,
+    }
+
+
+def keeps_history(step: Step) -> bool:
+    """Whether its scale follows from amaxes of steps before it."""
+    return step.input("amax_history") is not None
+
+
+def _moves_states(program: Program, step: Step) -> str:
+    """Whether no later step of the call does: empty where one always does."""
+    steps = program.unmerged.steps
+    later = [each for each in steps[steps.index(step) + 1 :] if keeps_history(each)]
+    if any(not each.when for each in later):
+        return ""
+    flags = dict.fromkeys(flag for each in later for flag in each.when)
+    return f"!({any_of(tuple(flags))})" if flags else "true"
+
+
+def _row_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
+    """Fields of the groups past which results are zero."""
+    groups = step.input(ROW_GROUPS)
+    if groups is None:
+        return {}
+    return {
+        "split_sizes": f"integers({reading(groups)})",
+        "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
+    }
+
+
+def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) -> dict[str, str]:
+    """Operands, results but for one that is not written, scalars and sizes of an expression."""
+    assert step.pointwise is not None
+    math = step.pointwise
+    scalars = [f"static_cast<float>({scalar(value)})" for _, value in step.attributes]
+    results = ["nullptr" if r.buffer == without else f"writable({r.buffer})" for r in math.results]
+    return {
+        "operands": f"{{{', '.join(reading(o.buffer) for o in math.operands)}}}",
+        "results": f"{{{', '.join(results)}}}",
+        "scalars": f"{{{', '.join(scalars)}}}",
+        "rows": to_cpp(math.rows),
+        "columns": to_cpp(math.columns),
+    }
+
+
+_SMS = "sms"
+"""The number of multiprocessors, which a launcher asks the device for."""
+
+_POINTERS = {
+    Source.FLOAT_OPERAND: "floats",
+    Source.FLOAT_RESULT: "floats",
+    Source.INTEGER_OPERAND: "integers",
+    Source.INTEGER_RESULT: "integers",
+}
+
+_SEVERAL: Mapping[Source, Callable[[_Place, str], dict[str, str]]] = {
+    Source.EXPRESSION: lambda at, _: _pointwise_fields(at.step, at.reading),
+    Source.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
+    Source.QUANTIZATION: lambda at, _: _quantize_fields(at.plan, at.program, at.step, at.reading),
+    Source.PARTS: _parts_fields,
+    Source.SCALE_STRIDES: lambda at, slot: _scale_strides(at.plan, at.copy(slot)),
+    Source.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
+}
+"""Sources of several fields."""

@@ -1,0 +1,100 @@
+"""Memory of a launcher: results, and what lives inside one call, in their memory or a workspace."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+from ...ir.plan import Buffer, ModulePlan, Program, Result
+from ...ir.shapes import to_cpp
+from ..text.explain import size_in_bytes
+from .words import any_of, scalar_type
+
+
+def _empty(buffer: Buffer, first: Buffer) -> str:
+    dims = ", ".join(to_cpp(dim) for dim in buffer.shape.dims)
+    dtype = scalar_type(buffer.dtype)
+    if buffer.shape.leading:
+        return f"empty_rows({first.name}, {len(first.shape.dims)}, {{{dims}}}, {dtype})"
+    return f"empty({{{dims}}}, {dtype}, {first.name})"
+
+
+def _asked(program: Program, result: Result) -> tuple[str, ...]:
+    """Flags under which a result is allocated; some of them are computed anyway."""
+    writer = next((step for step in program.steps if result.buffer in step.writes), None)
+    return writer.wanted(result.buffer) or writer.when if writer else ()
+
+
+def _passing(program: Program) -> tuple[Result, ...]:
+    """Results that steps write whether or not the caller wants them."""
+    return tuple(r for r in program.results if r.when and _asked(program, r) != r.when)
+
+
+def allocated(program: Program, result: Result) -> str:
+    return f"{result.buffer}_kept" if result in _passing(program) else result.buffer
+
+
+def allocation(plan: ModulePlan, program: Program, result: Result) -> list[str]:
+    """Results that the caller wants; one that only steps want lies in the workspace."""
+    first = plan.buffer(program.arguments[0].buffer)
+    name, source = allocated(program, result), _empty(plan.buffer(result.buffer), first)
+    asked = any_of(result.when or _asked(program, result))
+    if not asked:
+        return [f"const Tensor {name} = {source};"]
+    if not program.returns_none:
+        nothing = _nothing(plan, result.buffer, first)
+        return [f"const Tensor {name} = {asked} ? {source} : {nothing};"]
+    return [f"std::optional<Tensor> {name};", f"if ({asked}) {name} = {source};"]
+
+
+def _nothing(plan: ModulePlan, name: str, first: Buffer) -> str:
+    """An empty tensor in place of one that nobody asked for."""
+    return f"empty({{0}}, {scalar_type(plan.buffer(name).dtype)}, {first.name})"
+
+
+def workspace_lines(plan: ModulePlan, program: Program) -> list[str]:
+    """One allocation for everything that lives inside the call and has no room in a result."""
+    passing = {result.buffer: result for result in _passing(program)}
+    names = (*program.workspace, *passing)
+    if not names:
+        return []
+    writers = {name: step for step in program.steps for name in step.writes}
+    lives, addresses = [], []
+    for index, name in enumerate(names):
+        size = f"padded({to_cpp(size_in_bytes(plan.buffer(name)))})"
+        asked = any_of(writers[name].wanted(name) or writers[name].when)
+        value, address = f"{asked} ? {size} : kUnwanted" if asked else size, f"workspace[{index}]"
+        if name in passing:
+            kept = any_of(passing[name].when)
+            rest = f"({value})" if asked else value
+            value = f"{kept} ? kUnwanted : {rest}"
+            address = f"{kept} ? writable({name}_kept) : {address}"
+        first, last = program.lifetime(name)
+        lives.append(f"    {{{value}, {first}, {last}}},  // {name}")
+        addresses.append(f"void* const {name} = {address};")
+    opening = f"const std::array<Lifetime, {len(names)}> lives{{{{"
+    rooms = _rooms(plan, program, names)
+    given = ["lives", program.arguments[0].buffer, *(["rooms"] if rooms else [])]
+    making = f"const Workspace workspace({', '.join(given)});"
+    return [opening, *lives, "}};", *rooms, making, *addresses]
+
+
+def _rooms(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[str]:
+    """Results whose memory buffers can have until a step touches the result.
+
+    Those that are written early come first, because fewer buffers can lie there.
+    """
+    large = (name for name in names if _is_large(plan, name))
+    done = min((program.lifetime(name)[1] for name in large), default=len(program.steps))
+    starts = {
+        allocated(program, result): program.lifetime(result.buffer)[0]
+        for result in program.results
+        if _is_large(plan, result.buffer)
+    }
+    rooms = sorted(starts.items(), key=itemgetter(1))
+    lines = [f"    room({name}, /*before=*/{first})," for name, first in rooms if done < first]
+    return ["const std::array rooms{", *lines, "};"] if lines else []
+
+
+def _is_large(plan: ModulePlan, name: str) -> bool:
+    """Whether it grows with two sizes: a number for each row or group is no room to speak of."""
+    return len(plan.buffer(name).shape.symbols()) > 1

@@ -1,0 +1,205 @@
+"""Context of a cell's C++ launcher: one function per op."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ...ir import dtypes
+from ...ir.plan import Argument, Binding, Check, CheckKind, ModulePlan, Program
+from ...ir.shapes import to_cpp
+from ...ir.words import AttributeType
+from ...spec.arch import ArchSpec
+from ..python.words import op_name
+from ..text.escape import comment
+from .launches import LaunchStep, keeps_history, launch_step
+from .memory import allocated, allocation, workspace_lines
+
+_CPP_TYPE = {
+    AttributeType.FLOAT: "double",
+    AttributeType.INT: "int64_t",
+    AttributeType.BOOL: "bool",
+    AttributeType.STRING: "std::string",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchProgram:
+    """One op of a launcher; every field but ``name`` and ``op`` is C++ source, line by line.
+
+    Attributes:
+        name: of the program.
+        op: registered name.
+        parameters: of the function.
+        returns: return type.
+        first: argument that gives device and dtype.
+        type_checks: checks that need no sizes.
+        dims: dimensions.
+        size_checks: checks of sizes.
+        changes: whether arguments are changed in place, which threads do in turns.
+        uses_sms: whether a launch asks how many multiprocessors there are.
+        delays: whether states of delayed scaling move on.
+        operands: contiguous, aligned arguments.
+        results: allocations.
+        workspace: allocations inside the call.
+        steps: launches.
+        returned: source of the return value; empty where there is none.
+    """
+
+    name: str
+    op: str
+    parameters: tuple[str, ...]
+    returns: str
+    first: str
+    type_checks: tuple[str, ...]
+    dims: tuple[str, ...]
+    size_checks: tuple[str, ...]
+    changes: bool
+    uses_sms: bool
+    delays: bool
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    workspace: tuple[str, ...]
+    steps: tuple[LaunchStep, ...]
+    returned: str
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherContext:
+    """Everything ``csrc/<cell>.cpp`` states."""
+
+    cell: str
+    summary: str
+    namespace: str
+    arch: str
+    major: int
+    minor: int
+    exact: str
+    ranges: bool
+    changes: bool
+    headers: tuple[str, ...]
+    has_workspace: bool
+    programs: tuple[LaunchProgram, ...]
+
+
+def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> LauncherContext:
+    """What ``csrc/<cell>.cpp`` states."""
+    assert arch.capability is not None
+    programs = tuple(_launch_program(view, program) for view, program in plan.ops)
+    return LauncherContext(
+        cell=plan.cell,
+        summary=comment(plan.summary),
+        namespace=namespace,
+        arch=arch.name,
+        major=arch.capability[0],
+        minor=arch.capability[1],
+        exact="true" if arch.name.endswith("a") else "false",
+        ranges=plan.ranges,
+        changes=any(program.changes for program in programs),
+        headers=tuple(sorted(kernels.name for kernels in plan.kernel_sets)),
+        has_workspace=any(program.workspace for program in programs),
+        programs=programs,
+    )
+
+
+def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
+    first = program.arguments[0].buffer
+    size_checks = tuple(_check_line(plan, c) for c in program.checks if c.expr is not None)
+    results = tuple(line for r in program.results for line in allocation(plan, program, r))
+    workspace = tuple(workspace_lines(plan, program))
+    steps = tuple(launch_step(plan, program, s, i) for i, s in enumerate(program.steps, 1))
+    text = "\n".join((*size_checks, *results, *workspace, *(x for s in steps for x in s.lines)))
+    words = set(re.findall(r"\w+", text))
+    loaded = {name for step in program.steps for name in step.loads}
+    given = {argument.buffer: argument for argument in program.arguments}
+    return LaunchProgram(
+        name=program.name,
+        op=op_name(plan, program),
+        parameters=_parameters(plan, program),
+        returns=_return_type(program),
+        first=first,
+        type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
+        dims=tuple(_bind_line(b, given) for b in program.bindings if b.symbol in words),
+        size_checks=size_checks,
+        changes=bool(program.mutated),
+        uses_sms="sms" in words,
+        delays=any(keeps_history(step) for step in program.unmerged.steps),
+        operands=tuple(
+            f"const auto {name}_dense = dense({name});"
+            for name, argument in given.items()
+            if name in loaded and not argument.mutated
+        ),
+        results=results,
+        workspace=workspace,
+        steps=steps,
+        returned=_returned(plan, program),
+    )
+
+
+def _parameters(plan: ModulePlan, program: Program) -> tuple[str, ...]:
+    tensors = (
+        f"{'std::optional<Tensor>' if a.optional else 'Tensor'} {a.buffer}"
+        for a in program.arguments
+    )
+    flags = (f"[[maybe_unused]] bool {flag}" for flag in program.flags)
+    attributes = plan.attributes_of(program)
+    scalars = (f"[[maybe_unused]] {_CPP_TYPE[a.type]} {a.name}" for a in attributes)
+    return (*tensors, *flags, *scalars)
+
+
+def _return_type(program: Program) -> str:
+    optional = program.returns_none
+    types = ["std::optional<Tensor>" if r.when and optional else "Tensor" for r in program.results]
+    if len(types) == 1:
+        return types[0]
+    return f"std::tuple<{', '.join(types)}>" if types else "void"
+
+
+def _returned(plan: ModulePlan, program: Program) -> str:
+    """Results by the names they are allocated under."""
+    values = [allocated(program, result) for result in program.results]
+    return values[0] if len(values) == 1 else f"{{{', '.join(values)}}}" if values else ""
+
+
+def _check_line(plan: ModulePlan, check: Check) -> str:
+    name = f'"{check.tensor}", given({check.tensor})'
+    size = to_cpp(check.expr) if check.expr is not None else ""
+    match check.kind:
+        case CheckKind.IO_DTYPE:
+            return f"check_io_dtype(kCell, {name});"
+        case CheckKind.SAME_DTYPE:
+            return f'check_same_dtype(kCell, {name}, "{check.reference}", {check.reference});'
+        case CheckKind.DTYPE:
+            dtype = dtypes.info(check.dtype).scalar_type
+            return f"check_dtype(kCell, {name}, ScalarType::{dtype});"
+        case CheckKind.DEVICE:
+            return f'check_device(kCell, {name}, "{check.reference}", {check.reference});'
+        case CheckKind.RANK:
+            exact = "true" if check.exact else "false"
+            return f'check_rank(kCell, {name}, {check.number}, {exact}, "{check.label}");'
+        case CheckKind.SIZE if check.axis == 0:
+            return f'check_leading(kCell, {name}, {check.number}, {size}, "{check.label}");'
+        case CheckKind.SIZE:
+            return f'check_size(kCell, {name}, {check.axis}, {size}, "{check.label}");'
+        case CheckKind.MULTIPLE:
+            return f'check_multiple(kCell, "{check.label}", {size}, {check.number}, "{plan.arch}");'
+        case CheckKind.CONTIGUOUS:
+            return f"check_contiguous(kCell, {name});"
+
+
+def _bind_line(binding: Binding, given: dict[str, Argument]) -> str:
+    """``const int64_t K = extent(x, -1);`` or the first present of several."""
+
+    def source(tensor: str, axis: int | None, number: int) -> str:
+        if axis is None:
+            return f"rows({tensor}, {number})"
+        size = f"extent({tensor}, {axis})"
+        return f"{size} / {number}" if number > 1 else size
+
+    text = "0"
+    for tensor, axis, number in reversed(binding.sources):
+        if given[tensor].optional:
+            text = f"{tensor} ? {source(f'*{tensor}', axis, number)} : {text}"
+        else:
+            text = source(tensor, axis, number)
+    return f"const int64_t {binding.symbol} = {text};"

@@ -1,0 +1,333 @@
+"""Context of a cell's Python module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...ir.dtypes import DType
+from ...ir.names import mark
+from ...ir.plan import Argument, ModulePlan
+from ...ir.shapes import Expr, Sym, substitute, to_python
+from ...ir.words import Init
+from ..text.escape import docstring
+from .autograd import AutogradText, ReductionText, autograd_text, reduction_text
+from .main_grads import MainGradText, main_grad_call, main_grad_texts
+from .refresh import RefreshText, refresh_text
+from .states import RecordText, StateText, called_states, record_text, state_texts
+from .wgrad import WgradText, wgrad_text
+from .words import (
+    AttributeText,
+    ProgramText,
+    TensorText,
+    attribute_text,
+    pieces,
+    program_text,
+    tensor_text,
+    uses_math,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterText:
+    """A parameter of the class.
+
+    Attributes:
+        path: in the state dict.
+        holder: submodule it hangs on; empty for the module itself.
+        name: within its holder.
+        argument: of the function.
+        shape: tuple source.
+        optional: only with ``bias=True``.
+        init: source of the in-place fill, without the tensor.
+        quantized: the class has its copies alone.
+    """
+
+    path: str
+    holder: str
+    name: str
+    argument: str
+    shape: str
+    optional: bool
+    init: str
+    quantized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeywordText:
+    """A size keyword of the constructor, and the dimension it gives."""
+
+    name: str
+    symbol: str
+
+
+@dataclass(frozen=True, slots=True)
+class CellContext:
+    """Everything ``<cell>.py`` states.
+
+    Attributes:
+        autograd: the class by which autograd calls the ops.
+        inputs: what the module is called with.
+        arguments: what the function is called with.
+        given_tensors: tests that inputs are tensors.
+        given_inputs: the inputs by name.
+        states: tensors kept between calls.
+        called_states: those of them that the function takes.
+        transient: paths of those that no state dict has.
+        records: those of them that are statistics.
+        refresh: the function that quantises the weights, where they are kept so.
+        wgrad: the function that gives gradients of weights later, where they are delayed.
+        keyword_only: whether the function has keywords besides its tensors.
+        forward_reductions: state that moves on after the forward op.
+        main_grads: gradients that go to buffers of the caller's.
+        first: the argument that gives device and dtype.
+        without_memory: names of arguments that stand for quantised copies.
+        own_type: others of the module's own type, which autocast decides where it is on.
+        programs: every op.
+        differentiable: arguments that can have a gradient.
+        take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
+        base: class that the module's class derives from.
+        holders: submodules.
+        parts: names of those whose tensors a call reads.
+        called_parts: sources of these.
+        uses_parts: whether the module's file names ``_parts``.
+        lookups: what a call looks up first, since it needs it more than once.
+        call_arguments: how the module calls the function.
+        representation: body of the f-string of ``extra_repr``, cut into pieces.
+        trailing_rows: what becomes of rows past the last group.
+        description: what ``describe()`` returns, line by line.
+    """
+
+    cell: str
+    summary: str
+    recipe: str
+    arch: str
+    status: str
+    reason: str
+    class_name: str
+    function_name: str
+    autograd: AutogradText
+    inputs: tuple[TensorText, ...]
+    arguments: tuple[TensorText, ...]
+    given_tensors: tuple[str, ...]
+    given_inputs: tuple[str, ...]
+    attributes: tuple[AttributeText, ...]
+    states: tuple[StateText, ...]
+    called_states: tuple[StateText, ...]
+    transient: tuple[str, ...]
+    records: tuple[RecordText, ...]
+    refresh: RefreshText | None
+    wgrad: WgradText | None
+    keyword_only: bool
+    forward_reductions: tuple[ReductionText, ...]
+    main_grads: tuple[MainGradText, ...]
+    differentiable: tuple[TensorText, ...]
+    first: str
+    own_type: tuple[TensorText, ...]
+    without_memory: tuple[str, ...]
+    programs: tuple[ProgramText, ...]
+    forward: ProgramText
+    backward: ProgramText
+    output: TensorText
+    take_output: str
+    parameters: tuple[ParameterText, ...]
+    base: str
+    holders: tuple[str, ...]
+    parts: tuple[str, ...]
+    called_parts: tuple[str, ...]
+    uses_parts: bool
+    keywords: tuple[KeywordText, ...]
+    lookups: tuple[str, ...]
+    call_arguments: tuple[str, ...]
+    representation: tuple[str, ...]
+    trailing_rows: str
+    has_bias: bool
+    uses_math: bool
+    description: tuple[str, ...]
+
+
+def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
+    words = {dim.symbol: Sym(dim.keyword) for dim in plan.dims}
+    texts = []
+    for parameter in plan.parameters:
+        buffer = plan.buffer(parameter.buffer)
+        holder, _, name = parameter.path.rpartition(".")
+        dims = [to_python(dim) for dim in buffer.shape.substitute(words).dims]
+        bound = f"1 / math.sqrt({_on_self(plan, parameter.fan_in)})"
+        fill = {
+            Init.ZEROS: "zero_()",
+            Init.ONES: "fill_(1.0)",
+            Init.KAIMING_UNIFORM: f"uniform_(-{bound}, {bound})",
+        }[parameter.init]
+        texts.append(
+            ParameterText(
+                path=parameter.path,
+                holder=holder,
+                name=name,
+                argument=parameter.buffer,
+                shape=", ".join(dims),
+                optional=buffer.optional,
+                init=fill,
+                quantized=parameter.quantized,
+            )
+        )
+    return tuple(texts)
+
+
+def _on_self(plan: ModulePlan, size: Expr) -> str:
+    """A size in terms of the module's attributes."""
+    words = {dim.symbol: Sym(f"self.{dim.keyword}") for dim in plan.dims}
+    return to_python(substitute(size, words))
+
+
+def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
+    """What ``<cell>.py`` states.
+
+    Args:
+        plan: of the cell.
+        description: what ``describe()`` returns, line by line.
+    """
+    by_name = {a.buffer: tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments}
+    reductions = plan.reductions_of(plan.forward)
+    main_grads = () if plan.wgrad else main_grad_texts(plan)
+    programs = tuple(program_text(plan, program) for program in plan.programs)
+    parameters, states = _parameter_texts(plan), state_texts(plan)
+    called, parts = called_states(plan), _called_parts(plan)
+    lookups, call_arguments = _call(plan, main_grads, parts)
+    autograd = autograd_text(plan, tuple(by_name.values()))
+    base = _base(plan, states)
+    holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
+    keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
+    has_bias = any(argument.optional for argument in by_name.values())
+    without_memory = tuple(parameter.buffer for parameter in plan.quantized)
+    rest = ("*_",) if len(autograd.results) > 1 else ()
+    return CellContext(
+        cell=plan.cell,
+        summary=docstring(plan.summary),
+        recipe=plan.recipe,
+        arch=plan.arch,
+        status=plan.status.value,
+        reason=plan.reason,
+        class_name=plan.class_name,
+        function_name=plan.module,
+        autograd=autograd,
+        inputs=tuple(by_name[name] for name in plan.inputs),
+        arguments=tuple(by_name[name] for name in plan.arguments),
+        given_tensors=tuple(f"isinstance({name}, Tensor)" for name in plan.inputs),
+        given_inputs=tuple(f'("{name}", {name})' for name in plan.inputs),
+        attributes=tuple(attribute_text(a) for a in plan.attributes),
+        states=states,
+        called_states=tuple(state for state in states if state.argument in called),
+        transient=tuple(state.path for state in states if state.transient),
+        records=tuple(record_text(plan, name) for name in plan.records),
+        refresh=refresh_text(plan, states),
+        wgrad=wgrad_text(plan, autograd.left_names),
+        keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad),
+        main_grads=main_grads,
+        forward_reductions=tuple(reduction_text(plan, each, each.amax) for each in reductions),
+        take_output=", ".join((plan.outputs[0], *rest)) + " =",
+        differentiable=tuple(a for a in by_name.values() if a.flag),
+        first=plan.inputs[0],
+        own_type=tuple(
+            by_name[name]
+            for name in plan.arguments
+            if plan.buffer(name).dtype is DType.IO and name not in without_memory
+        ),
+        without_memory=without_memory,
+        programs=programs,
+        forward=programs[0],
+        backward=programs[1],
+        output=tensor_text(plan, Argument(plan.outputs[0], False), plan.gradients),
+        parameters=parameters,
+        base=base,
+        holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
+        parts=tuple(parts.values()),
+        called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
+        uses_parts=bool(any(holders) or base.startswith("_parts.")),
+        keywords=keywords,
+        lookups=lookups,
+        call_arguments=call_arguments,
+        representation=_representation(plan, keywords, has_bias),
+        trailing_rows=(f"  Rows past sum({plan.groups}) are zero." if plan.groups else ""),
+        has_bias=has_bias,
+        uses_math=uses_math(
+            (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
+        ),
+        description=tuple(map(docstring, description)),
+    )
+
+
+def _base(plan: ModulePlan, states: tuple[StateText, ...]) -> str:
+    if plan.quantized:
+        return "_quantized_weights.QuantizedWeights"
+    own = any(not state.holder for state in states)
+    return "_parts.KeepsBuffers" if own else "nn.Module"
+
+
+def _called_parts(plan: ModulePlan) -> dict[str, str]:
+    """Submodules whose tensors a call reads, and what it calls them: never what an input is."""
+    called = called_states(plan)
+    paths = [parameter.path for parameter in plan.parameters]
+    paths += [state.path for state in plan.states if state.buffer in called]
+    holders = dict.fromkeys(path.rpartition(".")[0] for path in paths)
+    return {h: h if mark(h) in plan.inputs else mark(h) for h in holders if h}
+
+
+def _call(
+    plan: ModulePlan, main_grads: tuple[MainGradText, ...], parts: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a module looks up before it calls the function, and the call's arguments."""
+
+    def reached(path: str, kind: str = "parameter") -> str:
+        holder, _, name = path.rpartition(".")
+        return f'_library.{kind}({parts.get(holder, "self")}, "{name}")'
+
+    paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
+    held = {parameter.buffer for parameter in plan.quantized}
+    copied = _copied(plan)
+    found = dict.fromkeys((*(m.argument for m in main_grads), *copied))
+    lookups = [f"{name} = {reached(paths[name])}" for name in found]
+    if copied:
+        pairs = ", ".join(f'("{paths[name]}", {name})' for name in copied)
+        lookups.append(f'_library.check_copied("{plan.cell}", self._copied, {pairs})')
+    called = called_states(plan)
+    states = (f"{s.buffer}={reached(s.path, 'buffer')}" for s in plan.states if s.buffer in called)
+    scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
+    scalars += ["amax_group=self.amax_group"] if plan.reductions else []
+    scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
+    for m in main_grads:
+        buffer = main_grad_call(plan, "_library", m.argument, m.path, m.argument)
+        scalars.append(f"{m.name}={buffer}")
+        scalars.append(f"{m.dummy}=_library.wants_dummy_grad({m.argument})")
+        if m.overwrite:
+            scalars.append(f"{m.overwrite}=_library.overwrites_main_grad({m.argument})")
+
+    def tensor(name: str) -> str:
+        if name not in paths:
+            return name
+        source = name if name in found else reached(paths[name])
+        if name in held:
+            source = f'_quantized_weights.stand_in("{plan.cell}", "{paths[name]}", {source})'
+        if name in plan.delayed:
+            source = f'_delayed.own("{plan.cell}", "{paths[name]}", {source})'
+        return source
+
+    return tuple(lookups), (*map(tensor, plan.arguments), *states, *scalars)
+
+
+def _copied(plan: ModulePlan) -> tuple[str, ...]:
+    """Weights that stand next to their copies."""
+    if plan.refresh is None or plan.quantized:
+        return ()
+    return tuple(a.buffer for a in plan.refresh.arguments if not a.mutated)
+
+
+def _representation(
+    plan: ModulePlan, keywords: tuple[KeywordText, ...], has_bias: bool
+) -> tuple[str, ...]:
+    parts = [f"{k.name}={{self.{k.name}}}" for k in keywords]
+    parts += [f"{attribute.name}={{self.{attribute.name}}}" for attribute in plan.attributes]
+    if has_bias:
+        path = next(p.path for p in plan.parameters if plan.buffer(p.buffer).optional)
+        parts.append(f"bias={{self.{path} is not None}}")
+    return pieces(", ".join(parts), width=80) if parts else ()

@@ -1,0 +1,80 @@
+"""Names for conditions over gradient flags that a function asks more than once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+from ...ir.names import plain
+from ...ir.plan import Program
+from ...steps import quantizes
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How a function spells conditions.
+
+    Attributes:
+        names: of those that have one.
+    """
+
+    names: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+
+    def text(self, when: tuple[str, ...]) -> str:
+        """Python source of a condition; empty where it is always true."""
+        return self.names.get(when) or any_of(when)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """``keep_h = need_dx or need_dweight`` for each that has a name."""
+        return tuple(f"{name} = {any_of(when)}" for when, name in self.names.items())
+
+
+def any_of(when: Iterable[str]) -> str:
+    """Python source of a condition over flags, spelled out."""
+    return " or ".join(when)
+
+
+def named_conditions(program: Program, texts: Callable[[Conditions], Iterable[str]]) -> Conditions:
+    """Names for those conditions of an op that a function asks more than once.
+
+    Args:
+        program: the op.
+        texts: all source of the function in which conditions stand, as these spell them.
+    """
+    candidates = _names(program)
+    words = chain.from_iterable(map(_WORD.findall, texts(Conditions(candidates))))
+    uses = Counter(words)
+    return Conditions({when: name for when, name in candidates.items() if uses[name] > 1})
+
+
+def _names(program: Program) -> dict[tuple[str, ...], str]:
+    """A name for every condition that is more than one flag, the first thing it decides on."""
+    taken = set(map(plain, program.flags))
+    found: dict[tuple[str, ...], str] = {}
+    for when, name in _decisions(program):
+        if len(when) > 1 and when not in found:
+            if name in taken:
+                name = "_or_".join((plain(when[0]), *(plain(flag)[5:] for flag in when[1:])))
+            taken.add(name)
+            found[when] = name
+    return found
+
+
+def _decisions(program: Program) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Conditions and what each is called after what it decides on."""
+    yield program.flags, "need_any"
+    if program.name == "forward":
+        yield from ((r.when, f"keep_{plain(r.buffer)}") for r in program.results)
+    for step in program.steps:
+        if quantizes(step):
+            yield step.when, f"need_{plain(step.reads[0])}_copies"
+        elif step.writes:
+            yield step.when, f"need_{plain(step.writes[0])}"
+    for step in program.steps:
+        yield from ((r.when, f"need_{plain(r.buffer)}") for r in step.output_when)

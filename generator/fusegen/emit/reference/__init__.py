@@ -1,0 +1,1 @@
+"""The reference of a cell in plain PyTorch."""

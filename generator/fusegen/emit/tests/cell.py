@@ -1,0 +1,464 @@
+"""Context of a cell's generated tests."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, count
+
+from ...ir import dtypes
+from ...ir.dtypes import DType
+from ...ir.naming import gradient
+from ...ir.plan import (
+    Buffer,
+    CheckKind,
+    ModulePlan,
+    Parameter,
+    PointwiseOperand,
+    Program,
+    StateFill,
+)
+from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
+from ...steps import is_product, observes, sums_rows
+from ..python.main_grads import adds
+from ..python.states import called_states
+from ..python.words import op_name, pieces
+
+_ROWS, _GROUPS = 96, 4
+_LEADING = 3
+_WIDTHS = (64, 40, 24, 72, 56)
+_ERRORS_OF_EXPERTS = 5
+# Of normal values with a relative error e, 0.32 e change their sign. Where a gradient jumps there,
+# the square of its error is twice that, as half of it is 0; times the margin of tolerances, 2.6.
+_ERRORS_OF_FLIPS = 1.7
+_VALUES = ("a", "b", "add", "scales", "add_scales")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A bad argument and what the module says of it.
+
+    Attributes:
+        name: of the test.
+        tensor: argument replaced.
+        value: source of the bad value.
+        message: after the cell's name.
+    """
+
+    name: str
+    tensor: str
+    value: str
+    message: str
+
+    @property
+    def message_pieces(self) -> tuple[str, ...]:
+        """The message as string literals that fit a line."""
+        return pieces(self.message, " ")
+
+
+@dataclass(frozen=True, slots=True)
+class TestContext:
+    """Everything ``tests/test_<cell>.py`` states; most fields are Python source."""
+
+    __test__ = False
+
+    cell: str
+    call: str
+    function_name: str
+    class_name: str
+    first: str
+    output: str
+    token_axis: str
+    group_axis: str
+    groups: str
+    sizes: str
+    wanted: str
+    tolerances: str
+    size_lines: tuple[str, ...]
+    input_lines: tuple[str, ...]
+    grouped: bool
+    splits_parameter: str
+    splits_argument: str
+    exact_call: str
+    row_inputs: str
+    row_gradients: str
+    group_gradients: str
+    forward_op: str
+    backward_op: str
+    forward_flags: str
+    backward_flags: str
+    forward_results: str
+    results_tuple: str
+    saved_names: str
+    constructor: str
+    meta_constructor: str
+    cpu_constructor: str
+    input_names: str
+    refusals: tuple[Refusal, ...]
+    states: str
+    forward_arguments: str
+    forward_states: str
+    backward_states: str
+    reduces: bool
+    caches: str
+    reads_caches_again: bool
+    quantized: str
+    refresh_op: str
+    refresh_arguments: str
+    refresh_flags: str
+    refresh_alone: str
+    kept_states: str
+    main_grads: str
+    main_grad_paths: str
+    keeps_main_grads: bool
+    immediate_main_grads: bool
+    adds: bool
+    main_grad_dtype: str
+    gradient_dtype: str
+    two_batches: float
+    delays: bool
+    delayed: str
+    delayed_arguments: str
+    tokens: int
+    slots: str
+    wgrad_op: str
+    wgrad_flags: str
+    wgrad_buffers: str
+    keeps_records: bool
+    same_records: str
+
+
+def sizes_of(plan: ModulePlan) -> dict[str, int]:
+    """Small sizes, all different, multiples of 8 that are no multiples of a tile.
+
+    What a step needs more of is rounded up.
+    """
+    widths = chain(_WIDTHS, count(104, 16))
+    known = {str(plan.token_axis): _ROWS, str(plan.group_axis): _GROUPS}
+    multiples = (check for check in plan.forward.checks if check.kind is CheckKind.MULTIPLE)
+    units = {str(check.expr): check.number for check in multiples}
+
+    def size(symbol: str) -> int:
+        unit = units.get(symbol, 1)
+        return known.get(symbol) or -(-next(widths) // unit) * unit
+
+    return {dim.symbol: size(dim.symbol) for dim in plan.dims}
+
+
+def test_context(plan: ModulePlan) -> TestContext:
+    """What ``tests/test_<cell>.py`` states."""
+    sizes = sizes_of(plan)
+    wanted = _wanted(plan)
+    grouped = plan.groups is not None
+    scalars = [repr(attribute.default) for attribute in plan.attributes]
+    flags = ["True"] * len(plan.forward.flags) + scalars
+    results = [result.buffer for result in plan.forward.results]
+    tokens = _ROWS * (_LEADING if plan.buffer(plan.inputs[0]).shape.leading else 1)
+    called = called_states(plan)
+    moving = [name for name in called if name not in (*plan.caches, *plan.records)]
+    refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
+    return TestContext(
+        cell=plan.cell,
+        call="call" if plan.wgrad else f"module.{plan.module}",
+        function_name=plan.module,
+        class_name=plan.class_name,
+        first=plan.inputs[0],
+        output=plan.outputs[0],
+        token_axis=str(plan.token_axis),
+        group_axis=str(plan.group_axis),
+        groups=plan.groups or "",
+        sizes=repr(sizes),
+        wanted=_tuple(wanted),
+        tolerances=repr({name: _tolerance(plan, name) for name in (plan.outputs[0], *wanted)}),
+        size_lines=tuple(f'{symbol} = sizes["{symbol}"]' for symbol in _symbols(plan)),
+        input_lines=tuple(_input_lines(plan)),
+        grouped=grouped,
+        splits_parameter=", splits: list[int]" if grouped else "",
+        splits_argument=", splits" if grouped else "",
+        exact_call=_exact_call(plan),
+        row_inputs=_tuple([name for name in plan.inputs if _outer(plan, name) == plan.token_axis]),
+        row_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.token_axis]),
+        group_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.group_axis]),
+        forward_op=op_name(plan, plan.forward),
+        backward_op=op_name(plan, plan.backward),
+        forward_flags=", ".join(flags),
+        backward_flags=", ".join(["True"] * len(plan.backward.flags) + scalars),
+        forward_results=_tuple(results),
+        results_tuple="results" if len(results) > 1 else "(results,)",
+        saved_names=_tuple([argument.buffer for argument in plan.backward.arguments[1:]]),
+        constructor=_constructor(plan, sizes),
+        meta_constructor=_constructor(plan, sizes, '"meta"'),
+        cpu_constructor=_constructor(plan, sizes, '"cpu"'),
+        input_names=_tuple(list(plan.inputs)),
+        refusals=_distinct(_refusals(plan, sizes)),
+        states=_tuple([*called, *(name for _, name in plan.main_grads)]),
+        main_grads=repr(dict(plan.main_grads)),
+        main_grad_paths=_tuple(
+            [p.path for p in plan.parameters if p.buffer in dict(plan.main_grads)]
+        ),
+        keeps_main_grads=bool(plan.main_grads),
+        immediate_main_grads=bool(plan.main_grads) and plan.wgrad is None,
+        two_batches=1e-6 if len(plan.states) == len(plan.records) else plan.tolerance.end_to_end,
+        main_grad_dtype=_main_grad_dtype(plan),
+        gradient_dtype=_gradient_dtype(plan),
+        adds=adds(plan),
+        forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
+        forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
+        backward_states=_tuple(_changed(plan, plan.backward)),
+        reduces=bool(plan.reductions),
+        caches=_tuple(list(plan.caches)) if plan.caches else "",
+        quantized=_tuple([p.path for p in plan.quantized]) if plan.quantized else "",
+        reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
+        refresh_op=op_name(plan, plan.refresh) if plan.refresh else "",
+        refresh_arguments=_tuple(refreshed),
+        refresh_flags=", ".join(["True"] * len(plan.refresh.flags)) if plan.refresh else "",
+        refresh_alone=_tuple([s.buffer for s in plan.states if s.buffer not in called]),
+        kept_states=_tuple(moving) if len(moving) < len(called) else "STATES",
+        delays=plan.wgrad is not None,
+        delayed=_tuple(list(plan.delayed)),
+        delayed_arguments=_delayed_arguments(plan),
+        tokens=tokens,
+        slots=f", max_in_flight=8, max_tokens={tokens}" if plan.wgrad else "",
+        wgrad_op=op_name(plan, plan.wgrad) if plan.wgrad else "",
+        wgrad_flags=", ".join(["True"] * len(plan.wgrad.flags)) if plan.wgrad else "",
+        wgrad_buffers=_tuple(_of_the_caller(plan, plan.wgrad)) if plan.wgrad else "",
+        keeps_records=bool(plan.records),
+        same_records=_tuple(_same_records(plan)),
+    )
+
+
+def _main_grad_dtype(plan: ModulePlan) -> str:
+    """Of the buffers, for a module in bfloat16."""
+    narrow = any(plan.buffer(name).dtype is DType.IO for _, name in plan.main_grads)
+    return "bfloat16" if narrow else "float32"
+
+
+def _gradient_dtype(plan: ModulePlan) -> str:
+    """Source of the type of the gradient called `name`."""
+    own = "tensors[name].dtype"
+    wide = _main_grad_dtype(plan) == "float32"
+    return f"torch.float32 if name in MAIN_GRADS else {own}" if wide else own
+
+
+def _of_the_caller(plan: ModulePlan, wgrad: Program) -> list[str]:
+    """What the op takes that did not wait: weights, and the buffers it changes."""
+    own = {*plan.delayed, *wgrad.mutated}
+    return [argument.buffer for argument in wgrad.arguments if argument.buffer in own]
+
+
+def _delayed_arguments(plan: ModulePlan) -> str:
+    """What the tests call ``backward_dw`` with, of all tensors by name."""
+    weights = [f'leaves.get("{leaf}", tensors["{leaf}"])' for leaf in plan.delayed]
+    buffers = [f'{name}=given["{name}"]' for _, name in plan.main_grads]
+    return ", ".join((*weights, "wgrad_queue=queue", *buffers))
+
+
+def _same_records(plan: ModulePlan) -> list[str]:
+    """Copies of what a call is given: no product is before them, so that all devices agree."""
+    given = {*plan.arguments, *(gradient(name) for name in plan.outputs)}
+    observed = [s.copies[0] for s in plan.steps if observes(s)]
+    return [copy.data for copy in observed if copy.source in given]
+
+
+def _changed(plan: ModulePlan, program: Program) -> list[str]:
+    """State that a call of a program's direction moves on, inside of the op or after it."""
+    reductions = plan.reductions_of(program)
+    own = {*plan.records, *(name for _, name in plan.main_grads)}
+    changed = [name for name in program.mutated if name not in own]
+    return [*changed, *(name for r in reductions for name in (r.history, r.scale))]
+
+
+def _tuple(names: list[str]) -> str:
+    return "(" + "".join(f'"{name}", ' for name in names) + ")"
+
+
+def _wanted(plan: ModulePlan) -> list[str]:
+    return [name for name in plan.arguments if gradient(name) in plan.gradients]
+
+
+def _outer(plan: ModulePlan, name: str) -> Expr:
+    return plan.buffer(name).shape.flat[0]
+
+
+def _tolerance(plan: ModulePlan, name: str) -> float:
+    """A chain rounds between its ops; a single op rounds once, and an fp32 result not at all.
+
+    Errors are independent, so their squares add up.  `end_to_end` is that of an expert MLP, to
+    whose gradients five contribute.
+    """
+    own = dict(plan.main_grads).get(name, gradient(name))
+    buffer = plan.buffer(name if name in plan.outputs else own)
+    if len(plan.forward.steps) > 1:
+        growth = max(1.0, error_counts(plan)[buffer.name] / _ERRORS_OF_EXPERTS)
+        return float(f"{plan.tolerance.end_to_end * math.sqrt(growth):.3g}")
+    return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
+
+
+def error_counts(plan: ModulePlan) -> dict[str, float]:
+    """Independent errors that each buffer carries, as many as would have its square.
+
+    A product, a sum or an expression adds one, and passes on those of its operands: an expression
+    by the square of each symbol's degree.  Copies pass on what they are made from.
+    """
+    counts: dict[str, float] = {}
+    one = plan.tolerance.end_to_end / math.sqrt(_ERRORS_OF_EXPERTS)
+
+    def passed(operand: PointwiseOperand) -> float:
+        count = counts.get(operand.buffer, 0.0)
+        flips = _ERRORS_OF_FLIPS / one * math.sqrt(count) if operand.jumps else 0.0
+        return count * operand.degree**2 + flips
+
+    for step in (step for program in plan.programs for step in program.unmerged.steps):
+        if step.pointwise:
+            found = 1.0 + sum(map(passed, step.pointwise.operands))
+        else:
+            values = (o.buffer for o in step.inputs if o.slot in _VALUES)
+            own = 1.0 if is_product(step) or sums_rows(step) else 0.0
+            found = own + sum(counts.get(name, 0.0) for name in values)
+        counts |= dict.fromkeys(step.writes, found)
+    return counts
+
+
+def _symbols(plan: ModulePlan) -> list[str]:
+    used = {s for name in plan.arguments for s in plan.buffer(name).shape.symbols()}
+    return [dim.symbol for dim in plan.dims if dim.symbol in used]
+
+
+def _input_lines(plan: ModulePlan) -> Iterator[str]:
+    parameters = {parameter.buffer: parameter for parameter in plan.parameters}
+    fills = {
+        StateFill.ZEROS: "torch.zeros({shape}, device=device)",
+        StateFill.ONES: "torch.ones({shape}, device=device)",
+        StateFill.SEED: "torch.tensor([seed, 0], device=device)",
+        StateFill.RECORD: "torch.zeros({shape}, device=device)",
+        StateFill.COPY: "torch.empty({shape}, device=device, dtype=torch.{dtype})",
+    }
+    for state in plan.states:
+        buffer = plan.buffer(state.buffer)
+        dims = ", ".join(to_code(dim) for dim in buffer.shape.dims)
+        dtype = dtypes.info(buffer.dtype).torch
+        yield f'"{state.buffer}": {fills[state.fill].format(shape=dims, dtype=dtype)},'
+    for _, name in plan.main_grads:
+        dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
+        dtype = ", dtype=dtype" if plan.buffer(name).dtype is DType.IO else ""
+        yield f'"{name}": torch.zeros({dims}, device=device{dtype}),'
+    for seed, name in enumerate(plan.arguments, 1):
+        buffer = plan.buffer(name)
+        if name == plan.groups:
+            default = f"support.split_cases({plan.group_axis}, {plan.token_axis})[0]"
+            values = f"torch.tensor({default} if splits is None else splits, device=device)"
+            yield f'"{name}": {values},'
+            continue
+        yield f'"{name}": support.random_tensor({_random(buffer, parameters.get(name), seed)}),'
+
+
+def _random(buffer: Buffer, parameter: Parameter | None, seed: int) -> str:
+    dtype = "dtype" if buffer.dtype is DType.IO else f"torch.{dtypes.info(buffer.dtype).torch}"
+    dims = [str(_LEADING)] if buffer.shape.leading else []
+    dims += [to_python(dim) for dim in buffer.shape.flat]
+    shape = f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
+    weight = parameter is not None and not buffer.optional
+    scale = f", scale={_root(parameter.fan_in)}" if weight and parameter else ""
+    return f"{shape}, dtype, device, {seed}{scale}".replace("dtype", dtype, 1)
+
+
+def _root(size: Expr) -> str:
+    """Source of 1 over the square root of a size."""
+    text = to_python(size)
+    return f"{text if isinstance(size, Sym) else f'({text})'} ** -0.5"
+
+
+def _exact_call(plan: ModulePlan) -> str:
+    """The reference as a function of tensors that returns the result alone."""
+    name = "reference.exact" if plan.quantizations else "reference.forward"
+    flags = () if plan.quantizations else plan.forward.flags
+    keywords = [*(f"{flag}=True" for flag in flags)]
+    keywords += [f"{a.name}={a.default!r}" for a in plan.attributes]
+    first = "[0]" if not plan.quantizations and len(plan.forward.results) > 1 else ""
+    if not keywords and not first:
+        return name
+    return f"lambda **tensors: {name}(**tensors, {', '.join(keywords)}){first}"
+
+
+def _constructor(plan: ModulePlan, sizes: dict[str, int], device: str = "device") -> str:
+    parts = [f"{dim.keyword}={sizes[dim.symbol]}" for dim in plan.dims if dim.constructor]
+    if any(plan.buffer(p.buffer).optional for p in plan.parameters):
+        parts.append("bias=True")
+    if plan.parameters:
+        parts.append(f"device={device}")
+    return ", ".join(parts)
+
+
+def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
+    """One bad argument per check of the forward program."""
+    first = plan.inputs[0]
+    for check in plan.forward.checks:
+        name = check.tensor
+        if name in plan.caches:  # PyTorch makes no bad ones from tensors of these formats
+            continue
+        here = f'tensors["{name}"]'
+        match check.kind:
+            case CheckKind.IO_DTYPE:
+                text = f"{name}: expected dtype bfloat16 or float16, got float32"
+                yield Refusal(f"{name}_float32", name, f"{here}.float()", text)
+            case CheckKind.SAME_DTYPE:
+                text = f"{name}: expected dtype bfloat16, as {first}, got float16"
+                yield Refusal(f"{name}_of_another_dtype", name, f"{here}.half()", text)
+            case CheckKind.DTYPE:
+                expected = dtypes.info(check.dtype).torch
+                text = f"{name}: expected dtype {expected}, got int32"
+                yield Refusal(f"{name}_int32", name, f"{here}.int()", text)
+            case CheckKind.RANK if check.exact:
+                dimensions = "dimension" if check.number == 1 else "dimensions"
+                text = (
+                    f"{name}: expected {check.number} {dimensions} {check.label},"
+                    f" got {check.number + 1}"
+                )
+                yield Refusal(f"{name}_of_another_rank", name, f"{here}[None]", text)
+            case CheckKind.SIZE if check.axis:
+                yield _size_refusal(
+                    plan, check.tensor, check.axis, check.number, check.label, sizes
+                )
+            case CheckKind.CONTIGUOUS:
+                yield from _gap_refusal(plan, name, sizes)
+
+
+def _distinct(refusals: Iterable[Refusal]) -> tuple[Refusal, ...]:
+    """Names told apart where a tensor has two dimensions of one size."""
+    found: dict[str, Refusal] = {}
+    for refusal in refusals:
+        name, count = refusal.name, 1
+        while name in found:
+            count += 1
+            name = f"{refusal.name}_{count}"
+        found[name] = replace(refusal, name=name)
+    return tuple(found.values())
+
+
+def _gap_refusal(plan: ModulePlan, name: str, sizes: dict[str, int]) -> Iterator[Refusal]:
+    """Every second element of a tensor of twice the length; one element alone has no gaps."""
+    dims = plan.buffer(name).shape.dims
+    if evaluate(product(dims), sizes) > 1:
+        strides = [2 * evaluate(product(dims[axis + 1 :]), sizes) for axis in range(len(dims))]
+        text = f"{name}: expected a contiguous tensor, got strides {strides}"
+        value = f'tensors["{name}"].repeat_interleave(2, -1)[..., ::2]'
+        yield Refusal(f"{name}_with_gaps", name, value, text)
+
+
+def _size_refusal(
+    plan: ModulePlan, name: str, axis: int, rank: int, label: str, sizes: dict[str, int]
+) -> Refusal:
+    """A dimension that is 8 too large; one too large where the tensor itself tells the size."""
+    shape = plan.buffer(name).shape
+    size = evaluate(shape.dims[axis], sizes)
+    told = {(tensor, at) for b in plan.forward.bindings for tensor, at, _ in b.sources}
+    extra = 1 if (name, axis) in told else 8
+    place = rank + axis + (2 if shape.leading else 0)
+    text = f"{name}: expected {label} = {size} in dimension {place}, got {size + extra}"
+    here = f'tensors["{name}"]'
+    more = f"{here}.narrow({axis}, 0, 1).repeat_interleave({extra}, {axis})"
+    words = re.sub(r"\W+", "_", str(shape.dims[axis]).replace(" * ", "").lower()).strip("_")
+    value = f"torch.cat(({here}, {more}), {axis})"
+    return Refusal(f"{name}_of_another_{words}", name, value, text)

@@ -1,0 +1,1 @@
+"""Text for people, and what escapes it."""

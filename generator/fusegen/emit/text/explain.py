@@ -1,0 +1,212 @@
+"""The plan of a module as text, for ``explain``, ``describe()`` and READMEs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ...columns import aligned
+from ...ir import dtypes
+from ...ir.plan import Buffer, KernelSet, ModulePlan, Program, Result, Status, Step
+from ...ir.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
+from ...steps import decodes
+from ..python.conditions import any_of
+from ..python.words import step_comment
+from .fold import LINE_LENGTH, fold
+
+_NAME_WIDTH = 48  # of a first column that leaves half of the line to what follows
+_UNDER_STEP = 3  # under the first word behind a number
+
+
+def size_in_bytes(buffer: Buffer) -> Expr:
+    """Bytes of a buffer; shapes of formats below a byte count bytes."""
+    return mul(Const(max(dtypes.bits(buffer.dtype), 8) // 8), buffer.shape.elements)
+
+
+def _formula(buffers: Iterable[Buffer]) -> str:
+    """Total bytes of buffers for people, with equal terms added up."""
+    merged: dict[Expr, Expr] = {}
+    for buffer in buffers:
+        key, size = buffer.shape.elements, size_in_bytes(buffer)
+        merged[key] = _sum(merged[key], size) if key in merged else size
+    return " + ".join(to_markdown(size) for size in merged.values())
+
+
+def _sum(left: Expr, right: Expr) -> Expr:
+    """``2 T K`` and ``4 T K`` give ``6 T K``; terms without a number in front stay apart."""
+    match left, right:
+        case (
+            Binary(Operator.MUL, Const(value=first), rest),
+            Binary(Operator.MUL, Const(value=second), other),
+        ) if rest == other:
+            return mul(Const(first + second), rest)
+    return add(left, right)
+
+
+def explain(plan: ModulePlan) -> Iterator[str]:
+    """Lines, of 100 letters at most, that say what the module does, keeps, runs and costs."""
+    for line in _lines(plan):
+        yield from fold(line)
+
+
+def _lines(plan: ModulePlan) -> Iterator[str]:
+    yield f"{plan.cell} on {plan.arch}: {plan.status.value} ({plan.reason})"
+    yield plan.summary
+    yield "sizes: " + ", ".join(f"{dim.symbol} {dim.keyword}" for dim in plan.dims)
+    if plan.is_identity:
+        yield "nothing to run: the outputs are the inputs"
+        return
+    if plan.status is Status.EMULATED:
+        yield f"emulation moves {_formula(_decoding_traffic(plan))} bytes more"
+    yield ""
+    yield "buffers"
+    yield from _table(_buffer_rows(plan))
+    for program in plan.programs:
+        yield ""
+        yield from _program(plan, program)
+    yield ""
+    yield from _saved(plan)
+    for conversion in plan.conversions:
+        yield ""
+        yield f"quantize(role={conversion.role.value!r}), {conversion.form.value}"
+        yield from _program(plan.of(conversion), conversion.program)
+    if plan.kernel_sets:
+        yield ""
+        yield "kernels, first rule that holds (io is bfloat16 or float16)"
+        for kernels in plan.kernel_sets:
+            yield from _dispatch(kernels)
+
+
+def explain_rewrites(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator[str]:
+    """Lines that say what each fusion replaced, and why it did not elsewhere.
+
+    Args:
+        plan: of the module.
+        left_out: fusions that were not to apply.
+    """
+    rows = [(name, "", "left out by --no-fusion") for name in left_out]
+    rows += [
+        (each.rule, each.place, f"not applied: {each.reason}" if each.reason else "applied")
+        for each in plan.rewrites
+    ]
+    if rows:
+        yield ""
+        yield "fusions"
+        yield from _table(rows)
+
+
+def _decoding_traffic(plan: ModulePlan) -> Iterator[Buffer]:
+    """What decoding reads and writes, and what products read in place of codes."""
+    for step in plan.steps:
+        if decodes(step):
+            yield from (plan.buffer(name) for name in (*step.reads, *step.writes))
+            yield plan.buffer(step.out)
+
+
+def _buffer_rows(plan: ModulePlan) -> Iterator[tuple[str, ...]]:
+    used = {name for program in plan.programs for name in _names(program)}
+    for buffer in plan.buffers:
+        if buffer.name in used:
+            size = f"{to_markdown(size_in_bytes(buffer))} bytes"
+            place = _place(plan, buffer.name)
+            yield (buffer.name, str(buffer.shape), buffer.dtype.value, size, place)
+
+
+def _names(program: Program) -> set[str]:
+    names = {argument.buffer for argument in program.arguments}
+    names |= {result.buffer for result in program.results}
+    return names | {name for step in program.steps for name in (*step.reads, *step.writes)}
+
+
+def _place(plan: ModulePlan, name: str) -> str:
+    paths = {parameter.buffer: f"parameter {parameter.path}" for parameter in plan.parameters}
+    if name in paths:
+        memory = ", without memory" if name in {each.buffer for each in plan.quantized} else ""
+        return paths[name] + memory + (", optional" if plan.buffer(name).optional else "")
+    if name in plan.caches:
+        return f"buffer {plan.state(name).path}, filled by refresh"
+    if name in plan.records:
+        return f"buffer {plan.state(name).path}, for people"
+    if name in {state.buffer for state in plan.states}:
+        return f"buffer {plan.state(name).path}, changed in place"
+    if name in plan.inputs:
+        return "input"
+    if name in plan.outputs:
+        return "output"
+    if name in plan.left_for_wgrad:
+        return "kept for the wgrad"
+    if name in {result.buffer for program in plan.programs[1:] for result in program.results}:
+        return "gradient"
+    if name in {argument.buffer for argument in plan.backward.arguments}:
+        return "gradient in" if name not in _names(plan.forward) else "kept for the backward"
+    return "workspace"
+
+
+def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
+    arguments = ", ".join(argument.buffer for argument in program.arguments)
+    results = ", ".join(result.buffer for result in program.results)
+    changed = f", changes {', '.join(program.mutated)}" if not program.results else ""
+    yield f"{program.name} ({arguments}) -> {results or 'nothing'}{changed}"
+    yield from _table(_step_row(plan, step, i) for i, step in enumerate(program.steps, 1))
+
+
+def _step_row(plan: ModulePlan, step: Step, index: int) -> tuple[str, ...]:
+    flops = f"{to_markdown(step.flops)} flop" if step.flops else ""
+    moved = f"{_formula(plan.buffer(name) for name in (*step.loads, *step.writes))} bytes"
+    when = f"if {any_of(step.when)}" if step.when else ""
+    origin = f"rule {step.rule}" if step.rule else ""
+    return (step_comment(step, index), step.kernels or "", flops, moved, when, origin)
+
+
+def _saved(plan: ModulePlan) -> Iterator[str]:
+    yield "saved for the backward, each only if a gradient that needs it is asked for"
+    if not plan.saved:
+        yield "  nothing"
+        return
+    yield from _table(_saved_row(plan, result) for result in plan.saved)
+    everything = _formula(plan.buffer(result.buffer) for result in plan.saved)
+    yield f"  at most {everything} bytes, inputs and parameters included"
+
+
+def _saved_row(plan: ModulePlan, result: Result) -> tuple[str, ...]:
+    size = to_markdown(size_in_bytes(plan.buffer(result.buffer)))
+    when = f"if {any_of(result.when)}" if result.when else "always"
+    return (result.buffer, f"{size} bytes", when)
+
+
+def _dispatch(kernels: KernelSet) -> Iterator[str]:
+    yield f"  {kernels.name}"
+    for rule in kernels.rules:
+        chosen = rule.point or "the only one"
+        yield f"    {rule.predicate}: {chosen}"
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Rows in columns where these fit the page; else what follows the first runs on behind it."""
+    cells = list(rows)
+    lines = [f"  {line}" for line in aligned(cells)]
+    if max(map(len, lines), default=0) <= LINE_LENGTH:
+        yield from lines
+        return
+    width = max(len(first) for first, *_ in cells)
+    for first, *rest in cells:
+        if width <= _NAME_WIDTH:
+            head, indent = f"  {first.ljust(width)}  ", width + 4
+        else:
+            yield from fold(f"  {first}", _UNDER_STEP)
+            head, indent = " " * (2 + _UNDER_STEP), 2 + _UNDER_STEP
+        yield from _run_on(head, indent, [cell for cell in rest if cell])
+
+
+def _run_on(head: str, indent: int, cells: list[str]) -> Iterator[str]:
+    """Cells one behind the other; one that the line has no place for begins the next."""
+    lines = [head]
+    for index, cell in enumerate(cells):
+        text = f"{cell};" if index + 1 < len(cells) else cell
+        if not lines[-1].endswith(" "):
+            text = f" {text}"
+        if len(lines[-1] + text) > LINE_LENGTH and lines[-1] != head:
+            lines.append(" " * indent)
+            text = text.lstrip(" ")
+        lines[-1] += text
+    for line in lines:
+        yield from fold(line, indent - len(line) + len(line.lstrip(" ")))

@@ -1,0 +1,17 @@
+"""What quantised copies stand for, in 16 bits."""
+
+from __future__ import annotations
+
+from ..steps import dequantize
+from .family import Family, LayoutNeeds
+from .scalings import ALL, CODES, GROUPS_START, OF_TOKENS
+
+DEQUANTIZE = Family(
+    "dequantize",
+    (dequantize.DEQUANTIZE.name,),
+    formats=CODES,
+    converts=ALL,
+    row_alignment=8,
+    layout=LayoutNeeds(GROUPS_START),
+    grouped=OF_TOKENS,
+)

@@ -1,0 +1,16 @@
+"""What transposed copies of rows in groups stand for, groups where the copies have them."""
+
+from __future__ import annotations
+
+from ..steps import dequantize
+from .family import Family, LayoutNeeds
+from .scalings import CODES, GROUPS_START, MX_1X32, NV_1X16
+
+DEQUANTIZE_GROUPS = Family(
+    "dequantize_groups",
+    (dequantize.DEQUANTIZE_GROUPS.name,),
+    formats=CODES,
+    converts=(MX_1X32, NV_1X16),
+    row_alignment=8,
+    layout=LayoutNeeds(GROUPS_START),
+)

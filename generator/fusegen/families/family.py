@@ -1,0 +1,280 @@
+"""What a kernel family is: everything that is known of the device code behind one template.
+
+Device code fixes some numbers that an architecture's spec states, too, and knows some formats and
+scales only.  A family says which, once; a spec is held against it when it is loaded, lest a kernel
+read memory otherwise than the spec says, and a plan asks it before it names a kernel.  Of users'
+own templates nothing is known, so that their specs are taken at their word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..ir.dtypes import DType
+from ..ir.kernel import GemmKind, LayoutSpec, PointSpec, Store
+from ..ir.plan import Variant
+from ..ir.quantization import OPERANDS, Accumulation, Role, Scaling
+
+HADAMARD = "hadamard"
+"""Trait of a variant whose values are transformed before they are quantised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a step asks of its kernels.
+
+    Attributes:
+        primitive: of the step.
+        kind: of a product.
+        variant: formats, scales and store; None where the module's own type is all.
+        history: amaxes that a delayed scale looks back on.
+        grouped: whether rows lie in groups of any size.
+    """
+
+    primitive: str
+    kind: GemmKind | None = None
+    variant: Variant | None = None
+    history: int = 0
+    grouped: bool = False
+
+
+class Offer(Protocol):
+    """What a family can do, or as much of it as an architecture lists."""
+
+    @property
+    def implements(self) -> tuple[str, ...]: ...
+    @property
+    def formats(self) -> tuple[DType, ...]: ...
+    @property
+    def scalings(self) -> tuple[str, ...]: ...
+    @property
+    def accumulations(self) -> tuple[Accumulation, ...]: ...
+    @property
+    def stores(self) -> tuple[Store, ...]: ...
+
+
+def offers(offer: Offer, demand: Demand) -> bool:
+    """Whether primitive, formats, scalings, accumulation and store of a demand are listed."""
+    variant = demand.variant or Variant((DType.IO,), (), ())
+    ways = {each.value for each in offer.accumulations}
+    return (
+        demand.primitive in offer.implements
+        and {*variant.formats} <= {*offer.formats}
+        and {*variant.scalings} <= {*offer.scalings}
+        and variant.store in offer.stores
+        and (demand.variant is None or not ways or not ways.isdisjoint(variant.traits))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProductScaling:
+    """Scales of two operands that one product reads.
+
+    Attributes:
+        tokens: of activations and of gradients.
+        weights: of the weights beside them.
+        accumulations: in which sums they are applied.
+        token_major: whether the scales of tokens are read in token-major order only.
+    """
+
+    tokens: Scaling
+    weights: Scaling
+    accumulations: tuple[Accumulation, ...]
+    token_major: bool = False
+
+    def of(self, kind: GemmKind) -> tuple[str, str]:
+        """Names of what the first and the second operand of a product have."""
+        roles = (OPERANDS[kind, slot][0] for slot in "ab")
+        a, b = (self.weights if role is Role.WEIGHT else self.tokens for role in roles)
+        return a.name, b.name
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutNeeds:
+    """How quantised copies are stored that device code reads or writes.
+
+    Attributes:
+        token_alignments: starts of groups in transposed copies.
+        token_major: names of scalings whose scales of tokens are read in token-major order only.
+        transposed: whether columnwise copies are.
+        pitch: bytes that rows are padded to.
+    """
+
+    token_alignments: tuple[int, ...]
+    token_major: tuple[str, ...] = ()
+    transposed: bool = True
+    pitch: int = 16
+
+    def problems(
+        self, template: str, layout: LayoutSpec, scalings: tuple[str, ...]
+    ) -> Iterator[tuple[str, str]]:
+        """The key of a layout that is otherwise, and why that is wrong."""
+        if layout.transposed != self.transposed:
+            wanted = str(self.transposed).lower()
+            yield (
+                "transposed",
+                f"{template} reads columnwise copies transposed; say transposed: {wanted}",
+            )
+        if layout.pitch != self.pitch:
+            yield "pitch", f"{template} has rows of {self.pitch} bytes, got {layout.pitch}"
+        if layout.token_alignment not in self.token_alignments:
+            words = " or ".join(map(str, self.token_alignments))
+            yield (
+                "token_alignment",
+                f"{template} has groups that start at multiples of {words}, got"
+                f" {layout.token_alignment}",
+            )
+        along = [scaling for scaling in scalings if scaling in self.token_major]
+        if along and not layout.token_major:
+            yield (
+                "token_major",
+                f"{template} reads scales of {along[0]} by token; say token_major: true",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one CTA of a configuration takes of an SM.
+
+    Attributes:
+        stages: of operands in shared memory.
+        buffers: of results in shared memory, per warp that multiplies.
+        shared_bytes: of all of it.
+        threads: of a CTA.
+        loader_registers, math_registers: of a thread that loads, and of one that multiplies.
+        accumulators: registers of a thread that hold sums.
+        registers: of all threads.
+    """
+
+    stages: int
+    buffers: int
+    shared_bytes: int
+    threads: int
+    loader_registers: int
+    math_registers: int
+    accumulators: int
+    registers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What is known of a family that has configurations to choose among.
+
+    Attributes:
+        config: type of a configuration.
+        limits: of the architecture that device code was written for, by name.
+        resources: of a configuration, for a kind, a variant and an architecture's limits.
+        problems: why device code refuses a configuration, for a kind and a variant.
+    """
+
+    config: type[PointSpec]
+    limits: Mapping[str, int]
+    resources: Callable[[PointSpec, GemmKind, Variant, Mapping[str, int]], Resources]
+    problems: Callable[[PointSpec, GemmKind, Variant, Mapping[str, int]], Iterator[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All that is known of the device code of one template.
+
+    Attributes:
+        name: of its templates, ``csrc/<name>.cu.j2`` and ``csrc/<name>.h.j2``.
+        implements: primitives it has code for.
+        formats: element formats of what it reads and writes quantised; ``io`` for none.
+        converts: how elements that it encodes or decodes may share scales.
+        multiplies: how the operands of its products may share scales.
+        stores: what may become of its products.
+        capability: least compute capability.  Programmatic launches (``launch.cuh``) and clusters
+            came with 9.0.
+        arch: the only architecture whose instructions it uses; None for every later one, too.
+        row_alignment: elements that innermost dimensions are multiples of.
+        layout: of the copies that it reads or writes; None where it has none.
+        grouped: how elements may share scales whose rows lie in groups; None for all of them.
+        transformed: what it has the Hadamard transform before.
+        most_history: amaxes that a delayed scale may look back on.
+        configured: what is known of its configurations; None where one instantiation serves.
+        enumerators: C++ names of scalings and accumulations that are not the words' own.
+    """
+
+    name: str
+    implements: tuple[str, ...]
+    formats: tuple[DType, ...] = (DType.IO,)
+    converts: tuple[Scaling, ...] = ()
+    multiplies: tuple[ProductScaling, ...] = ()
+    stores: tuple[Store, ...] = (Store.IO,)
+    capability: tuple[int, int] = (9, 0)
+    arch: str | None = None
+    row_alignment: int = 1
+    layout: LayoutNeeds | None = None
+    grouped: tuple[Scaling, ...] | None = None
+    transformed: tuple[Scaling, ...] = ()
+    most_history: int = 0
+    configured: Configured | None = None
+    enumerators: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def scalings(self) -> tuple[str, ...]:
+        """Names of how elements may share scales."""
+        both = [each for pair in self.multiplies for each in (pair.tokens, pair.weights)]
+        return tuple(dict.fromkeys(each.name for each in (*self.converts, *both)))
+
+    @property
+    def accumulations(self) -> tuple[Accumulation, ...]:
+        """Of products of quantised operands; empty where sums are kept in fp32."""
+        every = (way for pair in self.multiplies for way in pair.accumulations)
+        return tuple(dict.fromkeys(every))
+
+    def cannot_run_on(self, arch: str, capability: tuple[int, int]) -> str:
+        """Why an architecture has not the instructions; empty where it has them."""
+        if self.arch is not None and arch != self.arch:
+            return f"uses instructions of {self.arch} alone"
+        if capability < self.capability:
+            needed, got = (".".join(map(str, each)) for each in (self.capability, capability))
+            return f"needs compute capability {needed} (programmatic launches), this is {got}"
+        return ""
+
+    def accepts(self, demand: Demand) -> str | None:
+        """What there is no device code for, such as ``fprop of tensor of input and row of weight``.
+
+        Returns:
+            None where there is code for all of it.
+        """
+        variant = demand.variant or Variant((DType.IO,), (), ())
+        words = "_".join(variant.scalings)
+        if not offers(self, demand):
+            return " of ".join(filter(None, (demand.primitive, str(variant))))
+        if demand.kind and self.multiplies:
+            return self._accepts_product(demand.kind, variant)
+        if demand.history > self.most_history:
+            return (
+                f"a history of {demand.history} amaxes, {self.name} keeps {self.most_history} at"
+                " most"
+            )
+        if HADAMARD in variant.traits and words not in _names(self.transformed):
+            names = ", ".join(_names(self.transformed)) or "nothing"
+            return f"a transform before {words}, {self.name} has it before {names}"
+        if demand.grouped and self.grouped is not None and words not in _names(self.grouped):
+            return f"{demand.primitive} of {words} in groups"
+        return None
+
+    def _accepts_product(self, kind: GemmKind, variant: Variant) -> str | None:
+        """Operands scale as one of the pairs does, in sums in which that pair is applied."""
+        pairs = [pair for pair in self.multiplies if pair.of(kind) == variant.scalings]
+        if not pairs:
+            roles = (OPERANDS[kind, slot][0].value for slot in "ab")
+            each = zip(variant.scalings, roles, strict=True)
+            return f"{kind.value} of {' and '.join(f'{word} of {role}' for word, role in each)}"
+        ways = {way.value for way in pairs[0].accumulations}
+        if ways.isdisjoint(variant.traits):
+            return f"{kind.value} of {variant.scalings[0]} in {'_'.join(variant.traits)} sums"
+        return None
+
+    def enumerator(self, word: str) -> str:
+        """C++ name of a scaling or an accumulation."""
+        return self.enumerators.get(word, word)
+
+
+def _names(scalings: tuple[Scaling, ...]) -> tuple[str, ...]:
+    return tuple(each.name for each in scalings)

@@ -1,0 +1,19 @@
+"""Products of 16-bit operands on Hopper that were decoded from quantised ones."""
+
+from __future__ import annotations
+
+from ..ir.dtypes import DType
+from ..ir.kernel import Store
+from ..steps.gemm import GEMM, GROUPED_GEMM
+from .family import Family
+from .wgmma import ARCH, Operands
+
+GEMM_DECODED_SM90 = Family(
+    "gemm_decoded_sm90",
+    (GEMM.name, GROUPED_GEMM.name),
+    formats=(DType.BFLOAT16,),
+    stores=tuple(Store),
+    arch=ARCH,
+    row_alignment=8,
+    configured=Operands(element_bytes=2).configured,
+)

@@ -1,0 +1,37 @@
+"""Products of FP8 operands on Hopper."""
+
+from __future__ import annotations
+
+from ..ir.kernel import GemmKind, Store
+from ..ir.quantization import Accumulation
+from ..steps.gemm import GEMM, GROUPED_GEMM
+from .family import Family, LayoutNeeds, ProductScaling
+from .scalings import BLOCK_1X128, BLOCK_128X128, FP8, ROW, TENSOR
+from .wgmma import ARCH, Operands
+
+_ANY = (Accumulation.FAST, Accumulation.SPLIT_128)
+_SPLIT = (Accumulation.SPLIT_128,)
+
+GEMM_FP8_SM90 = Family(
+    "gemm_fp8_sm90",
+    (GEMM.name, GROUPED_GEMM.name),
+    formats=FP8,
+    multiplies=(
+        ProductScaling(TENSOR, TENSOR, _ANY),
+        ProductScaling(ROW, ROW, _ANY),
+        # Scales of blocks multiply sums of one block's depth.
+        ProductScaling(BLOCK_1X128, BLOCK_128X128, _SPLIT),
+    ),
+    stores=tuple(Store),
+    arch=ARCH,
+    row_alignment=8,
+    layout=LayoutNeeds(token_alignments=(32,), token_major=(BLOCK_1X128.name,)),
+    configured=Operands(
+        element_bytes=1, loaded_scales=(BLOCK_1X128.name,), sorted_kinds=(GemmKind.WGRAD,)
+    ).configured,
+    enumerators={
+        BLOCK_1X128.name: "block",
+        BLOCK_128X128.name: "block",
+        Accumulation.SPLIT_128.value: "split",
+    },
+)

@@ -1,0 +1,17 @@
+"""Products of 16-bit operands on Hopper."""
+
+from __future__ import annotations
+
+from ..ir.kernel import Store
+from ..steps.gemm import GEMM, GROUPED_GEMM
+from .family import Family
+from .wgmma import ARCH, Operands
+
+GEMM_SM90 = Family(
+    "gemm_sm90",
+    (GEMM.name, GROUPED_GEMM.name),
+    stores=tuple(Store),
+    arch=ARCH,
+    row_alignment=8,
+    configured=Operands(element_bytes=2).configured,
+)

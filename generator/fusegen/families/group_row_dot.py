@@ -1,0 +1,8 @@
+"""Dot products of each row with a vector of its group."""
+
+from __future__ import annotations
+
+from ..steps import group_row_dot
+from .family import Family
+
+GROUP_ROW_DOT = Family("group_row_dot", (group_row_dot.GROUP_ROW_DOT.name,))

@@ -1,0 +1,8 @@
+"""Sums over the rows of each group."""
+
+from __future__ import annotations
+
+from ..steps import sums
+from .family import Family
+
+GROUP_SUM = Family("group_sum", (sums.GROUP_SUM.name, sums.COLUMN_SUM.name), row_alignment=8)

@@ -1,0 +1,8 @@
+"""Expressions of single elements, and their gradients."""
+
+from __future__ import annotations
+
+from ..steps import pointwise
+from .family import Family
+
+POINTWISE = Family("pointwise", (pointwise.POINTWISE.name, pointwise.POINTWISE_GRAD.name))

@@ -1,0 +1,18 @@
+"""Copies of one tensor in quantised formats, rowwise, columnwise or both."""
+
+from __future__ import annotations
+
+from ..steps import quantize
+from .family import Family, LayoutNeeds
+from .scalings import ALL, CODES, GROUPS_START, NV_1X16
+
+QUANTIZE_SM90 = Family(
+    "quantize_sm90",
+    (quantize.QUANTIZE.name,),
+    formats=CODES,
+    converts=ALL,
+    row_alignment=8,
+    layout=LayoutNeeds(GROUPS_START),
+    transformed=(NV_1X16,),
+    most_history=1024,  # `kMostSlots` of quantize.h
+)

@@ -1,0 +1,43 @@
+"""All kernel families, in one tuple that is complete at import."""
+
+from __future__ import annotations
+
+from .dequantize import DEQUANTIZE
+from .dequantize_groups import DEQUANTIZE_GROUPS
+from .family import Family
+from .gemm_decoded_sm90 import GEMM_DECODED_SM90
+from .gemm_fp8_sm90 import GEMM_FP8_SM90
+from .gemm_sm90 import GEMM_SM90
+from .group_row_dot import GROUP_ROW_DOT
+from .group_sum import GROUP_SUM
+from .pointwise import POINTWISE
+from .pointwise_quantize_sm90 import POINTWISE_QUANTIZE_SM90
+from .quantize_sm90 import QUANTIZE_SM90
+from .statistics import STATISTICS
+
+FAMILIES: tuple[Family, ...] = (
+    GEMM_SM90,
+    GEMM_FP8_SM90,
+    GEMM_DECODED_SM90,
+    QUANTIZE_SM90,
+    POINTWISE_QUANTIZE_SM90,
+    DEQUANTIZE,
+    DEQUANTIZE_GROUPS,
+    STATISTICS,
+    GROUP_SUM,
+    GROUP_ROW_DOT,
+    POINTWISE,
+)
+
+
+def known_family(template: str) -> Family | None:
+    """The family behind a template; None of users' own, of which nothing is known."""
+    return next((family for family in FAMILIES if family.name == template), None)
+
+
+def enumerator(template: str, word: str) -> str:
+    """C++ name of a scaling or an accumulation in a template.
+
+    Users' own products take the arguments of ``gemm_fp8_sm90``, and are given its names.
+    """
+    return (known_family(template) or GEMM_FP8_SM90).enumerator(word)

@@ -1,0 +1,16 @@
+"""A few numbers on what a copy lost."""
+
+from __future__ import annotations
+
+from ..steps import statistics
+from .family import Family, LayoutNeeds
+from .scalings import ALL, CODES, GROUPS_START, NV_1X16
+
+STATISTICS = Family(
+    "statistics",
+    (statistics.STATISTICS.name,),
+    formats=CODES,
+    converts=ALL,
+    layout=LayoutNeeds(GROUPS_START),
+    transformed=(NV_1X16,),
+)

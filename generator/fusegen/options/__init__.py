@@ -1,0 +1,70 @@
+"""Options of generated modules: one file each, in the order in which cells are named after them.
+
+A module has every option that applies to it, by facts about its ops; a pass or a printer asks for
+the word that was chosen.  Nothing here imports the rest of fusegen, so that specs can be checked
+against the registry, and their schemas printed from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .amax_reduction import AMAX_REDUCTION
+from .backward_precision import BACKWARD_PRECISION
+from .debug import DEBUG
+from .delay_wgrad import DELAY_WGRAD
+from .glu_interleave import GLU_INTERLEAVE
+from .main_grad import MAIN_GRAD
+from .option import Choice, Exclusion, ModuleFacts, Option, RecipeFacts
+from .ranges import RANGES
+from .save import SAVE
+from .scale_bias import SCALE_BIAS
+from .weight_cache import WEIGHT_CACHE
+
+__all__ = [
+    "OPTIONS",
+    "Choice",
+    "Exclusion",
+    "ModuleFacts",
+    "Option",
+    "RecipeFacts",
+    "excluded",
+    "of_one_option",
+    "option_of",
+]
+
+OPTIONS: tuple[Option, ...] = (
+    GLU_INTERLEAVE,
+    SCALE_BIAS,
+    MAIN_GRAD,
+    DELAY_WGRAD,
+    WEIGHT_CACHE,
+    SAVE,
+    AMAX_REDUCTION,
+    BACKWARD_PRECISION,
+    RANGES,
+    DEBUG,
+)
+"""All of them; names of cells, and so files and ops, depend on the order."""
+
+
+def option_of(word: str) -> Option | None:
+    """The option that a word is a choice of."""
+    return next((option for option in OPTIONS if word in option.words), None)
+
+
+def of_one_option(words: Iterable[str]) -> str | None:
+    """What to say of several choices of one option; None where no two are."""
+    chosen = list(dict.fromkeys(words))
+    for option in OPTIONS:
+        named = [word for word in chosen if word in option.words]
+        if len(named) > 1:
+            return f"{' and '.join(named)} are choices of one option, {option.name}"
+    return None
+
+
+def excluded(words: Iterable[str]) -> str | None:
+    """Why choices of different options cannot be had together, whatever their order."""
+    chosen = set(words)
+    exclusions = (each for option in OPTIONS for each in option.excludes)
+    return next((e.reason for e in exclusions if {e.word, e.other} <= chosen), None)

@@ -1,0 +1,45 @@
+"""Where products leave the gradients of weights."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .option import Choice, ModuleFacts, Option
+
+
+class MainGrad(str, Enum):
+    """Where a product leaves the gradient of a weight: in fp32 where the type is not named."""
+
+    RETURNED = "returned_grad"
+    ADD = "add_to_main_grad"
+    WRITE = "write_main_grad"
+    ADD_16 = "add_to_16_bit_main_grad"
+    WRITE_16 = "write_16_bit_main_grad"
+
+    @property
+    def adds(self) -> bool:
+        """Whether to what is there."""
+        return self in (MainGrad.ADD, MainGrad.ADD_16)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether in the type of the weight."""
+        return self in (MainGrad.ADD_16, MainGrad.WRITE_16)
+
+
+def _applies_to(facts: ModuleFacts) -> str | None:
+    return None if facts.weight_gradients else "no product gives the gradient of a weight"
+
+
+MAIN_GRAD = Option(
+    "main_grad",
+    "Where products leave the gradients of weights",
+    (
+        Choice(MainGrad.RETURNED.value, "The backward returns them, in the type of the weights"),
+        Choice(MainGrad.ADD.value, "Added to an fp32 buffer of the caller's"),
+        Choice(MainGrad.WRITE.value, "Written to an fp32 buffer of the caller's"),
+        Choice(MainGrad.ADD_16.value, "Added to a caller's buffer of the weights' type"),
+        Choice(MainGrad.WRITE_16.value, "Written to a caller's buffer of the weights' type"),
+    ),
+    _applies_to,
+)

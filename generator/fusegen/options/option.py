@@ -1,0 +1,114 @@
+"""What an option of a generated module is: its choices, and where it can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One choice of an option.
+
+    Attributes:
+        word: what people write, and what stands in the names of cells.
+        summary: one line.
+    """
+
+    word: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFacts:
+    """What decides which options a module has.
+
+    Attributes:
+        ops: names of its ops, in the order of the chain.
+        products: an op multiplies matrices.
+        weights: an operand of a product is a parameter.
+        weight_gradients: a product gives the gradient of a parameter.
+        grouped_bias: a grouped product adds a bias.
+        halves: an expression reads the halves of a row, as gated activations do.
+        inner_activations: an op of the chain reads what an expression before it gives.
+    """
+
+    ops: tuple[str, ...]
+    products: bool = False
+    weights: bool = False
+    weight_gradients: bool = False
+    grouped_bias: bool = False
+    halves: bool = False
+    inner_activations: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeFacts:
+    """What decides which options have something to choose under a recipe.
+
+    Attributes:
+        name: of the recipe.
+        quantizes: it names a role.
+        weights: it quantises weights.
+        history: it keeps amaxes of a role from step to step.
+    """
+
+    name: str
+    quantizes: bool = False
+    weights: bool = False
+    history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Two choices that no module has together, in either order, and why."""
+
+    word: str
+    other: str
+    reason: str
+
+
+def in_every_module(facts: ModuleFacts) -> str | None:
+    """No reason against any module."""
+    return None
+
+
+def under_every_recipe(facts: RecipeFacts) -> str | None:
+    """No reason against any recipe."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is decided when a module is generated.
+
+    Attributes:
+        name: what ``without`` of a module and ``options`` of a fusion call it.
+        summary: what it decides, in one line.
+        choices: the first is the default, which no cell is named after.
+        applies_to: why a module cannot have it, or None.
+        applies_under: why it has nothing to choose under a recipe, or None.
+        excludes: choices that its own may not be combined with.
+    """
+
+    name: str
+    summary: str
+    choices: tuple[Choice, ...]
+    applies_to: Callable[[ModuleFacts], str | None] = in_every_module
+    applies_under: Callable[[RecipeFacts], str | None] = under_every_recipe
+    excludes: tuple[Exclusion, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of all choices, the default first."""
+        return tuple(choice.word for choice in self.choices)
+
+    @property
+    def default(self) -> str:
+        """The word of the first choice."""
+        return self.choices[0].word
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The words of the choices that cells are named after."""
+        return self.words[1:]

@@ -1,0 +1,24 @@
+"""What a forward saves for its backward."""
+
+from __future__ import annotations
+
+from .option import Choice, ModuleFacts, Option
+
+RECOMPUTE = "recompute_activations"
+
+
+def _applies_to(facts: ModuleFacts) -> str | None:
+    if facts.inner_activations:
+        return None
+    return "no pointwise step gives an activation that is saved for the backward"
+
+
+SAVE = Option(
+    "save",
+    "What a forward saves for its backward",
+    (
+        Choice("save_activations", "All that the backward reads"),
+        Choice(RECOMPUTE, "The backward makes again what expressions give"),
+    ),
+    _applies_to,
+)

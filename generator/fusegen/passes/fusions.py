@@ -1,0 +1,189 @@
+"""Fusions of ``specs/fusions`` as rules of the rewrite engine: patterns, conditions, replacements.
+
+An expression of the pattern keeps a step of its own in the replacement; that of the forward may
+stand in the backward, too, where a joint fusion makes its result again.  What merges an expression
+with the quantisation of its result is built by ``merge``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ..ir.plan import Operand, Step
+from ..spec.fusion import FusionConditions, FusionPass, FusionSpec, PatternStep
+from ..steps import definition, is_printed
+from .merge import merged, why_not_merged
+from .rewrite import (
+    ANY,
+    BACKWARD,
+    FORWARD,
+    Bound,
+    Facts,
+    Match,
+    Replacement,
+    Rewrite,
+    Slot,
+    Stage,
+)
+
+_ORDER = tuple(FusionPass)
+
+
+def rules_of(fusions: Mapping[str, FusionSpec]) -> tuple[Rewrite, ...]:
+    """The rules of fusions in the order in which they apply.
+
+    Joint ones come first, then forward, then backward ones; of those, the largest patterns, which
+    a smaller one would break up, and then in the order of the fusions.
+    """
+    rules = map(rule_of, fusions.values())
+    return tuple(sorted(rules, key=lambda r: (_ORDER.index(r.programs), -len(r.match))))
+
+
+def rule_of(fusion: FusionSpec) -> Rewrite:
+    """A fusion as a rule."""
+    guard = partial(_why_not, fusion.when)
+    if fusion.merges:
+        match = (*_merging(fusion, FORWARD), *_merging(fusion, BACKWARD))
+        return Rewrite(
+            name=fusion.name,
+            programs=fusion.pass_,
+            stage=Stage.COPIES,
+            match=match,
+            guard=lambda bound, facts: guard(bound, facts) or why_not_merged(bound, facts),
+            build=partial(merged, fusion.name),
+        )
+    return Rewrite(
+        name=fusion.name,
+        programs=fusion.pass_,
+        stage=Stage.OPS,
+        match=(*_matches(fusion, FORWARD), *_matches(fusion, BACKWARD)),
+        guard=guard,
+        build=partial(_replacement, fusion),
+    )
+
+
+def _of(fusion: FusionSpec, program: str) -> tuple[Sequence[PatternStep], Sequence[PatternStep]]:
+    """Pattern and replacement of a program."""
+    if program == FORWARD:
+        return fusion.match.forward, fusion.rewrite.forward
+    return fusion.match.backward, fusion.rewrite.backward
+
+
+# ---- patterns
+
+
+def _matches(fusion: FusionSpec, program: str) -> Iterator[Match]:
+    """Steps of ops: all their operands have names, and what the replacement lacks goes away."""
+    pattern, replacement = _of(fusion, program)
+    written = {name for step in replacement for name in step.out}
+    for step in pattern:
+        kind = definition(step.step)
+        positions = tuple(range(max(len(step.in_), len(step.out))))
+        reads: tuple[Slot, ...] = kind.slots
+        writes: tuple[Slot, ...] = kind.results
+        if kind.of_passes:
+            reads = writes = positions
+        yield Match(
+            program,
+            step.step,
+            step.kind,
+            reads=dict(zip(reads, step.in_, strict=False)),
+            writes=dict(zip(writes, step.out, strict=False)),
+            sole_reader=frozenset(step.out) - written,
+            op=step.op,
+        )
+
+
+def _merging(fusion: FusionSpec, program: str) -> Iterator[Match]:
+    """An expression and what quantises its result: names say how they hang together, no more."""
+    pattern, _ = _of(fusion, program)
+    if pattern:
+        first, second = pattern
+        (tensor,) = second.in_
+        alone = frozenset((tensor,))
+        yield Match(program, first.step, None, {}, {ANY: tensor}, sole_reader=alone, further=True)
+        yield Match(program, second.step, None, {"a": tensor}, {}, further=True)
+
+
+# ---- conditions
+
+
+def _why_not(when: FusionConditions, bound: Bound, facts: Facts) -> str | None:
+    """Which condition of a fusion rules it out, whatever its pattern found."""
+    del bound
+    recipe = facts.recipe
+    quantizes, amax_pass = bool(recipe.roles), recipe.amax_pass
+    if when.archs and facts.arch.name not in when.archs:
+        return f"it is for {', '.join(when.archs)}"
+    if when.recipes and recipe.name not in when.recipes:
+        return f"it is for {', '.join(when.recipes)}"
+    if when.quantized not in (None, quantizes):
+        return f"recipe {recipe.name!r} quantises {'operands' if quantizes else 'nothing'}"
+    if when.amax_pass not in (None, amax_pass):
+        return f"recipe {recipe.name!r} needs {'an' if amax_pass else 'no'} amax first"
+    for option, word in when.options.items():
+        if facts.choices.get(option) != word:
+            return f"the choice of {option} is not {word}"
+    return None
+
+
+# ---- replacements
+
+
+def _replacement(fusion: FusionSpec, bound: Bound) -> Replacement:
+    """The steps of a fusion over the buffers that its pattern found."""
+    return Replacement(
+        forward=tuple(_built(fusion, FORWARD, bound)),
+        backward=tuple(_built(fusion, BACKWARD, bound)),
+    )
+
+
+def _built(fusion: FusionSpec, program: str, bound: Bound) -> Iterator[Step]:
+    pattern, replacement = _of(fusion, program)
+    parts = bound.parts(program)
+    if not parts:
+        return
+    kept = _kept(pattern, parts)
+    again = _kept(fusion.match.forward, bound.forward) if program == BACKWARD else []
+    slots = {each.buffer: each.slot for part in parts for each in (*part.outputs, *part.inputs)}
+    for step in replacement:
+        reads = [bound.variables[name] for name in step.in_]
+        writes = [bound.variables[name] for name in step.out]
+        same = next((part for part in (*kept, *again) if _is(part, step, reads, writes)), None)
+        if same is not None and is_printed(same):
+            yield replace(same, rule=fusion.name)
+            continue
+        found = (*kept, *again)
+        alike = next((p for p in found if (p.primitive, p.kind) == (step.step, step.kind)), None)
+        kind = definition(step.step)
+        ins = zip(kind.slots, reads, strict=False)
+        outs = zip(kind.results, writes, strict=False)
+        if kind.of_passes:
+            ins, outs = (
+                zip([slots.get(name, name) for name in names], names, strict=True)
+                for names in (reads, writes)
+            )
+        named = [Operand(slot, bound.variables[name]) for slot, name in step.with_.items()]
+        yield Step(
+            primitive=step.step,
+            kind=step.kind,
+            item=(alike or parts[-1]).item,
+            inputs=(*(Operand(*each) for each in ins), *named),
+            outputs=tuple(Operand(*each) for each in outs),
+            pointwise=alike.pointwise if alike else None,
+            rule=fusion.name,
+            attributes=alike.attributes if alike else (),
+        )
+
+
+def _kept(pattern: Sequence[PatternStep], parts: Sequence[Step]) -> list[Step]:
+    """Steps whose expression goes along to the replacement: it does that of a named op itself."""
+    return [part for part, step in zip(parts, pattern, strict=True) if not step.op]
+
+
+def _is(part: Step, step: PatternStep, reads: list[str], writes: list[str]) -> bool:
+    """Whether a step of the replacement is this one of the pattern."""
+    touched = ({*part.reads}, {*part.writes})
+    return part.primitive == step.step and touched == ({*reads}, {*writes})

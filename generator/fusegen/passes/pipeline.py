@@ -1,0 +1,390 @@
+"""Specs and a selection to plans: the passes in their order, all pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ..ir.naming import Cell
+from ..ir.plan import ModulePlan, Unsupported
+from ..math import Derivations
+from ..options.amax_reduction import REDUCED_AMAX
+from ..options.backward_precision import BackwardPrecision
+from ..options.debug import STATISTICS
+from ..options.delay_wgrad import DELAYED_WGRAD
+from ..options.glu_interleave import INTERLEAVED
+from ..options.main_grad import MainGrad
+from ..options.save import RECOMPUTE
+from ..options.scale_bias import SCALED_BIAS
+from ..options.weight_cache import ALONE, CACHED
+from ..spec.load import SpecSet
+from ..spec.offers import choices_of, refusal
+from .as_bytes import pass_as_bytes
+from .backward import write_backward
+from .contract import Context, Observer, Pass
+from .conversions import conversions
+from .delay_wgrad import delay_wgrad, delayed_steps
+from .draft import EMPTY, Draft, NotPossible, Property
+from .expand import expand
+from .fusions import rules_of
+from .interleave import interleave_halves
+from .kernels import choose_kernels, choose_merged
+from .liveness import add_conditions, saved
+from .main_grad import keep_in_main_grad
+from .math import derive_math
+from .programs import (
+    backward_program,
+    forward_program,
+    refresh_program,
+    tell_lengths,
+    wgrad_program,
+)
+from .quantize import quantize, unquantized
+from .recompute import recompute_activations
+from .rewrite import Facts, Stage, rewrite
+from .scaled_bias import scale_bias
+from .seal import seal
+from .sharding import module_shardings
+from .statistics import take_statistics
+from .sums import fold_sums
+from .weight_cache import keep_quantized
+
+ANEW = Derivations()
+"""Keeps no derived program beyond this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a selection becomes: the modules that can be made, and why the others cannot."""
+
+    modules: tuple[ModulePlan, ...]
+    unsupported: tuple[Unsupported, ...]
+
+
+def resolve(
+    specs: SpecSet,
+    arch: str,
+    cells: Iterable[Cell],
+    derivations: Derivations = ANEW,
+    observe: Observer | None = None,
+) -> Plan:
+    """Plan every cell for one architecture, in sorted order; ``observe`` is told of each pass."""
+    modules: list[ModulePlan] = []
+    unsupported: list[Unsupported] = []
+    for cell in sorted(set(cells)):
+        try:
+            modules.append(resolve_module(specs, cell, arch, derivations, observe))
+        except NotPossible as reason:
+            unsupported.append(Unsupported(str(cell), cell.module, cell.recipe, arch, str(reason)))
+    return Plan(tuple(modules), tuple(unsupported))
+
+
+def resolve_module(
+    specs: SpecSet,
+    cell: Cell,
+    arch_name: str,
+    derivations: Derivations = ANEW,
+    observe: Observer | None = None,
+    fuel: int | None = None,
+) -> ModulePlan:
+    """The plan of one cell.
+
+    Raises:
+        NotPossible: the cell cannot be made on the arch; the message is the reason.
+        KeyError: an unknown module, recipe or arch.
+    """
+    context = replace(context_of(specs, cell, arch_name, derivations), fuel=fuel)
+    return seal(run_passes(context, observe), context)
+
+
+def context_of(
+    specs: SpecSet, cell: Cell, arch_name: str, derivations: Derivations = ANEW
+) -> Context:
+    """What the passes of a cell may read.
+
+    Raises:
+        NotPossible: module, recipe or another option rules one out.
+        KeyError: an unknown module, recipe or arch.
+    """
+    module, recipe = specs.modules[cell.module], specs.recipes[cell.recipe]
+    reason = refusal(cell.options, module, recipe, specs.ops)
+    if reason:
+        raise NotPossible(reason)
+    arch = specs.archs[arch_name]
+    return Context(cell, specs, module, recipe, arch, cell.options, derivations)
+
+
+def run_passes(context: Context, observe: Observer | None = None) -> Draft:
+    """The draft after every pass that applies; ``observe`` is told of each after it ran.
+
+    Raises:
+        NotPossible: the cell cannot be made; the message is the reason.
+    """
+    draft = EMPTY
+    for each in PASSES:
+        if each.applies(context):
+            assert each.needs <= draft.holds, f"{each.name} comes before what it needs"
+            assert not each.before & draft.holds, f"{each.name} comes too late"
+            before, after = draft, each.run(draft, context)
+            draft = replace(after, holds=before.holds | each.gives)
+            if observe:
+                observe(each, before, draft)
+    return draft
+
+
+def _rewrite(draft: Draft, context: Context, stage: Stage) -> Draft:
+    choices = choices_of(context.module, context.specs.ops, context.options)
+    facts = Facts(context.arch, context.recipe, choices)
+    return rewrite(draft, rules_of(context.specs.fusions), stage, facts, context.fuel)
+
+
+def _main_grad(draft: Draft, context: Context) -> Draft:
+    return keep_in_main_grad(draft, next(g for g in MainGrad if g.value in context.options))
+
+
+def _exact(draft: Draft, context: Context) -> Draft:
+    exact, output = unquantized(draft)
+    return replace(draft, exact=exact, exact_output=output)
+
+
+def _quantize(draft: Draft, context: Context) -> Draft:
+    chosen = (precision for precision in BackwardPrecision if precision.value in context.options)
+    return quantize(
+        draft,
+        context.recipe,
+        context.arch,
+        reduced=REDUCED_AMAX in context.options,
+        backward=next(chosen, BackwardPrecision.QUANTIZED),
+    )
+
+
+def _weight_cache(draft: Draft, context: Context) -> Draft:
+    return keep_quantized(draft, alone=ALONE in context.options)
+
+
+def _lengths(draft: Draft, context: Context) -> Draft:
+    delayed = delayed_steps(draft) if DELAYED_WGRAD in context.options else ()
+    return tell_lengths(draft, saved(draft), delayed)
+
+
+def _kernels(draft: Draft, context: Context) -> Draft:
+    draft, kernel_sets = choose_kernels(draft, context.arch, context.recipe)
+    return replace(draft, kernel_sets=kernel_sets)
+
+
+def _programs(draft: Draft, context: Context) -> Draft:
+    """Every step moves into the program of its op."""
+    programs = [
+        forward_program(draft, draft.saved, context.dims),
+        backward_program(draft, draft.saved, context.dims),
+    ]
+    if draft.refresh:
+        programs.append(refresh_program(draft, context.dims))
+    if draft.wgrad:
+        programs.append(wgrad_program(draft, draft.saved, context.dims))
+    return draft.packed(programs)
+
+
+def _merge(draft: Draft, context: Context) -> Draft:
+    """Kernels of steps that are merged are those of the merged step alone.
+
+    Arguments, results and checks of the programs are those of the steps before: a merged step
+    reads and writes all of them.
+    """
+    rewritten = _rewrite(draft.unpacked, context, Stage.COPIES)
+    merged, sets = choose_merged(rewritten, context.arch, context.recipe)
+    steps = {"forward": merged.forward, "backward": merged.backward}
+    programs = [replace(p, steps=steps.get(p.name, p.steps)) for p in draft.programs]
+    used = {step.kernels for program in programs for step in program.steps}
+    known = {each.name: each for each in (*draft.kernel_sets, *sets)}
+    kernel_sets = tuple(each for each in known.values() if each.name in used)
+    return replace(merged.packed(programs), kernel_sets=kernel_sets)
+
+
+def _conversions(draft: Draft, context: Context) -> Draft:
+    """A module that does nothing but quantise a tensor of a role that the recipe names has them."""
+    if draft.exact or not draft.programs[0].steps:
+        return draft
+    offered, further = conversions(context.recipe, context.arch)
+    sets = {each.name: each for each in (*draft.kernel_sets, *further)}
+    return replace(draft, conversions=offered, kernel_sets=tuple(sets.values()))
+
+
+def _sharding(draft: Draft, context: Context) -> Draft:
+    return replace(draft, shardings=module_shardings(seal(draft, context).unmerged))
+
+
+def _of(*properties: Property) -> frozenset[Property]:
+    return frozenset(properties)
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass(
+        "expand",
+        "The chain of a module becomes forward steps; tensors get their names.",
+        lambda _, context: expand(context.module, context.specs.ops),
+        gives=_of(Property.EXPANDED),
+    ),
+    Pass(
+        "backward",
+        "The ops' backward rules in reverse order.",
+        lambda draft, _: write_backward(draft),
+        needs=_of(Property.EXPANDED),
+        gives=_of(Property.DIFFERENTIATED),
+    ),
+    Pass(
+        "scaled_bias",
+        "The last grouped product's bias is multiplied by scales of rows.",
+        lambda draft, _: scale_bias(draft),
+        needs=_of(Property.DIFFERENTIATED),
+        before=_of(Property.MATH),
+        options=(SCALED_BIAS,),
+    ),
+    Pass(
+        "math",
+        "Pointwise expressions are derived and printed, so that a backward step reads only what its"
+        " formula needs.",
+        lambda draft, context: derive_math(draft, context.derivations),
+        needs=_of(Property.DIFFERENTIATED),
+        gives=_of(Property.MATH),
+    ),
+    Pass(
+        "interleave",
+        "Halves of a row alternate in blocks of columns.",
+        lambda draft, _: interleave_halves(draft),
+        needs=_of(Property.MATH),
+        before=_of(Property.KERNELS),
+        options=(INTERLEAVED,),
+    ),
+    Pass(
+        "fuse",
+        "Patterns of `specs/fusions` are replaced: joint, then forward, then backward ones.",
+        lambda draft, context: _rewrite(draft, context, Stage.OPS),
+        needs=_of(Property.MATH),
+        before=_of(Property.EXACT, Property.QUANTIZED),
+    ),
+    Pass(
+        "recompute",
+        "Pointwise steps of the forward stand in the backward, too, where that spares saving what"
+        " they give.",
+        lambda draft, _: recompute_activations(draft),
+        needs=_of(Property.MATH),
+        before=_of(Property.QUANTIZED),
+        options=(RECOMPUTE,),
+    ),
+    Pass(
+        "main_grad",
+        "Products that give weights' gradients change buffers of the caller's.",
+        _main_grad,
+        needs=_of(Property.DIFFERENTIATED),
+        before=_of(Property.QUANTIZED),
+        options=tuple(each.value for each in MainGrad if each is not MainGrad.RETURNED),
+    ),
+    Pass(
+        "exact",
+        "The forward in high precision is put on record, to measure a recipe's error against.",
+        _exact,
+        needs=_of(Property.MATH),
+        gives=_of(Property.EXACT),
+        before=_of(Property.QUANTIZED),
+    ),
+    Pass(
+        "quantize",
+        "Operands of products are put into the recipe's formats, or decoded from them.",
+        _quantize,
+        needs=_of(Property.EXACT),
+        gives=_of(Property.QUANTIZED),
+    ),
+    Pass(
+        "weight_cache",
+        "Steps that quantise parameters move into the program `refresh`.",
+        _weight_cache,
+        needs=_of(Property.QUANTIZED),
+        before=_of(Property.FLAGGED),
+        options=(CACHED, ALONE),
+    ),
+    Pass(
+        "sums",
+        "A bias gradient becomes one more result of the step that quantises the same tensor.",
+        lambda draft, context: fold_sums(draft, context.arch),
+        needs=_of(Property.QUANTIZED),
+        before=_of(Property.FLAGGED),
+    ),
+    Pass(
+        "liveness",
+        "Each backward step gets the flags under which it runs; what no gradient needs goes.",
+        lambda draft, _: add_conditions(draft),
+        needs=_of(Property.QUANTIZED),
+        gives=_of(Property.FLAGGED),
+    ),
+    Pass(
+        "lengths",
+        "Steps that decode padded copies read the weight that has the same length.",
+        _lengths,
+        needs=_of(Property.FLAGGED),
+        before=_of(Property.SAVED),
+    ),
+    Pass(
+        "saved",
+        "What the backward reads of the forward is saved, once, each under its own flags.",
+        lambda draft, _: replace(draft, saved=saved(draft)),
+        needs=_of(Property.FLAGGED),
+        gives=_of(Property.SAVED),
+    ),
+    Pass(
+        "statistics",
+        "A step behind each that quantises writes numbers for people.",
+        lambda draft, context: take_statistics(draft, context.recipe, context.arch),
+        needs=_of(Property.SAVED),
+        before=_of(Property.KERNELS),
+        options=(STATISTICS,),
+    ),
+    Pass(
+        "kernels",
+        "The variant of each step, and the architecture's kernels that run it.",
+        _kernels,
+        needs=_of(Property.SAVED),
+        gives=_of(Property.KERNELS),
+    ),
+    Pass(
+        "delay_wgrad",
+        "Products that give weights' gradients move into the program `wgrad`.",
+        lambda draft, _: delay_wgrad(draft),
+        needs=_of(Property.KERNELS),
+        before=_of(Property.PROGRAMS),
+        options=(DELAYED_WGRAD,),
+    ),
+    Pass(
+        "as_bytes",
+        "Scales of E8M0 cross as bytes between programs of which one changes something.",
+        lambda draft, _: pass_as_bytes(draft),
+        needs=_of(Property.KERNELS),
+        before=_of(Property.PROGRAMS),
+    ),
+    Pass(
+        "programs",
+        "Arguments and results of each op, where dimensions are read, and argument checks.",
+        _programs,
+        needs=_of(Property.KERNELS),
+        gives=_of(Property.PROGRAMS),
+    ),
+    Pass(
+        "merge",
+        "An expression and the quantisation of what it gives become one step of one kernel.",
+        _merge,
+        needs=_of(Property.PROGRAMS),
+    ),
+    Pass(
+        "conversions",
+        "A module that only quantises gets the ops of `quantize` and `dequantize`.",
+        _conversions,
+        needs=_of(Property.PROGRAMS),
+    ),
+    Pass(
+        "sharding",
+        "The ways in which ranks may run the ops on shards.",
+        _sharding,
+        needs=_of(Property.PROGRAMS),
+    ),
+)
+"""Every pass in its order, which is checked wherever they run."""

@@ -1,0 +1,139 @@
+"""The rules of ``steps.verify`` for drafts: which of them hold follows from what passes gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..ir.naming import gradient, need
+from ..ir.plan import Step
+from ..steps.verify import Fault, VerifyError, View, faults, views
+from .contract import Pass
+from .draft import Draft, Property
+from .liveness import flags_of
+
+When = dict[str, tuple[str, ...]]
+"""Buffers, and the flags under which each is there."""
+
+
+def verify_pass(done: Pass, before: Draft, after: Draft) -> None:
+    """Check the draft after a pass; to be given to ``run_passes``.
+
+    Raises:
+        VerifyError: with the pass and every fault.
+    """
+    found = [*draft_faults(after)] if after != before else []
+    if found:
+        lines = "\n".join(f"  {fault}" for fault in found)
+        raise VerifyError(f"after pass {done.name!r} the draft is broken\n{lines}")
+
+
+def draft_faults(draft: Draft) -> Iterator[Fault]:
+    """Every rule that a draft breaks, of those that its properties ask for."""
+    for view in views(draft.programs) if draft.programs else _views(draft):
+        yield from faults(view, draft.buffers)
+    for conversion in draft.conversions:
+        buffers = {buffer.name: buffer for buffer in conversion.buffers}
+        for view in views((conversion.program,)):
+            yield from faults(view, buffers)
+
+
+def _views(draft: Draft) -> Iterator[View]:
+    """Programs whose arguments and results are not written down yet."""
+    if Property.EXPANDED in draft.holds:
+        yield _forward(draft)
+    if Property.DIFFERENTIATED in draft.holds:
+        yield _backward(draft)
+    if draft.refresh:
+        yield _refresh(draft)
+    if draft.wgrad:
+        yield _wgrad(draft)
+
+
+def _forward(draft: Draft) -> View:
+    settled = Property.SAVED in draft.holds
+    results: When = dict.fromkeys(draft.outputs, ())
+    results |= {result.buffer: result.when for result in draft.saved}
+    results |= _shared(draft, draft.forward)
+    return View(
+        name="forward",
+        steps=draft.forward,
+        given=_always((*draft.arguments, *_states(draft))),
+        results=results,
+        owned=frozenset(_states(draft)),
+        needed=settled,
+    )
+
+
+def _backward(draft: Draft) -> View:
+    flagged = Property.FLAGGED in draft.holds
+    later = {name for step in draft.wgrad for name in step.writes}
+    results: When = {}
+    for leaf, name in draft.gradients:
+        if name not in later:
+            results[name] = (*results.get(name, ()), need(leaf))
+    made = {name for step in draft.backward for name in step.writes}
+    results |= {name: step.when for step in draft.wgrad for name in step.reads if name in made}
+    results |= _shared(draft, draft.backward)
+    return View(
+        name="backward",
+        steps=draft.backward,
+        given=_before_backward(draft),
+        results=results,
+        owned=_owned(draft),
+        flags=flags_of(draft),
+        unasked=False,
+        conditions=flagged,
+        needed=flagged,
+    )
+
+
+def _refresh(draft: Draft) -> View:
+    return View(
+        name="refresh",
+        steps=draft.refresh,
+        given=_always((*draft.arguments, *_states(draft))),
+        results={},
+        owned=frozenset(_states(draft)),
+    )
+
+
+def _wgrad(draft: Draft) -> View:
+    written = {name for step in draft.wgrad for name in step.writes}
+    left = {name: step.wanted(name) or step.when for step in draft.backward for name in step.writes}
+    return View(
+        name="wgrad",
+        steps=draft.wgrad,
+        given=_before_backward(draft) | left,
+        results={name: (need(leaf),) for leaf, name in draft.gradients if name in written},
+        owned=_owned(draft),
+        flags=flags_of(draft),
+        unasked=False,
+    )
+
+
+def _before_backward(draft: Draft) -> When:
+    """What a backward can read: gradients of the outputs, what the module has, what is saved."""
+    known = (*map(gradient, draft.outputs), *_states(draft), *dict(draft.main_grads).values())
+    if Property.SAVED in draft.holds:
+        return {result.buffer: result.when for result in draft.saved} | _always(known)
+    repeated = {name for step in draft.backward for name in step.writes}
+    made = {name for step in draft.forward for name in step.writes} - repeated
+    return _always((*draft.arguments, *made, *known))
+
+
+def _states(draft: Draft) -> tuple[str, ...]:
+    return tuple(state.buffer for state in draft.states)
+
+
+def _owned(draft: Draft) -> frozenset[str]:
+    return frozenset((*_states(draft), *dict(draft.main_grads).values()))
+
+
+def _shared(draft: Draft, steps: tuple[Step, ...]) -> When:
+    """Amaxes that leave the op to be reduced over ranks."""
+    amaxes = {reduction.amax for reduction in draft.reductions}
+    return {name: step.when for step in steps for name in step.writes if name in amaxes}
+
+
+def _always(names: tuple[str, ...]) -> When:
+    return dict.fromkeys(names, ())

@@ -1,0 +1,350 @@
+"""What publishing a rendered bundle would do with each path on disk, and that as a patch."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import io
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from ..emit.fileset import Artifact, FileSet
+from ..emit.polish import same_but_for_format
+from ..files import resolve
+from .lock import FileRecord, Lock, Pending, digest, lock_of, read_lock, read_pending
+
+
+class ChangeKind(enum.Enum):
+    """What publishing would do with one path, or why it will not."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    UNCHANGED = "unchanged"
+    PRUNE = "prune"
+    """Owned, pristine, no longer generated: it is removed."""
+    KEPT = "kept"
+    """No longer generated, but pruning is off: it stays, and stays owned."""
+    EDITED = "edited"
+    """Owned and changed by hand."""
+    REFORMATTED = "reformatted"
+    """Owned and changed by hand, in layout only."""
+    UNKNOWN_EXISTS = "unknown_exists"
+    """To be created, but something of unknown origin stands there."""
+    OUTSIDE = "outside"
+    """A symbolic link leads from this path out of the bundle."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether a file of this kind keeps publishing from writing anything."""
+        return self in REASONS
+
+
+REASONS: Mapping[ChangeKind, str] = {
+    ChangeKind.EDITED: "changed by hand since fusegen wrote it",
+    ChangeKind.REFORMATTED: "laid out anew since fusegen wrote it, with the same meaning",
+    ChangeKind.UNKNOWN_EXISTS: "exists and was not written by fusegen",
+    ChangeKind.OUTSIDE: "leads out of the bundle through a symbolic link",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One path.
+
+    Attributes:
+        path: relative to the bundle, `/`-separated.
+        kind: what is to be done.
+        before: bytes on disk, None where there is no readable file.
+        after: bytes to publish, None where the path is no longer generated.
+    """
+
+    path: str
+    kind: ChangeKind
+    before: bytes | None
+    after: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The difference between a rendered bundle and the disk.
+
+    Attributes:
+        bundle: folder compared with.
+        changes: one per path that is generated or owned, sorted by path.
+        lock_current: whether `fusegen.lock` records exactly the rendered files and owners.
+        interrupted: whether a publish was cut short and awaits its roll-forward.
+    """
+
+    bundle: Path
+    changes: tuple[Change, ...]
+    lock_current: bool
+    interrupted: bool
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def of(self, *kinds: ChangeKind) -> tuple[Change, ...]:
+        """The changes of the given kinds."""
+        return tuple(change for change in self.changes if change.kind in kinds)
+
+    @property
+    def counts(self) -> Mapping[ChangeKind, int]:
+        """How many paths there are of each kind, zeros included."""
+        found = Counter(change.kind for change in self.changes)
+        return {kind: found[kind] for kind in ChangeKind}
+
+    @property
+    def refused(self) -> tuple[Change, ...]:
+        """The changes that keep everything from being published."""
+        return tuple(change for change in self.changes if change.kind.refused)
+
+    def accepting_format(self) -> Changes:
+        """The same, with files that differ in layout only to be overwritten, not refused."""
+        return replace(
+            self,
+            changes=tuple(
+                replace(change, kind=ChangeKind.UPDATE)
+                if change.kind is ChangeKind.REFORMATTED
+                else change
+                for change in self.changes
+            ),
+        )
+
+    @property
+    def drifted(self) -> bool:
+        """Whether disk and lock are anything but what publishing would leave."""
+        still = (ChangeKind.UNCHANGED, ChangeKind.KEPT)
+        settled = all(change.kind in still for change in self.changes)
+        return not settled or not self.lock_current or self.interrupted
+
+    def summary(self) -> str:
+        """One line, such as `42 files: 3 updated, 1 created, 0 removed, 38 unchanged`."""
+        counts = self.counts
+        total = sum(change.after is not None for change in self.changes)
+        parts = [f"{counts[kind]} {word}" for kind, word in _WORDS.items()]
+        parts += [f"{counts[k]} {word}" for k, word in _RARE_WORDS.items() if counts[k]]
+        return f"{total} {'file' if total == 1 else 'files'}: {', '.join(parts)}"
+
+    def to_json(self) -> dict[str, object]:
+        """`{"changes": [{"path": ..., "kind": ...}]}`, without the unchanged files."""
+        return {
+            "changes": [
+                {"path": change.path, "kind": change.kind.value}
+                for change in self.changes
+                if change.kind is not ChangeKind.UNCHANGED
+            ]
+        }
+
+
+_WORDS: Mapping[ChangeKind, str] = {
+    ChangeKind.UPDATE: "updated",
+    ChangeKind.CREATE: "created",
+    ChangeKind.PRUNE: "removed",
+    ChangeKind.UNCHANGED: "unchanged",
+}
+_RARE_WORDS: Mapping[ChangeKind, str] = {
+    ChangeKind.KEPT: "no longer generated but kept",
+    ChangeKind.EDITED: "edited by hand",
+    ChangeKind.REFORMATTED: "reformatted",
+    ChangeKind.UNKNOWN_EXISTS: "in the way",
+    ChangeKind.OUTSIDE: "outside the bundle",
+}
+
+
+def diff(files: FileSet, bundle: Path, *, prune: bool = True) -> Changes:
+    """Say for each path what publishing `files` into `bundle` would do. Writes nothing.
+
+    Raises:
+        LockError: a lock of the bundle cannot be read.
+    """
+    return Disk(bundle).compare(files, prune=prune)
+
+
+def unified_diff(changes: Changes) -> str:
+    """What publishing would change, as one patch; empty where nothing changes.
+
+    Paths begin with the name of the bundle's folder, so that patches of bundles side by side can be
+    joined. Refused files are shown too: `-` is the disk, `+` the new output.
+    """
+    silent = (ChangeKind.UNCHANGED, ChangeKind.KEPT, ChangeKind.OUTSIDE)
+    # Made absolute because a bundle may be given as `.`, which has no name.
+    folder = os.path.basename(os.path.abspath(changes.bundle))
+    return "".join(_patch(change, folder) for change in changes if change.kind not in silent)
+
+
+def _patch(change: Change, folder: str) -> str:
+    lines = difflib.unified_diff(
+        _lines(change.before),
+        _lines(change.after),
+        "/dev/null" if change.before is None else f"a/{folder}/{change.path}",
+        "/dev/null" if change.after is None else f"b/{folder}/{change.path}",
+    )
+    # difflib leaves out the note that tools need to tell a file without a final newline.
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+
+
+def _lines(data: bytes | None) -> list[str]:
+    # Bytes that are not UTF-8 are shown as escapes: a diff is for reading.
+    text = (data or b"").decode("utf-8", errors="backslashreplace")
+    return list(io.StringIO(text, newline="\n"))
+
+
+class Disk:
+    """One look at a bundle: its locks, and which digests of a path are known to be ours.
+
+    Attributes:
+        bundle: its folder.
+        lock: its lock, None where there is none.
+    """
+
+    def __init__(self, bundle: Path) -> None:
+        self.bundle = bundle
+        self.lock = read_lock(bundle)
+        self._pending = read_pending(bundle)
+        self._root = resolve(bundle)
+        self._folders: dict[Path, bool] = {}
+
+    def compare(self, files: FileSet, *, prune: bool) -> Changes:
+        """One change per generated or owned path."""
+        generated = {path: self._generated(path, files[path]) for path in files}
+        orphans = {path: self._orphan(path, prune=prune) for path in self._owned() - set(files)}
+        changes = {path: change for path, change in {**generated, **orphans}.items() if change}
+        _mark_obstructed(changes, self.bundle)
+        expected = lock_of(files, {}, "").files
+        kept = {path for path, change in changes.items() if change.kind is ChangeKind.KEPT}
+        recorded = self.lock.files if self.lock else None
+        return Changes(
+            bundle=self.bundle,
+            changes=tuple(changes[path] for path in sorted(changes)),
+            lock_current=recorded is not None
+            and {path: recorded[path] for path in recorded if path not in kept} == expected,
+            interrupted=self._pending is not None,
+        )
+
+    def pending(self, changes: Changes, target: Lock) -> Pending:
+        """The publish that resolves `changes`, with kept orphans still owned."""
+        kept = {change.path: self._kept_record(change) for change in changes.of(ChangeKind.KEPT)}
+        # Orphans of a publish that cannot be completed: its empty folders are still to be removed.
+        carried = self._pending.old if self._pending else {}
+        present = {
+            change.path: tuple(sorted(self._known(change.path) | {digest(change.before)}))
+            for change in changes
+            if change.before is not None and change.kind in _OVERWRITES
+        }
+        merged = dict(sorted({**kept, **target.files}.items()))
+        old = {**{path: carried[path] for path in carried if path not in merged}, **present}
+        return Pending(Lock(target.generator, target.selection, merged), old)
+
+    def _kept_record(self, change: Change) -> FileRecord:
+        """The record of an orphan that stays; of its pristine state even where it was edited."""
+        records = [lock.files[change.path] for lock in self._locks() if change.path in lock.files]
+        content = change.before or b""
+        if records and digest(content) not in self._known(change.path):
+            return records[-1]
+        return FileRecord.of(content, records[-1].owners if records else ())
+
+    def _locks(self) -> list[Lock]:
+        pending = [self._pending.lock] if self._pending else []
+        return [*pending, *([self.lock] if self.lock else [])]
+
+    def _owned(self) -> set[str]:
+        interrupted = set(self._pending.old) if self._pending else set()
+        return interrupted.union(*(lock.files for lock in self._locks()))
+
+    def _known(self, path: str) -> set[str]:
+        known = {lock.files[path].sha256 for lock in self._locks() if path in lock.files}
+        return known | set(self._pending.old.get(path, ()) if self._pending else ())
+
+    def _generated(self, path: str, artifact: Artifact) -> Change:
+        after = artifact.data
+        if self.leads_out(path):
+            return Change(path, ChangeKind.OUTSIDE, None, after)
+        before = read_file(self.bundle / path)
+        return Change(path, self._kind(path, before, after), before, after)
+
+    def _kind(self, path: str, before: bytes | None, after: bytes) -> ChangeKind:
+        if before is None:
+            return ChangeKind.CREATE
+        if before == after:
+            return ChangeKind.UNCHANGED
+        known = self._known(path)
+        if digest(before) in known:
+            return ChangeKind.UPDATE
+        if not known:
+            return ChangeKind.UNKNOWN_EXISTS
+        same = _same_but_for_format(path, before, after)
+        return ChangeKind.REFORMATTED if same else ChangeKind.EDITED
+
+    def _orphan(self, path: str, *, prune: bool) -> Change | None:
+        """What becomes of an owned path that is no longer generated; None where it is gone."""
+        if self.leads_out(path):
+            return Change(path, ChangeKind.OUTSIDE, None, None)
+        before = read_file(self.bundle / path)
+        if before is None:
+            return None
+        if not prune:
+            return Change(path, ChangeKind.KEPT, before, None)
+        pristine = digest(before) in self._known(path)
+        return Change(path, ChangeKind.PRUNE if pristine else ChangeKind.EDITED, before, None)
+
+    def leads_out(self, path: str) -> bool:
+        """Whether writing to this path would reach outside the bundle."""
+        target = self.bundle / path
+        if target.is_symlink() and not resolve(target).is_relative_to(self._root):
+            return True
+        folder = target.parent
+        if folder not in self._folders:
+            self._folders[folder] = not resolve(folder).is_relative_to(self._root)
+        return self._folders[folder]
+
+
+_OVERWRITES = (
+    ChangeKind.UPDATE,
+    ChangeKind.UNCHANGED,
+    ChangeKind.PRUNE,
+)
+
+
+def _mark_obstructed(changes: dict[str, Change], bundle: Path) -> None:
+    pruned = {path for path, change in changes.items() if change.kind is ChangeKind.PRUNE}
+    for path, change in changes.items():
+        if change.kind is ChangeKind.CREATE and obstructed(path, bundle, pruned):
+            changes[path] = replace(change, kind=ChangeKind.UNKNOWN_EXISTS)
+
+
+def obstructed(path: str, bundle: Path, pruned: set[str]) -> bool:
+    """Whether something that pruning will not take away stands where a new file is to go."""
+    parents = [str(parent) for parent in PurePosixPath(path).parents]
+    if any(parent not in pruned and _is_no_folder(bundle / parent) for parent in parents):
+        return True
+    target = bundle / path
+    if not target.is_dir() or target.is_symlink():
+        return os.path.lexists(target)
+    # Folders alone hold nothing to lose; a publish that was cut short may have left them.
+    inside = {entry.relative_to(bundle).as_posix() for entry in target.rglob("*") if _holds(entry)}
+    return not inside <= pruned
+
+
+def _is_no_folder(path: Path) -> bool:
+    return os.path.lexists(path) and not path.is_dir()
+
+
+def _holds(entry: Path) -> bool:
+    return entry.is_symlink() or not entry.is_dir()
+
+
+def read_file(path: Path) -> bytes | None:
+    """Content of a file, or None where there is no file."""
+    return path.read_bytes() if path.is_file() else None
+
+
+def _same_but_for_format(path: str, before: bytes, after: bytes) -> bool:
+    try:
+        return same_but_for_format(path, before.decode("utf-8"), after.decode("utf-8"))
+    except UnicodeDecodeError:
+        return False

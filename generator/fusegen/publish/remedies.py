@@ -1,0 +1,31 @@
+"""Command lines that messages tell people to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..ir.naming import Cell
+
+
+def removal(cell: Cell, arch: str, bundle: Path) -> str:
+    """The command that takes one cell out of a bundle."""
+    names = f"--arch {arch} --module {cell.module} --recipe {cell.recipe}"
+    names += "".join(f" --option {word}" for word in cell.options)
+    return f"fusegen generate --remove {names}{out_option(bundle.parent)}"
+
+
+def regeneration(bundles: Sequence[Path], sources: Mapping[str, Sequence[Path]]) -> str:
+    """The command, or the lines of commands, that bring these bundles up to date.
+
+    Args:
+        sources: folders given on the command line by option, such as `--specs`.
+    """
+    extra = "".join(f" {option} {path}" for option, paths in sources.items() for path in paths)
+    parents = dict.fromkeys(bundle.parent for bundle in bundles)
+    return "\n".join(f"fusegen generate{out_option(parent)}{extra}" for parent in parents)
+
+
+def out_option(parent: Path) -> str:
+    """`--out` where the bundles are not in the default folder."""
+    return "" if parent == Path("generated") else f" --out {parent}"

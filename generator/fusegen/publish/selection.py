@@ -1,0 +1,186 @@
+"""What a bundle is made of, as its lock records it, and how a request changes that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..ir.naming import Cell, default_namespace
+from ..spec.kinds import SpecKind
+from ..spec.load import SpecSet
+from ..spec.usage import UsageError, known, spec_named
+from .folders import is_text
+from .lock import LOCK_NAME, PENDING_NAME, LockError, read_lock, read_pending
+from .remedies import out_option, removal
+
+DEFAULT_PREFIX = "fusegen"
+
+_PREFIX = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_ARCH = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+_KEYS = ("arch", "namespace", "cells", "specs", "templates")
+_NO_FUSIONS = "no_fusions"
+"""Key of a lock that names fusions which are left out; most locks have none."""
+
+
+class SelectionError(LockError):
+    """A lock whose selection cannot be read, though its record of files can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What one bundle holds.
+
+    Attributes:
+        arch: its architecture; recorded because a bundle may be moved to a folder of another name.
+        namespace: prefix of the namespace of its ops.
+        cells: its modules, sorted.
+        specs: spec folders that its cells need besides the built-in ones, relative to the lock
+            and separated by `/`, sorted.
+        templates: template folders, likewise.
+        no_fusions: fusions that are left out, sorted.
+    """
+
+    arch: str
+    namespace: str = DEFAULT_PREFIX
+    cells: tuple[Cell, ...] = ()
+    specs: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
+    no_fusions: tuple[str, ...] = ()
+
+    @property
+    def op_namespace(self) -> str:
+        """Namespace of the bundle's ops."""
+        return default_namespace(self.namespace, self.arch)
+
+    def to_json(self) -> dict[str, object]:
+        """The `selection` of a lock."""
+        data: dict[str, object] = {
+            "arch": self.arch,
+            "namespace": self.namespace,
+            "cells": [str(cell) for cell in self.cells],
+            "specs": list(self.specs),
+            "templates": list(self.templates),
+        }
+        return data | ({_NO_FUSIONS: list(self.no_fusions)} if self.no_fusions else {})
+
+    @classmethod
+    def parse(cls, data: Mapping[str, object], lock: Path) -> Selection:
+        """Inverse of `to_json`.
+
+        Raises:
+            SelectionError: naming the lock, the key at fault and the remedy.
+        """
+        unknown = sorted((set(data) - {_NO_FUSIONS}) ^ set(_KEYS))
+        if unknown:
+            what = "unknown" if unknown[0] in data else "missing"
+            raise _malformed(lock, f"{what} key {unknown[0]!r} in selection")
+        lists = {key: _strings(data[key], key, lock) for key in ("cells", "specs", "templates")}
+        for key in ("specs", "templates"):
+            for folder in lists[key]:
+                if "\0" in folder or not is_text(folder):
+                    raise _malformed(lock, f"selection: {folder!r} cannot name a folder of {key}")
+        try:
+            cells = tuple(sorted({Cell.parse(text) for text in lists["cells"]}))
+        except ValueError as error:
+            raise _malformed(lock, f"selection: {error}") from None
+        return cls(
+            arch=_matching(data["arch"], _ARCH, "arch", lock),
+            namespace=_matching(data["namespace"], _PREFIX, "namespace", lock),
+            cells=cells,
+            specs=tuple(sorted(set(lists["specs"]))),
+            templates=tuple(sorted(set(lists["templates"]))),
+            no_fusions=tuple(sorted(set(_strings(data.get(_NO_FUSIONS, []), _NO_FUSIONS, lock)))),
+        )
+
+
+def read_selection(bundle: Path) -> Selection | None:
+    """The recorded selection of a bundle, or None where nothing was ever published.
+
+    A first publish that was cut short counts: its selection is in the pending lock.
+
+    Raises:
+        LockError: the lock cannot be read.
+        SelectionError: the selection in it cannot be read.
+    """
+    lock = read_lock(bundle)
+    if lock is None:
+        pending = read_pending(bundle)
+        lock = pending.lock if pending else None
+    return None if lock is None else Selection.parse(lock.selection, bundle / LOCK_NAME)
+
+
+def find_bundles(out: Path) -> tuple[Path, ...]:
+    """The folders directly below `out` that hold a lock, sorted."""
+    names = (LOCK_NAME, PENDING_NAME)
+    return tuple(sorted({path.parent for name in names for path in out.glob(f"*/{name}")}))
+
+
+def check_prefix(prefix: str) -> str:
+    """A namespace prefix that Python, C++ and the dispatcher accept.
+
+    Raises:
+        UsageError: it is not snake_case.
+    """
+    if not _PREFIX.fullmatch(prefix):
+        raise UsageError(
+            f"--namespace: expected a name such as acme or acme_moe (small letters, digits and "
+            f"single underscores), got {prefix!r}"
+        )
+    return prefix
+
+
+def without(selection: Selection, cells: Iterable[Cell], where: Path) -> Selection:
+    """The selection without these cells.
+
+    Raises:
+        UsageError: one of them is not in it.
+    """
+    present = [str(cell) for cell in selection.cells]
+    leaving = {known(f"module of {where}", str(cell), present) for cell in cells}
+    return replace(selection, cells=tuple(c for c in selection.cells if str(c) not in leaving))
+
+
+def check_cells(
+    specs: SpecSet, selection: Selection, bundle: Path, given: frozenset[Cell] = frozenset()
+) -> None:
+    """Refuse a cell whose module, recipe or arch the specs no longer know.
+
+    Args:
+        given: the cells that the request itself names; about the others the lock is to blame.
+
+    Raises:
+        UsageError: naming the closest name or, for a recorded cell, the ways out.
+    """
+    spec_named(specs, SpecKind.ARCHS, selection.arch)
+    for cell in selection.cells:
+        try:
+            spec_named(specs, SpecKind.MODULES, cell.module)
+            spec_named(specs, SpecKind.RECIPES, cell.recipe)
+        except UsageError as error:
+            if cell in given:
+                raise
+            raise UsageError(
+                f"{bundle / LOCK_NAME} records {cell}: {error}; restore the spec, name its folder "
+                f"with --specs, or take the module out: {removal(cell, selection.arch, bundle)}"
+            ) from None
+
+
+def _malformed(lock: Path, what: str) -> SelectionError:
+    return SelectionError(
+        f"{lock}: {what}; restore the file from version control, or name anew what the bundle is "
+        f"to hold: fusegen generate --target <target>{out_option(lock.parent.parent)}"
+    )
+
+
+def _strings(value: object, key: str, lock: Path) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _malformed(lock, f"selection: expected a list of strings as {key!r}")
+    return value
+
+
+def _matching(value: object, pattern: re.Pattern[str], key: str, lock: Path) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise _malformed(lock, f"selection: expected a name as {key!r}, got {value!r}")
+    return value

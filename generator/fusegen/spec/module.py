@@ -1,0 +1,160 @@
+"""Modules: an op or a chain of them, under one class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from ..ir.fields import STRICT
+from .fields import (
+    ClassName,
+    Edition,
+    ExprField,
+    Line,
+    Name,
+    OptionName,
+    Scalar,
+    Symbol,
+    problem_at,
+)
+from .op import TensorSpec
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class ChainItem:
+    """One op of a module.
+
+    Attributes:
+        op: name of the op.
+        as_: prefix of its parameters; needed where the chain has more than one op.
+        with_: op input -> tensor of the module; the first input defaults to the result before it,
+            the others to the module input of the same name.
+        out: name of its result; the last item's results are the module's outputs.
+        dims: op dimension -> expression in the module's dimensions; defaults to the same symbol.
+        attributes: values that replace the op's defaults.
+    """
+
+    op: Name
+    as_: Annotated[Name | None, Field(alias="as")] = None
+    with_: Annotated[Mapping[Name, Name], Field(alias="with", default_factory=dict)] = field(
+        default_factory=dict
+    )
+    out: Name | None = None
+    dims: Mapping[Symbol, ExprField] = field(default_factory=dict)
+    attributes: Mapping[Name, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class ItemChange:
+    """What a variant says otherwise of one op of the chain.
+
+    Attributes:
+        op: another op.
+        with_: further or other tensors of its inputs.
+        dims: further or other dimensions.
+        attributes: further or other values.
+    """
+
+    op: Name | None = None
+    with_: Annotated[Mapping[Name, Name], Field(alias="with", default_factory=dict)] = field(
+        default_factory=dict
+    )
+    dims: Mapping[Symbol, ExprField] = field(default_factory=dict)
+    attributes: Mapping[Name, Scalar] = field(default_factory=dict)
+
+    def applied(self, item: ChainItem) -> ChainItem:
+        """The item with what is said otherwise."""
+        keywords: dict[str, Any] = {"as": item.as_, "with": {**item.with_, **self.with_}}
+        return ChainItem(
+            op=self.op or item.op,
+            out=item.out,
+            dims={**item.dims, **self.dims},
+            attributes={**item.attributes, **self.attributes},
+            **keywords,
+        )
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class VariantSpec:
+    """A further module of the same spec: the same chain with other ops or sizes in it.
+
+    Attributes:
+        class_: name of the generated ``nn.Module``.
+        summary: of the variant.
+        chain: what it says otherwise, by the ``as`` of the ops of the chain.
+    """
+
+    class_: Annotated[ClassName, Field(alias="class")]
+    summary: Line
+    chain: Mapping[Name, ItemChange]
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class ModuleSpec:
+    """What a user asks for by name: one op, or a chain of them.
+
+    A module has every option that applies to its ops; see ``offers``.
+
+    Attributes:
+        class_: name of the generated ``nn.Module``.
+        op: the one op; its summary, dims and inputs are the module's.
+        chain: or several ops in a row; then summary, dims and inputs stand here.
+        without: options that apply, and that the module does not have all the same.
+        variants: further modules by name, each the same chain but for what it says otherwise.
+    """
+
+    edition: Edition
+    module: Name
+    class_: Annotated[ClassName, Field(alias="class")]
+    op: Name | None = None
+    summary: Line | None = None
+    dims: Mapping[Symbol, Name] = field(default_factory=dict)
+    inputs: Mapping[Name, TensorSpec] = field(default_factory=dict)
+    chain: tuple[ChainItem, ...] = ()
+    without: tuple[OptionName, ...] = ()
+    variants: Mapping[Name, VariantSpec] = field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_list_of_options(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "options" in value:
+            raise problem_at(
+                "options",
+                "modules inherit every option that applies to them (`fusegen list options`);"
+                " remove 'options', and name what this module is not to have, such as"
+                " without: [debug]",
+                "options",
+            )
+        return value
+
+    @property
+    def name(self) -> str:
+        return self.module
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Names of its ops, in order."""
+        return tuple(item.op for item in self.chain) or (self.op or "",)
+
+    def variant(self, name: str) -> ModuleSpec:
+        """The module that one of its variants is."""
+        said = self.variants[name]
+        unchanged = ItemChange()
+        chain = tuple(
+            said.chain.get(item.as_ or "", unchanged).applied(item) for item in self.chain
+        )
+        keywords: dict[str, Any] = {"class": said.class_}
+        return ModuleSpec(
+            edition=self.edition,
+            module=name,
+            summary=said.summary,
+            dims=self.dims,
+            inputs=self.inputs,
+            chain=chain,
+            without=self.without,
+            **keywords,
+        )

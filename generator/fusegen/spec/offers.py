@@ -1,0 +1,138 @@
+"""Which options a module has: those of the registry that apply to its ops and that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..ir.kernel import GemmKind
+from ..ir.naming import gradient
+from ..ir.quantization import AmaxSource, Role
+from ..options import (
+    OPTIONS,
+    ModuleFacts,
+    Option,
+    RecipeFacts,
+    excluded,
+    of_one_option,
+    option_of,
+)
+from ..steps import definition
+from ..steps.definition import Trait
+from .diagnostics import did_you_mean
+from .load import SpecSet
+from .module import ModuleSpec
+from .op import OpSpec, StepSpec
+from .recipe import RecipeSpec
+
+
+def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
+    """What decides which options a module has; an op that is not there has none of it."""
+    chain = [ops[name] for name in module.ops if name in ops]
+    products = [op for op in chain if any(_is_product(step) for step in op.forward)]
+    return ModuleFacts(
+        ops=module.ops,
+        products=bool(products),
+        weights=any(map(_reads_weight, products)),
+        weight_gradients=any(map(_gives_weight_gradient, chain)),
+        grouped_bias=any(map(_adds_bias_of_groups, chain)),
+        halves=any(op.pointwise and _has_halves(op) for op in chain),
+        inner_activations=any(op.pointwise for op in chain[:-1]),
+    )
+
+
+def recipe_facts(recipe: RecipeSpec) -> RecipeFacts:
+    """What decides which options have something to choose under a recipe."""
+    return RecipeFacts(
+        name=recipe.name,
+        quantizes=bool(recipe.roles),
+        weights=Role.WEIGHT in recipe.roles,
+        history=any(q.scale.source is AmaxSource.HISTORY for q in recipe.roles.values()),
+    )
+
+
+def refused(option: Option, module: ModuleSpec, ops: Mapping[str, OpSpec]) -> str | None:
+    """Why a module has not got an option; None where it has."""
+    reason = option.applies_to(module_facts(module, ops))
+    if reason is None and option.name in module.without:
+        return f"its spec says without: [{option.name}]"
+    return reason
+
+
+def options_of(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> tuple[Option, ...]:
+    """The options of a module, in the registry's order."""
+    return tuple(option for option in OPTIONS if refused(option, module, ops) is None)
+
+
+def words_of(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> tuple[str, ...]:
+    """The words that cells of a module may be named after, in the registry's order."""
+    return tuple(word for option in options_of(module, ops) for word in option.further)
+
+
+def not_offered(word: str, module: ModuleSpec, ops: Mapping[str, OpSpec]) -> str | None:
+    """What to say of a word that is no choice of a module; None where it is one."""
+    option = option_of(word)
+    if option is None:
+        words = [known for each in options_of(module, ops) for known in each.words]
+        return f"module {module.name!r} offers no option {word!r}{did_you_mean(word, words)}"
+    reason = refused(option, module, ops)
+    return reason and f"module {module.name!r} offers no option {word!r}: {reason}"
+
+
+def modules_with(word: str, specs: SpecSet) -> tuple[str, ...]:
+    """Names of the modules that offer a choice, sorted."""
+    named = specs.modules.items()
+    return tuple(name for name, each in named if not_offered(word, each, specs.ops) is None)
+
+
+def refusal(
+    words: Sequence[str], module: ModuleSpec, recipe: RecipeSpec, ops: Mapping[str, OpSpec]
+) -> str | None:
+    """Why a cell of these choices cannot be: module, recipe or another choice rules one out.
+
+    Args:
+        words: choices besides the defaults, which no cell is named after.
+    """
+    facts = recipe_facts(recipe)
+    chosen = [option for option in OPTIONS if {*option.words} & {*words}]
+    defaults = (option.default for option in chosen if option.default in words)
+    reasons = [
+        *(not_offered(word, module, ops) for word in words),
+        of_one_option(words),
+        *(f"{word!r} is what a cell has without a word for it; leave it out" for word in defaults),
+        *(option.applies_under(facts) for option in chosen),
+        excluded(words),
+    ]
+    return next((reason for reason in reasons if reason), None)
+
+
+def choices_of(
+    module: ModuleSpec, ops: Mapping[str, OpSpec], words: Sequence[str]
+) -> dict[str, str]:
+    """The choice of each option of a module, by the option's name, where these words are chosen."""
+    return {
+        option.name: next((word for word in words if word in option.words), option.default)
+        for option in options_of(module, ops)
+    }
+
+
+def _is_product(step: StepSpec) -> bool:
+    return Trait.PRODUCT in definition(step.primitive).traits
+
+
+def _reads_weight(op: OpSpec) -> bool:
+    products = (step for step in op.forward if _is_product(step))
+    return any(step.get("b") in op.parameters for step in products)
+
+
+def _gives_weight_gradient(op: OpSpec) -> bool:
+    gradients = {gradient(name) for name in op.parameters}
+    products = (step for step in op.backward if _is_product(step))
+    return any(s.kind == GemmKind.WGRAD.value and s.get("out") in gradients for s in products)
+
+
+def _adds_bias_of_groups(op: OpSpec) -> bool:
+    return any(_is_product(s) and s.get("groups") and s.get("add") for s in op.forward)
+
+
+def _has_halves(op: OpSpec) -> bool:
+    return any(tensor.halves for tensor in op.tensors.values())

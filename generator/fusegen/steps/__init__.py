@@ -1,0 +1,113 @@
+"""Kinds of steps: one file per kind or small family of kinds, all of them in ``STEPS``.
+
+Generic code asks what a kind is like, by the functions here or by ``definition``; only code that
+writes a step of one kind names that kind, by its ``StepDef``.
+"""
+
+from __future__ import annotations
+
+from ..ir.plan import Step
+from . import gemm
+from .definition import StepDef, Trait
+from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
+from .gemm import GEMM, GROUPED_GEMM
+from .group_row_dot import GROUP_ROW_DOT
+from .pointwise import POINTWISE, POINTWISE_GRAD
+from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
+from .quantize import QUANTIZE
+from .snapshot import SNAPSHOT
+from .statistics import STATISTICS
+from .sums import COLUMN_SUM, GROUP_SUM
+
+STEPS: tuple[StepDef, ...] = (
+    GEMM,
+    GROUPED_GEMM,
+    COLUMN_SUM,
+    GROUP_SUM,
+    GROUP_ROW_DOT,
+    POINTWISE,
+    POINTWISE_GRAD,
+    QUANTIZE,
+    DEQUANTIZE,
+    DEQUANTIZE_GROUPS,
+    SNAPSHOT,
+    STATISTICS,
+    POINTWISE_QUANTIZE,
+    POINTWISE_GRAD_QUANTIZE,
+)
+"""Every kind of step."""
+
+BY_NAME: dict[str, StepDef] = {each.name: each for each in STEPS}
+
+
+def definition(name: str) -> StepDef:
+    """The kind of step of a name.
+
+    Raises:
+        KeyError: there is none; the message lists what there is.
+    """
+    if name not in BY_NAME:
+        raise KeyError(f"no step {name!r}; there are {', '.join(BY_NAME)}")
+    return BY_NAME[name]
+
+
+def has(step: Step, trait: Trait) -> bool:
+    """Whether a step's kind has a trait."""
+    return trait in definition(step.primitive).traits
+
+
+def is_product(step: Step) -> bool:
+    """Whether it multiplies two operands."""
+    return has(step, Trait.PRODUCT)
+
+
+def sums_rows(step: Step) -> bool:
+    """Whether it adds up rows."""
+    return has(step, Trait.SUMS_ROWS)
+
+
+def quantizes(step: Step) -> bool:
+    """Whether it makes quantised copies, and nothing else."""
+    return has(step, Trait.QUANTIZES)
+
+
+def decodes(step: Step) -> bool:
+    """Whether it goes back from a quantised copy to 16 bits."""
+    return has(step, Trait.DECODES)
+
+
+def is_printed(step: Step) -> bool:
+    """Whether its math is printed from its expression, and nothing else is done."""
+    return has(step, Trait.PRINTED)
+
+
+def is_derived(step: Step) -> bool:
+    """Whether its expression is the derivative of an op's."""
+    return has(step, Trait.DERIVED)
+
+
+def copies_memory(step: Step) -> bool:
+    """Whether it needs neither a function of the reference nor a kernel."""
+    return has(step, Trait.COPIES_MEMORY)
+
+
+def observes(step: Step) -> bool:
+    """Whether what it leaves is for people, so that nothing runs for its sake."""
+    return has(step, Trait.OBSERVES)
+
+
+def reads_decoded(step: Step) -> bool:
+    """Whether it is a product of quantised copies that reads them decoded to 16 bits."""
+    return is_product(step) and gemm.reads_decoded(step)
+
+
+def takes(step: Step, slot: str) -> bool:
+    """Whether the function of the reference has such an operand."""
+    reference = definition(step.primitive).reference
+    return reference is not None and slot in reference.slots
+
+
+def row_sum(*, in_groups: bool) -> StepDef:
+    """The kind that adds up all rows, or those of each group."""
+    summing = (each for each in STEPS if Trait.SUMS_ROWS in each.traits)
+    return next(each for each in summing if each.in_groups == in_groups)

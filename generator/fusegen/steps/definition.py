@@ -1,0 +1,137 @@
+"""What is known of a kind of step: one ``StepDef`` per kind, and nothing of a kind elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..ir.dtypes import DType
+from ..ir.plan import Step
+from ..ir.shapes import Expr
+from ..ir.words import AttributeType
+from .launch import Launch
+
+
+class Trait(str, Enum):
+    """What generic code may ask of a kind of step.
+
+    PRODUCT multiplies two operands, and reads quantised copies of them where a recipe says so.
+    SUMS_ROWS adds up all rows, or those of each group.  QUANTIZES makes copies of a tensor, DECODES
+    goes back from one to 16 bits.  PRINTED has its math in an expression, from which references
+    and kernels are printed; DERIVED, too, and that expression is the derivative of an op's.
+    COPIES_MEMORY keeps what a buffer holds before it changes: PyTorch and CUDA do that themselves,
+    without a function of the reference or a kernel.  OBSERVES leaves numbers for people: no step
+    runs for its sake.
+    """
+
+    PRODUCT = "product"
+    SUMS_ROWS = "sums_rows"
+    QUANTIZES = "quantizes"
+    DECODES = "decodes"
+    PRINTED = "printed"
+    DERIVED = "derived"
+    COPIES_MEMORY = "copies_memory"
+    OBSERVES = "observes"
+
+
+Rule = Mapping[str, str]
+"""Dimensions by slot, such as ``{"a": "T... K", "b": "N K", "out": "T... N"}``.
+
+A name is one size throughout a step, and ``T...`` any number of leading ones.  A slot that a rule
+does not name is no operand there.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeDef:
+    """A scalar of a kind of step, which its function of the reference has by this name."""
+
+    name: str
+    type: AttributeType
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The function of the reference, normative for every architecture.
+
+    Attributes:
+        function: ``steps.gemm``: the module as references import it, and the name, behind which
+            the kind of the step stands where it has one.
+        slots: operands that it takes, those of quantised copies included.
+        of_copies: the function that takes quantised copies; empty where there is none.
+    """
+
+    function: str
+    slots: frozenset[str]
+    of_copies: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepDef:
+    """A kind of step.
+
+    Attributes:
+        name: in specs and plans.
+        operands: slots that a step of an op fills.
+        optional: slots that it may leave out.
+        results: slots of results; a step may leave out all but the first.
+        kinds: variants; empty where there is one only.
+        attributes: scalars, all of them told; a printed kind has those of its expression.
+        shapes: rule of the dimensions by kind, None where there are no kinds.  Empty for steps
+            that passes write.
+        dtypes: types of operands and results by slot, where they are not the module's own.
+        traits: what generic code may ask.
+        reference: its function; None where it has none.
+        sizes: what a launch is told by name: dimensions of the rule, or 1 where there is none.
+        flops: floating-point operations of a step that has its sizes.
+        launch: the arguments of its kernel; None where it has none.
+        parts: kinds that it does in one kernel, in order; the reference runs those.
+    """
+
+    name: str
+    operands: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    results: tuple[str, ...] = ("out",)
+    kinds: tuple[str, ...] = ()
+    attributes: tuple[AttributeDef, ...] = ()
+    shapes: Mapping[str | None, Rule] = field(default_factory=dict)
+    dtypes: Mapping[str, DType] = field(default_factory=dict)
+    traits: frozenset[Trait] = frozenset()
+    reference: Reference | None = None
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    flops: Callable[[Step], Expr] | None = None
+    launch: Callable[[Step], Launch] | None = None
+    parts: tuple[str, ...] = ()
+
+    def function(self, kind: str | None = None, *, of_copies: bool = False) -> str:
+        """What references call, of the kind of a step; the twin for quantised copies if asked for.
+
+        Raises:
+            ValueError: the reference has no function for it.
+        """
+        if self.reference is None:
+            raise ValueError(f"the reference has no function for {self.name}")
+        twin = self.reference.of_copies if of_copies else ""
+        return "_".join(filter(None, (twin or self.reference.function, kind)))
+
+    @property
+    def of_passes(self) -> bool:
+        """Whether passes alone write it: its operands follow from what it stands for."""
+        return not self.shapes
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Slots of operands in their order, those that may be left out last."""
+        return (*self.operands, *self.optional)
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether its rows are in groups."""
+        return "groups" in self.operands
+
+    @property
+    def adds_all_rows(self) -> bool:
+        """Whether a result has no rows any more, whatever rows there are."""
+        rowless = (not rule["out"].startswith("T") for rule in self.shapes.values())
+        return not self.in_groups and any(rowless)

@@ -1,0 +1,58 @@
+"""From a quantised copy to 16 bits."""
+
+from __future__ import annotations
+
+from ..ir.plan import LIKE
+from .definition import Reference, StepDef, Trait
+from .launch import Field, Launch, Source, sizes
+
+PADDED_SIZES = "padded_sizes"
+"""Slot of the sizes that groups have in the padded space which one of these steps writes."""
+
+_COPY = frozenset(("a", "a_scale", "a_amax", "groups"))
+
+_PLAIN = Launch(
+    "DequantizeArguments",
+    (
+        Field("data", Source.OPERAND, "a"),
+        Field("scale", Source.OPERAND, "a_scale"),
+        Field("output", Source.RESULT, "out"),
+        *sizes("matrices", "lines", "length"),
+        Field("pitch", Source.PITCH, "a"),
+        Field("", Source.SCALE_STRIDES, "a"),
+        Field("amax", Source.FLOAT_OPERAND, "a_amax", optional=True),
+        Field("", Source.LINE_GROUPS, "a"),
+    ),
+    assigned=True,
+    typed_by="out",
+)
+_PADDED = Launch(
+    "DequantizeGroupsArguments",
+    (
+        Field("data", Source.OPERAND, "a"),
+        Field("scale", Source.OPERAND, "a_scale"),
+        Field("output", Source.RESULT, "out"),
+        Field("split_sizes", Source.INTEGER_OPERAND, "groups"),
+        Field("padded_sizes", Source.INTEGER_RESULT, PADDED_SIZES, optional=True),
+        *sizes("rows", "columns", "groups"),
+        Field("pitch", Source.PITCH, "a"),
+        Field("row_align", Source.ALIGNMENT),
+    ),
+    assigned=True,
+    typed_by="out",
+)
+
+DEQUANTIZE = StepDef(
+    "dequantize",
+    traits=frozenset((Trait.DECODES,)),
+    reference=Reference("quantized.dequantize", _COPY | {LIKE}),
+    launch=lambda _: _PLAIN,
+)
+
+DEQUANTIZE_GROUPS = StepDef(
+    "dequantize_groups",
+    traits=frozenset((Trait.DECODES,)),
+    reference=Reference("quantized.dequantize", _COPY),
+    launch=lambda _: _PADDED,
+)
+"""Into the padded space that a columnwise copy of rows in groups lies in."""

@@ -1,0 +1,110 @@
+"""GEMMs of a linear layer, dense and in groups."""
+
+from __future__ import annotations
+
+from ..ir.dtypes import DType
+from ..ir.kernel import GemmKind
+from ..ir.plan import Step
+from ..ir.shapes import Const, Expr, mul, product
+from .definition import Reference, StepDef, Trait
+from .launch import MULTIPROCESSORS, SPLIT_SIZES, Field, Launch, Source, sizes
+
+_KINDS = tuple(kind.value for kind in GemmKind)
+_COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
+_SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": "K"}
+
+_PLAIN = Launch(
+    "GemmArguments",
+    (
+        Field("a", Source.OPERAND, "a"),
+        Field("b", Source.OPERAND, "b"),
+        Field("bias", Source.OPERAND, "add"),
+        Field("out", Source.RESULT, "out"),
+        SPLIT_SIZES,
+        *sizes("tokens", "groups", "n", "k"),
+        MULTIPROCESSORS,
+        Field("row_scales", Source.FLOAT_OPERAND, "add_scales", optional=True),
+    ),
+)
+_OF_COPIES = Launch(
+    "Fp8GemmArguments",
+    (
+        Field("pitch_a", Source.PITCH, "a"),
+        Field("pitch_b", Source.PITCH, "b"),
+        Field("scale_a", Source.FLOAT_OPERAND, "a_scale"),
+        Field("scale_b", Source.FLOAT_OPERAND, "b_scale"),
+    ),
+    base=_PLAIN,
+)
+_DECODED = Launch(
+    "DecodedGemmArguments",
+    (
+        Field("amax_a", Source.FLOAT_OPERAND, "a_amax"),
+        Field("amax_b", Source.FLOAT_OPERAND, "b_amax"),
+    ),
+    base=_PLAIN,
+)
+
+
+def reads_decoded(step: Step) -> bool:
+    """Whether a product of quantised copies reads them decoded to 16 bits."""
+    return bool(step.copies) and step.input("a") != step.copies[0].data
+
+
+def _launch(step: Step) -> Launch:
+    if not step.copies:
+        return _PLAIN
+    return _DECODED if reads_decoded(step) else _OF_COPIES
+
+
+def _flops(step: Step) -> Expr:
+    """A multiplication and an addition for each of M N K."""
+    sizes = dict(step.sizes)
+    return mul(Const(2), product((sizes["tokens"], sizes["n"], sizes["k"])))
+
+
+GEMM = StepDef(
+    "gemm",
+    operands=("a", "b"),
+    optional=("add", "accumulate"),
+    kinds=_KINDS,
+    shapes={
+        "fprop": {"a": "T... K", "b": "N K", "add": "N", "out": "T... N"},
+        "dgrad": {"a": "T... N", "b": "N K", "out": "T... K"},
+        "wgrad": {"a": "T... N", "b": "T... K", "out": "N K"},
+    },
+    traits=frozenset((Trait.PRODUCT,)),
+    reference=Reference("steps.gemm", frozenset(("a", "b", "add")) | _COPIES, "quantized.gemm"),
+    sizes={**_SIZES, "groups": ""},
+    flops=_flops,
+    launch=_launch,
+)
+
+GROUPED_GEMM = StepDef(
+    "grouped_gemm",
+    operands=("a", "b", "groups"),
+    optional=("add", "add_scales", "accumulate"),
+    kinds=_KINDS,
+    shapes={
+        "fprop": {
+            "a": "T K",
+            "b": "E N K",
+            "groups": "E",
+            "add": "E N",
+            "add_scales": "T",
+            "out": "T N",
+        },
+        "dgrad": {"a": "T N", "b": "E N K", "groups": "E", "out": "T K"},
+        "wgrad": {"a": "T N", "b": "T K", "groups": "E", "out": "E N K"},
+    },
+    dtypes={"groups": DType.INT64, "add_scales": DType.FLOAT32},
+    traits=frozenset((Trait.PRODUCT,)),
+    reference=Reference(
+        "steps.grouped_gemm",
+        frozenset(("a", "b", "groups", "add", "add_scales")) | _COPIES,
+        "quantized.grouped_gemm",
+    ),
+    sizes=_SIZES,
+    flops=_flops,
+    launch=_launch,
+)

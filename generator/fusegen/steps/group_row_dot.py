@@ -1,0 +1,39 @@
+"""The dot product of each row with its group's vector."""
+
+from __future__ import annotations
+
+from ..ir.dtypes import DType
+from ..ir.plan import Step
+from ..ir.shapes import Const, Expr, mul, product
+from .definition import Reference, StepDef
+from .launch import SPLIT_SIZES, Field, Launch, Source, sizes
+
+_LAUNCH = Launch(
+    "GroupRowDotArguments",
+    (
+        Field("a", Source.OPERAND, "a"),
+        Field("b", Source.OPERAND, "b"),
+        Field("add", Source.FLOAT_OPERAND, "add"),
+        Field("out", Source.RESULT, "out"),
+        SPLIT_SIZES,
+        *sizes("tokens", "groups", "n"),
+    ),
+)
+
+
+def _flops(step: Step) -> Expr:
+    sizes = dict(step.sizes)
+    return mul(Const(2), product((sizes["tokens"], sizes["n"])))
+
+
+GROUP_ROW_DOT = StepDef(
+    "group_row_dot",
+    operands=("a", "b", "groups"),
+    optional=("add",),
+    shapes={None: {"a": "T N", "b": "E N", "groups": "E", "add": "T", "out": "T"}},
+    dtypes={"groups": DType.INT64, "add": DType.FLOAT32, "out": DType.FLOAT32},
+    reference=Reference("steps.group_row_dot", frozenset(("a", "b", "groups", "add"))),
+    sizes={"tokens": "T", "groups": "E", "n": "N", "k": ""},
+    flops=_flops,
+    launch=lambda _: _LAUNCH,
+)

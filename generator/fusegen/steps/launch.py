@@ -1,0 +1,90 @@
+"""Launches as data: the argument struct of a kernel, and where each of its fields comes from.
+
+How a value is written in C++ is the launcher printer's part; here stands only which one it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Source(str, Enum):
+    """Where the value of a field comes from.
+
+    Of the step: the address of an OPERAND or a RESULT in a slot, as ``float*`` or ``int64_t*``
+    where its name says so; the outermost dimension of a result (LENGTH); a SIZE by name.  Of the
+    copy in a slot: bytes from row to row (PITCH), and scales from one block of columns to the next
+    where those of tokens are neighbours (TOKEN_PITCH).  Of the architecture: the ALIGNMENT of where
+    groups start.  Of the device: the number of its MULTIPROCESSORS.
+
+    The others stand for several fields, which carry their own names: operands, results, scalars and
+    extents of an EXPRESSION; the groups past which its results are zero (ROW_GROUPS); how and
+    where a step quantises (QUANTIZATION); both, of the PARTS of a merged step; how the scales of a
+    copy lie (SCALE_STRIDES), and how those of a group are found (LINE_GROUPS).
+    """
+
+    OPERAND = "operand"
+    FLOAT_OPERAND = "float_operand"
+    INTEGER_OPERAND = "integer_operand"
+    RESULT = "result"
+    FLOAT_RESULT = "float_result"
+    INTEGER_RESULT = "integer_result"
+    LENGTH = "length"
+    SIZE = "size"
+    PITCH = "pitch"
+    TOKEN_PITCH = "token_pitch"
+    ALIGNMENT = "alignment"
+    MULTIPROCESSORS = "multiprocessors"
+    EXPRESSION = "expression"
+    ROW_GROUPS = "row_groups"
+    QUANTIZATION = "quantization"
+    PARTS = "parts"
+    SCALE_STRIDES = "scale_strides"
+    LINE_GROUPS = "line_groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of an argument struct.
+
+    Attributes:
+        name: of the field where fields are assigned; where they are given in order, for people.
+        source: where its value comes from.
+        of: slot or size that the source is about; empty where it is about the whole step.
+        optional: left out where the step has nothing in the slot; others are null then.
+    """
+
+    name: str
+    source: Source
+    of: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The arguments of a kernel.
+
+    Attributes:
+        arguments: name of the struct.
+        fields: in order.
+        base: the struct that it begins with.
+        assigned: whether fields are assigned one by one, since most of them have a default.
+        typed_by: slot of the result whose type chooses the kernel; empty for the module's own.
+    """
+
+    arguments: str
+    fields: tuple[Field, ...]
+    base: Launch | None = None
+    assigned: bool = False
+    typed_by: str = ""
+
+
+def sizes(*names: str) -> tuple[Field, ...]:
+    """Fields that have the names of the sizes they hold."""
+    return tuple(Field(name, Source.SIZE, name) for name in names)
+
+
+SPLIT_SIZES = Field("split_sizes", Source.INTEGER_OPERAND, "groups")
+"""Rows of each group; null without groups."""
+MULTIPROCESSORS = Field("multiprocessors", Source.MULTIPROCESSORS)

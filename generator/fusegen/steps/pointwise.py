@@ -1,0 +1,39 @@
+"""Expressions of an op, evaluated element by element, and their derivatives."""
+
+from __future__ import annotations
+
+from ..ir.plan import Step
+from ..ir.shapes import Const, Expr, product
+from .definition import StepDef, Trait
+from .launch import Field, Launch, Source
+
+ROW_GROUPS = "row groups"
+"""Slot of the group sizes of a pointwise step whose results are zero past them.  No tensor of an op
+can be called so."""
+
+
+_LAUNCH = Launch(
+    "PointwiseArguments",
+    (Field("", Source.EXPRESSION), Field("", Source.ROW_GROUPS, ROW_GROUPS)),
+)
+
+
+def _flops(step: Step) -> Expr:
+    math = step.pointwise
+    assert math is not None, step
+    return product((Const(math.cost), math.rows, math.columns))
+
+
+POINTWISE = StepDef(
+    "pointwise",
+    traits=frozenset((Trait.PRINTED,)),
+    flops=_flops,
+    launch=lambda _: _LAUNCH,
+)
+
+POINTWISE_GRAD = StepDef(
+    "pointwise_grad",
+    traits=frozenset((Trait.PRINTED, Trait.DERIVED)),
+    flops=_flops,
+    launch=lambda _: _LAUNCH,
+)

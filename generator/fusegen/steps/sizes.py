@@ -1,0 +1,82 @@
+"""Sizes of a step: what the names of its kind's rule stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..ir.plan import Step
+from ..ir.shapes import Expr, Shape, product
+from . import definition
+from .definition import Rule
+
+Sizes = dict[str, tuple[Expr | str, ...]]
+"""What each name of a rule stands for in a step: one size, or several leading ones."""
+
+
+def bind(rule: str, shape: Shape, sizes: Sizes) -> bool:
+    """Whether a shape is what a rule says; names that are new are bound to its sizes."""
+    names, got = rule.split(), _sizes_of(shape)
+    several = names[0].endswith("...")
+    least = len(names)
+    if len(got) < least or (len(got) > least and not several):
+        return False
+    if not several and shape.leading:
+        return False
+    own = len(got) - least + 1 if several else 1
+    parts = [got[:own], *((size,) for size in got[own:])]
+    bound = {name: part for name, part in zip(names, parts, strict=True) if name not in sizes}
+    fits = all({**bound, **sizes}[name] == part for name, part in zip(names, parts, strict=True))
+    if fits:
+        sizes.update(bound)
+    return fits
+
+
+def _sizes_of(shape: Shape) -> tuple[Expr | str, ...]:
+    return (*((f"{shape.leading}...",) if shape.leading else ()), *shape.dims)
+
+
+def bound(rule: Rule, shapes: Mapping[str, Shape]) -> Mapping[str, tuple[Expr, ...]]:
+    """What the names of a rule stand for, given operands and results by slot.
+
+    Args:
+        rule: of a kind of step.
+        shapes: by slot; leading dimensions count as one, and slots without a rule for nothing.
+
+    Raises:
+        ValueError: one has another shape.
+    """
+    sizes: Sizes = {}
+    for slot, shape in shapes.items():
+        if slot in rule and not bind(rule[slot], shape.fixed(), sizes):
+            raise ValueError(f"{slot} is {shape}, expected [{rule[slot].replace(' ', ', ')}]")
+    return {
+        name.removesuffix("..."): tuple(size for size in found if not isinstance(size, str))
+        for name, found in sizes.items()
+    }
+
+
+def with_sizes(step: Step, shapes: Mapping[str, Shape]) -> Step:
+    """The step with the sizes that its launch is told, and its operations; others as they are.
+
+    Args:
+        step: of any kind.
+        shapes: of its operands and results by slot, before any is quantised.
+
+    Raises:
+        ValueError: one has another shape than its kind says.
+    """
+    kind = definition(step.primitive)
+    if not kind.sizes:
+        return step
+    found = bound(kind.shapes[step.kind], shapes)
+    sizes = (
+        (name, product(found[symbol] if symbol else ())) for name, symbol in kind.sizes.items()
+    )
+    return with_flops(replace(step, sizes=tuple(sizes)))
+
+
+def with_flops(step: Step) -> Step:
+    """The step with its floating-point operations; None where its kind counts none."""
+    flops = definition(step.primitive).flops
+    return replace(step, flops=flops(step) if flops else None)

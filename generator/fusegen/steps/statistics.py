@@ -1,0 +1,37 @@
+"""What a quantised copy lost of the tensor that it was made from, in a few numbers."""
+
+from __future__ import annotations
+
+from .definition import Reference, StepDef, Trait
+from .launch import Field, Launch, Source, sizes
+
+PARTIALS = "partials"
+"""Slot of what the blocks of threads leave of statistics, to be added up in a fixed order."""
+
+_LAUNCH = Launch(
+    "StatisticsArguments",
+    (
+        Field("input", Source.OPERAND, "a"),
+        Field("split_sizes", Source.INTEGER_OPERAND, "groups", optional=True),
+        *sizes("rows", "columns", "groups"),
+        Field("data", Source.OPERAND, "copy"),
+        Field("scale", Source.OPERAND, "copy_scale"),
+        Field("amax", Source.FLOAT_OPERAND, "copy_amax", optional=True),
+        Field("pitch", Source.PITCH, "copy"),
+        Field("row_align", Source.ALIGNMENT),
+        Field("token_pitch", Source.TOKEN_PITCH, "copy"),
+        Field("partials", Source.RESULT, PARTIALS),
+        Field("blocks", Source.LENGTH, PARTIALS),
+        Field("output", Source.FLOAT_RESULT, "out"),
+    ),
+    assigned=True,
+)
+
+STATISTICS = StepDef(
+    "statistics",
+    traits=frozenset((Trait.OBSERVES,)),
+    reference=Reference(
+        "statistics.measure", frozenset(("a", "groups", "copy", "copy_scale", "copy_amax"))
+    ),
+    launch=lambda _: _LAUNCH,
+)

@@ -1,0 +1,52 @@
+"""Sums over rows: of a tensor, or of each group of it."""
+
+from __future__ import annotations
+
+from ..ir.dtypes import DType
+from ..ir.plan import Step
+from ..ir.shapes import Expr, product
+from .definition import Reference, StepDef, Trait
+from .launch import MULTIPROCESSORS, SPLIT_SIZES, Field, Launch, Source, sizes
+
+_SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": ""}
+_LAUNCH = Launch(
+    "GroupSumArguments",
+    (
+        Field("a", Source.OPERAND, "a"),
+        Field("out", Source.RESULT, "out"),
+        SPLIT_SIZES,
+        *sizes("tokens", "groups", "n"),
+        MULTIPROCESSORS,
+        Field("row_scales", Source.FLOAT_OPERAND, "scales", optional=True),
+    ),
+)
+
+
+def _flops(step: Step) -> Expr:
+    sizes = dict(step.sizes)
+    return product((sizes["tokens"], sizes["n"]))
+
+
+COLUMN_SUM = StepDef(
+    "column_sum",
+    operands=("a",),
+    shapes={None: {"a": "T... N", "out": "N"}},
+    traits=frozenset((Trait.SUMS_ROWS,)),
+    reference=Reference("steps.column_sum", frozenset(("a",))),
+    sizes={**_SIZES, "groups": ""},
+    flops=_flops,
+    launch=lambda _: _LAUNCH,
+)
+
+GROUP_SUM = StepDef(
+    "group_sum",
+    operands=("a", "groups"),
+    optional=("scales",),
+    shapes={None: {"a": "T N", "groups": "E", "scales": "T", "out": "E N"}},
+    dtypes={"groups": DType.INT64, "scales": DType.FLOAT32},
+    traits=frozenset((Trait.SUMS_ROWS,)),
+    reference=Reference("steps.group_sum", frozenset(("a", "groups", "scales"))),
+    sizes=_SIZES,
+    flops=_flops,
+    launch=lambda _: _LAUNCH,
+)

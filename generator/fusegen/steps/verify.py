@@ -1,0 +1,340 @@
+"""What holds of every program of every plan; a pass that breaks it is named at once.
+
+A program is looked at with what is there before it and what has to be there after it.  Rules are
+checked after every pass, so that a mistake shows where it is made and not in a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ..ir.dtypes import DType, bits
+from ..ir.plan import HALVES, Access, Buffer, ModulePlan, PointwiseOperand, Program, Step
+from ..ir.shapes import Const, Expr, Shape, mul, product
+from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
+
+
+class VerifyError(Exception):
+    """A draft or plan breaks a rule: a mistake of the pass that made it, not of a spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A rule that a program breaks.
+
+    Attributes:
+        program: its name.
+        step: the step, by its position and kind; empty where it is about the program.
+        buffer: the buffer.
+        message: what is wrong with it.
+    """
+
+    program: str
+    step: str
+    buffer: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.program}, {self.step}" if self.step else self.program
+        return f"{place}: {self.buffer} {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A program as the rules see it.
+
+    Flags are those that ask for gradients; no flag stands for all calls.
+
+    Attributes:
+        name: of the program.
+        steps: in order.
+        given: buffers that are there before it, and the flags under which they are.
+        results: buffers that have to be there after it, and the flags under which they have to.
+        owned: buffers of the module or the caller that steps may change.
+        flags: all that a condition may name.
+        unasked: whether calls without any flag exist.
+        conditions: whether steps have their conditions already.
+        needed: whether every step has to be of use.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    given: Mapping[str, tuple[str, ...]]
+    results: Mapping[str, tuple[str, ...]]
+    owned: frozenset[str]
+    flags: tuple[str, ...] = ()
+    unasked: bool = True
+    conditions: bool = True
+    needed: bool = True
+
+    def fault(self, step: Step | None, buffer: str, message: str) -> Fault:
+        """A fault of one of the steps, or of the program."""
+        return Fault(self.name, self._words(step) if step else "", buffer, message)
+
+    def _words(self, step: Step) -> str:
+        position = next(i for i, each in enumerate(self.steps, 1) if each is step)
+        words = (f"step {position}", step.primitive, step.kind, step.item)
+        return " ".join(word for word in words if word)
+
+    def calls(self, when: tuple[str, ...]) -> frozenset[str]:
+        """The calls of a condition: a name for each flag, and one for calls without any."""
+        if not self.flags or not self.conditions:
+            return frozenset(("",))
+        return frozenset(when or (*self.flags, *([""] if self.unasked else [])))
+
+
+Buffers = Mapping[str, Buffer]
+
+
+def faults(view: View, buffers: Buffers) -> Iterator[Fault]:
+    """Every rule that a program breaks; where buffers are missing, nothing else is looked at."""
+    missing = [*_missing(view, buffers)]
+    yield from missing
+    for rule in () if missing else _RULES:
+        yield from rule(view, buffers)
+
+
+def _missing(view: View, buffers: Buffers) -> Iterator[Fault]:
+    """Every buffer that is named exists."""
+    for step in view.steps:
+        for name in dict.fromkeys(_names(step)):
+            if name not in buffers:
+                yield view.fault(step, name, "is no buffer of the module")
+    for name in (*view.given, *view.results):
+        if name not in buffers:
+            yield view.fault(None, name, "is no buffer of the module")
+
+
+def _names(step: Step) -> Iterator[str]:
+    yield from (*step.reads, *step.writes, *step.mutates)
+    yield from (result.buffer for result in step.output_when)
+    for copy in step.copies:
+        yield from (copy.source, *copy.buffers, *([copy.groups] if copy.groups else []))
+    for operand in _symbols(step):
+        yield operand.buffer
+
+
+def _symbols(step: Step) -> tuple[PointwiseOperand, ...]:
+    return (*step.pointwise.operands, *step.pointwise.results) if step.pointwise else ()
+
+
+def _order(view: View, _: Buffers) -> Iterator[Fault]:
+    """What is read was written before, under every flag that it is read under."""
+    there = {name: view.calls(when) for name, when in view.given.items()}
+    for step in view.steps:
+        asked = view.calls(step.when)
+        for name in step.reads:
+            if name not in there:
+                yield view.fault(step, name, "is read, but no step before it writes it")
+            elif not asked <= there[name]:
+                yield view.fault(step, name, f"is read {_if(asked)}, but there {_if(there[name])}")
+        for name in step.writes:
+            there[name] = view.calls(step.wanted(name) or step.when)
+    for name, when in view.results.items():
+        if name not in there:
+            yield view.fault(None, name, "is a result, but no step writes it")
+        elif not view.calls(when) <= there[name]:
+            wanted = _if(view.calls(when))
+            yield view.fault(None, name, f"is a result {wanted}, but there {_if(there[name])}")
+
+
+def _if(calls: frozenset[str]) -> str:
+    named = sorted(call for call in calls if call)
+    return f"if {' or '.join(named)}" if named and "" not in calls else "always"
+
+
+def _conditions(view: View, _: Buffers) -> Iterator[Fault]:
+    """Conditions name flags of the program, and are about what the step writes."""
+    for step in view.steps if view.conditions and view.flags else ():
+        for flag in (*step.when, *(flag for r in step.output_when for flag in r.when)):
+            if flag not in view.flags:
+                yield view.fault(step, flag, "is no flag of the program")
+        for result in step.output_when:
+            if result.buffer not in step.writes:
+                yield view.fault(step, result.buffer, "has a condition, but is not written")
+
+
+def _writers(view: View, _: Buffers) -> Iterator[Fault]:
+    """A buffer has one writer; what is there before is changed by none but its owner."""
+    written: set[str] = set()
+    for step in view.steps:
+        for name in step.writes:
+            if name in written:
+                yield view.fault(step, name, "is written, but a step before it writes it, too")
+            if name in view.given and name not in step.mutates:
+                yield view.fault(step, name, "is written, but is there before the program")
+            written.add(name)
+        for name in step.mutates:
+            if name not in view.owned:
+                yield view.fault(step, name, "is changed in place, but is neither a state nor lent")
+
+
+def _use(view: View, _: Buffers) -> Iterator[Fault]:
+    """Every step gives something that is read or leaves the program."""
+    if not view.needed:
+        return
+    live = {*view.results, *view.owned}
+    for step in reversed(view.steps):
+        if live.isdisjoint((*step.writes, *step.mutates)):
+            names = ", ".join((*step.writes, *step.mutates))
+            yield view.fault(step, names, "is written, but nothing needs it")
+        live.update(step.reads)
+
+
+def _slots(view: View, _: Buffers) -> Iterator[Fault]:
+    """Each slot has one operand, and each that the signature asks for has one."""
+    for step in view.steps:
+        kind = definition(step.primitive)
+        for operands in (step.inputs, step.outputs):
+            filled = [operand.slot for operand in operands]
+            for slot in dict.fromkeys(slot for slot in filled if filled.count(slot) > 1):
+                yield view.fault(step, slot, "is a slot with two operands")
+        for slot in () if kind.of_passes else kind.operands:
+            if step.input(slot) is None:
+                yield view.fault(step, slot, "is a slot without an operand")
+
+
+def _shapes(view: View, buffers: Buffers) -> Iterator[Fault]:
+    """Operands and results have the shapes and types of the signature."""
+    for step in view.steps:
+        rules = definition(step.primitive).shapes.get(step.kind, {})
+        sizes: dict[str, Expr] = {}
+        for slot, name in ((each.slot, each.buffer) for each in (*step.inputs, *step.outputs)):
+            if slot not in rules:
+                continue
+            shape, dtype = _logical(step, name, buffers), buffers[name].dtype
+            if not _fits(rules[slot], shape, sizes):
+                known = ", ".join(str(sizes.get(each, each)) for each in rules[slot].split())
+                yield view.fault(step, name, f"is {shape}, but {slot} is [{known}]")
+            expected = _types(step, slot, name)
+            if dtype not in expected:
+                words = " or ".join(each.value for each in expected)
+                yield view.fault(step, name, f"is {dtype.value}, but {slot} is {words}")
+
+
+def _logical(step: Step, name: str, buffers: Buffers) -> Shape:
+    """The shape of an operand; of a quantised copy, that of what it is a copy of."""
+    sources = {copy.data: copy.source for copy in step.copies}
+    return buffers[sources.get(name, name)].shape
+
+
+def _fits(rule: str, shape: Shape, sizes: dict[str, Expr]) -> bool:
+    """Whether a shape is what a rule says; names that are new are bound to its sizes."""
+    names, got = rule.split(), shape.flat
+    if names[0].endswith("..."):
+        rest = len(names) - 1
+        got = (product(got[: len(got) - rest]), *got[len(got) - rest :])
+    if len(got) != len(names):
+        return False
+    return all(sizes.setdefault(name, size) == size for name, size in zip(names, got, strict=True))
+
+
+_CODES = tuple(dtype for dtype in DType if bits(dtype) <= 8)
+
+
+def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
+    """Types that a slot takes: its own, codes of a copy, or the module's."""
+    own = definition(step.primitive).dtypes.get(slot)
+    if own is not None:
+        return (own,)
+    if any(name == copy.data for copy in step.copies):
+        return _CODES
+    if reads_decoded(step) and slot in ("a", "b"):
+        return (DType.BFLOAT16,)
+    changed = is_product(step) and name in step.mutates
+    return (DType.IO, DType.FLOAT32) if changed else (DType.IO,)
+
+
+def _copies(view: View, _: Buffers) -> Iterator[Fault]:
+    """A step writes all of the copies that it makes, or reads all of those that it is given.
+
+    What decodes a copy may leave its amax to the product that reads what it decoded.
+    """
+    for step in view.steps:
+        makes = quantizes(step) or bool(step.parts)
+        touched = step.writes if makes else step.reads
+        for copy in () if reads_decoded(step) else step.copies:
+            left = {copy.amax} if decodes(step) else set()
+            for name in copy.buffers:
+                if name not in touched and name not in left:
+                    missing = "writes" if makes else "reads"
+                    yield view.fault(step, name, f"is of a copy, but the step {missing} it nowhere")
+
+
+def _math(view: View, buffers: Buffers) -> Iterator[Fault]:
+    """An expression reads operands of its step and computes its results, in their sizes."""
+    for step in view.steps:
+        math = step.pointwise
+        if math is None or not is_printed(step):
+            continue
+        for operand in math.operands:
+            if operand.buffer not in step.reads:
+                yield view.fault(step, operand.buffer, "is in the expression, but no operand")
+        if {result.buffer for result in math.results} != {*step.writes}:
+            yield view.fault(step, ", ".join(step.writes), "are not what the expression computes")
+        for each in _symbols(step):
+            buffer = buffers[each.buffer]
+            if each.dtype is not buffer.dtype:
+                words = f"is {buffer.dtype.value}, but {each.dtype.value} in the expression"
+                yield view.fault(step, buffer.name, words)
+            if not _accessed(each.access, buffer.shape, math.rows, math.columns):
+                words = f"is {buffer.shape}, but read or written by {each.access.value}"
+                places = f"{math.rows} rows of {math.columns} columns"
+                yield view.fault(step, buffer.name, f"{words} for {places}")
+
+
+def _accessed(access: Access, shape: Shape, rows: Expr, columns: Expr) -> bool:
+    if access is Access.ROW:
+        return shape.elements == rows
+    if access is Access.COLUMN:
+        return shape.elements == columns
+    width = mul(Const(2), columns) if access in HALVES else columns
+    return product(shape.flat[:-1]) == rows and shape.flat[-1] == width
+
+
+_RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
+    _order,
+    _conditions,
+    _writers,
+    _use,
+    _slots,
+    _shapes,
+    _copies,
+    _math,
+)
+
+
+def views(programs: tuple[Program, ...]) -> Iterator[View]:
+    """Programs with arguments and results, as kernels run them and as the reference does."""
+    for program in programs:
+        merged = any(step.parts for step in program.steps)
+        for each in (program, program.unmerged) if merged else (program,):
+            yield View(
+                name=program.name,
+                steps=each.steps,
+                given={argument.buffer: argument.when for argument in program.arguments},
+                results={result.buffer: result.when for result in program.results},
+                owned=frozenset(program.mutated),
+                flags=program.flags,
+                unasked=program.name not in ("backward", "wgrad"),
+            )
+
+
+def verify_plan(plan: ModulePlan) -> None:
+    """Check every program of a plan.
+
+    Raises:
+        VerifyError: with every fault.
+    """
+    found = [
+        fault
+        for each in views(plan.programs)
+        for fault in faults(each, {buffer.name: buffer for buffer in plan.buffers})
+    ]
+    for conversion in plan.conversions:
+        buffers = {buffer.name: buffer for buffer in conversion.buffers}
+        found += [fault for each in views((conversion.program,)) for fault in faults(each, buffers)]
+    if found:
+        lines = "\n".join(f"  {fault}" for fault in found)
+        raise VerifyError(f"the plan of {plan.cell} on {plan.arch} is broken\n{lines}")

@@ -1,0 +1,466 @@
+"""Every number and word of sm_90a.yaml, changed one at a time: refused at load, or proved harmless.
+
+A changed spec that is still loaded has one of four meanings, which ``verdict`` tells apart:
+
+* *tiles*: only configurations and the rules that choose among them differ.  No result depends on
+  them, and the device code's own constants and ``static_assert``s hold for each of them.
+* *prose*: what is only shown to people differs.
+* *fewer*: the spec lists less than it did.  As no two families serve one demand, each step keeps
+  its family or has none, and its cell is then refused, or emulated by kernels that are listed.
+* *template*: a family names a template that there is none of, and rendering refuses it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from fusegen.build.toolchain import MIN_NVCC
+from fusegen.checks.archs import check_arch
+from fusegen.checks.load import load
+from fusegen.emit.bundle import render_bundle
+from fusegen.emit.render import Renderer, RenderError
+from fusegen.families.family import Demand, offers
+from fusegen.families.registry import FAMILIES, known_family
+from fusegen.ir.dtypes import DType
+from fusegen.ir.kernel import GemmKind, Schedule, Store
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan, Variant
+from fusegen.ir.predicate import Comparison, SizeVariable
+from fusegen.ir.quantization import Accumulation
+from fusegen.passes.pipeline import Plan, resolve
+from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.spec.arch import ArchSpec, FamilySpec
+from fusegen.spec.diagnostics import SpecError
+from fusegen.spec.kinds import SpecKind
+from fusegen.spec.load import Source, adapter, parse_spec
+from fusegen.steps import BY_NAME
+
+from .device_code import traits
+
+pytestmark = pytest.mark.slow
+
+NAME = "sm_90a"
+FILE = builtin_specs() / "archs" / f"{NAME}.yaml"
+DATA: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+SPECS = load([builtin_specs()])
+ARCH = SPECS.archs[NAME]
+SOURCE = SPECS.source(SpecKind.ARCHS, NAME)
+TEMPLATES = {path.name.removesuffix(".cu.j2") for path in (builtin_templates()).rglob("*.cu.j2")}
+
+Path_ = tuple[str | int, ...]
+
+
+# Mutants
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """The spec with one change.
+
+    Attributes:
+        words: what was changed.
+        path: keys under which it stands.
+        value: in its place.
+        key: in the place of its key.
+        drop: whether it is left out.
+        followed: whether rules that use a changed configuration name it as it is then.
+    """
+
+    words: str
+    path: Path_
+    value: Any = None
+    key: str | None = None
+    drop: bool = False
+    followed: bool = False
+
+    @property
+    def data(self) -> dict[str, Any]:
+        data: dict[str, Any] = copy.deepcopy(DATA)
+        *parents, last = self.path
+        at = _at(data, tuple(parents))
+        if self.drop:
+            del at[last]
+        elif self.key is not None:
+            entries = [(self.key if each == last else each, at[each]) for each in at]
+            at.clear()
+            at.update(entries)
+        else:
+            at[last] = self.value
+        if self.followed:
+            before, after = (_name(_at(each, self.path[:6])) for each in (DATA, data))
+            for rule in _at(data, self.path[:4])["select"]:
+                rule["use"] = after if rule["use"] == before else rule["use"]
+        return data
+
+
+def values(data: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+    """Every value but the whole, with its path."""
+    entries = enumerate(data) if isinstance(data, list) else data.items()
+    for key, value in entries:
+        yield (*path, key), value
+        if isinstance(value, dict | list):
+            yield from values(value, (*path, key))
+
+
+def changed(path: Path_, value: Any) -> Mutant:
+    return Mutant(f"{'.'.join(map(str, path))} = {value}", path, value)
+
+
+def dropped(path: Path_) -> Mutant:
+    return Mutant(f"{'.'.join(map(str, path))} dropped", path, drop=True)
+
+
+def renamed(path: Path_, key: str) -> Mutant:
+    return Mutant(f"{'.'.join(map(str, path))} renamed {key}", path, key=key)
+
+
+def numbers(path: Path_, value: int) -> Iterator[int]:
+    """Other numbers in the place of one."""
+    yield from dict.fromkeys(n for n in (value + 1, value * 2, value // 2, 0) if n != value)
+
+
+def others(word: str, words: list[str]) -> list[str]:
+    """All other words of a set."""
+    return [each for each in words if each != word]
+
+
+def words_beside(path: Path_, word: str) -> list[str]:
+    """Words that the field of a word can have instead."""
+    names: dict[str, list[str]] = {
+        "implements": [*BY_NAME],
+        "formats": [each.value for each in DType],
+        "scalings": sorted({each for family in FAMILIES for each in family.scalings}),
+        "accumulations": [each.value for each in Accumulation],
+        "stores": [each.value for each in Store],
+        "schedule": [each.value for each in Schedule],
+        "template": [family.name for family in FAMILIES],
+        "arch": ["sm_90", "sm_100a", "cpu"],
+        "gencode": ["arch=compute_90,code=sm_90", "arch=compute_100a,code=sm_100a"],
+        "toolkit": ["12.0", "13.3", "12.6"],
+        "summary": ["Another GPU"],
+    }
+    key = next(part for part in reversed(path) if isinstance(part, str))
+    if key == "use":
+        _, family, _, kind = path[:4]
+        points = ARCH.kernels[str(family)].kinds[GemmKind(kind)].points
+        return others(word, [point.name for point in points])
+    return others(word, names[key])
+
+
+def keys_beside(path: Path_) -> list[str]:
+    """Words that a key which is a word of a set can be instead, where they are not there already.
+
+    The name of a family with a template of its own is a label of its kernels.
+    """
+    if path[-2:-1] == ("when",):
+        return others(str(path[-1]), [each.value for each in SizeVariable])
+    if path[-3:-2] == ("when",):
+        return others(str(path[-1]), [each.value for each in Comparison])
+    if path[:1] == ("kernels",) and len(path) == 2 and "template" not in DATA["kernels"][path[1]]:
+        return [each.name for each in FAMILIES if each.name not in DATA["kernels"]]
+    return []
+
+
+def mutants() -> Iterator[Mutant]:
+    for path, value in values(DATA):
+        yield dropped(path)
+        if isinstance(value, bool):
+            yield changed(path, not value)
+        elif isinstance(value, int):
+            yield from (changed(path, number) for number in numbers(path, value))
+        elif isinstance(value, str):
+            yield from (changed(path, word) for word in words_beside(path, value))
+        if isinstance(path[-1], str):
+            yield from (renamed(path, key) for key in keys_beside(path))
+    yield from renamed_points()
+
+
+def renamed_points() -> Iterator[Mutant]:
+    """Changes of a configuration that the rules which use it follow: only families refuse them."""
+    for path, value in values(DATA):
+        if "points" not in path or not isinstance(value, int | str):
+            continue
+        new = words_beside(path, value) if isinstance(value, str) else numbers(path, value)
+        for each in new:
+            mutant = changed(path, each)
+            words = f"{mutant.words}, followed by its rules"
+            yield replace(mutant, words=words, followed=True)
+
+
+def _at(data: Any, path: Path_) -> Any:
+    for part in path:
+        data = data[part]
+    return data
+
+
+def _name(point: dict[str, Any]) -> str:
+    tile, cluster = ("x".join(map(str, point[key])) for key in ("tile", "cluster"))
+    return f"{point['schedule']}_{tile}_{cluster}"
+
+
+def groups() -> dict[str, list[Mutant]]:
+    """Mutants by what they are part of: a family, or a key of the architecture."""
+    found: dict[str, list[Mutant]] = {}
+    for mutant in mutants():
+        name = mutant.path[1] if mutant.path[0] == "kernels" and mutant.path[1:] else mutant.path[0]
+        found.setdefault(str(name), []).append(mutant)
+    return found
+
+
+GROUPS = groups()
+
+
+# Verdicts
+
+
+class Verdict(Enum):
+    REFUSED = "refused"
+    TILES = "tiles"
+    PROSE = "prose"
+    FEWER = "fewer"
+    TEMPLATE = "template"
+    HARMFUL = "harmful"
+
+
+def loaded(mutant: Mutant) -> ArchSpec | None:
+    """The spec, judged as it is at load but not read from a file; None where it is refused.
+
+    Each problem has the place of a key of the spec.
+    """
+    try:
+        arch = adapter(ArchSpec).validate_python(mutant.data)
+    except ValidationError as error:
+        assert error.errors()
+        return None
+    found = list(check_arch(arch, Source(SOURCE.file, SOURCE.places)))
+    if arch.name != NAME:
+        return None  # the file has another name; so says `parse_spec`
+    assert all(problem.loc.file == SOURCE.file for problem in found)
+    return None if found else arch
+
+
+def verdict(arch: ArchSpec | None) -> Verdict:
+    if arch is None:
+        return Verdict.REFUSED
+    if any(known_family(each.template or name) is None for name, each in arch.kernels.items()):
+        return Verdict.TEMPLATE
+    prose = replace(arch, summary=ARCH.summary, toolkit=ARCH.toolkit)
+    if prose == ARCH:
+        return Verdict.PROSE
+    bare, expected = without_tiles(prose), without_tiles(ARCH)
+    if bare == expected:
+        return Verdict.TILES
+    return Verdict.FEWER if lists_fewer(bare, expected) else Verdict.HARMFUL
+
+
+def without_tiles(arch: ArchSpec) -> ArchSpec:
+    """The spec without configurations and rules, which choose how and not what is computed."""
+
+    def bare(family: FamilySpec) -> FamilySpec:
+        kinds = {kind: replace(spec, points=(), select=()) for kind, spec in family.kinds.items()}
+        return replace(family, kinds=kinds)
+
+    kernels = {name: bare(family) for name, family in arch.kernels.items()}
+    return replace(arch, kernels=kernels)
+
+
+def lists_fewer(arch: ArchSpec, whole: ArchSpec) -> bool:
+    """Whether all that a spec lists, in the same order, the whole one lists, too."""
+
+    lists = ("implements", "formats", "scalings", "accumulations", "stores")
+
+    def part(name: str, family: FamilySpec) -> bool:
+        other = whole.kernels.get(name)
+        if other is None or not family.kinds.items() <= other.kinds.items():
+            return False
+        rest = {key: getattr(other, key) for key in (*lists, "kinds")}
+        fewer = all({*getattr(family, key)} <= {*getattr(other, key)} for key in lists)
+        return fewer and replace(family, **rest) == other
+
+    same = replace(arch, kernels=whole.kernels) == whole
+    return same and all(part(name, family) for name, family in arch.kernels.items())
+
+
+# Tests
+
+
+@pytest.mark.parametrize("group", [pytest.param(g, id=f"{g}-{len(m)}") for g, m in GROUPS.items()])
+def test_mutants_are_refused_or_harmless(group: str) -> None:
+    """The number behind a group's name is that of its mutants."""
+    harmful = []
+    own = {mutant.words for mutant in GROUPS[group]}
+    for mutant, found in judged():
+        if mutant.words not in own:
+            continue
+        if found is Verdict.HARMFUL:
+            harmful.append(mutant.words)
+        elif found is Verdict.TILES and "points" in mutant.path:
+            arch = loaded(mutant)
+            assert arch is not None
+            assert not broken_asserts(arch, mutant.path), mutant.words
+    assert not harmful
+
+
+def broken_asserts(arch: ArchSpec, path: Path_) -> list[str]:
+    """Conditions of the device code that a changed configuration does not meet."""
+    family, kind = arch.kernels[str(path[1])], GemmKind(path[3])
+    template = family.template or str(path[1])
+    found: list[str] = []
+    for point in family.kinds[kind].points:
+        for adds, block in product((False, True), {"block_1x128" in family.scalings}):
+            rows, columns, _ = point.tile
+            extra = 4 * (rows + (columns if kind is GemmKind.WGRAD else 0)) if block else 0
+            fp8 = template == "gemm_fp8_sm90"
+            control = 1024 if fp8 and kind is not GemmKind.WGRAD else 2048
+            names = _traits(point, 1 if fp8 else 2, adds, extra, control)
+            found += [n for n, holds in names.items() if n.startswith("assert ") and not holds]
+    return found
+
+
+_traits = cache(traits)
+
+
+def test_all_kinds_of_verdicts_occur() -> None:
+    """Proof that the judge can tell, by mutants whose verdict is known."""
+    for path, value, expected in (
+        (("limits", "shared_memory"), 232449, Verdict.REFUSED),
+        (("layout", "token_major"), False, Verdict.REFUSED),
+        (("kernels", "quantize_sm90", "row_alignment"), 16, Verdict.REFUSED),
+        (("kernels", "gemm_fp8_block_sm90", "accumulations", 0), "fast", Verdict.REFUSED),
+        (("kernels", "gemm_sm90", "kinds", "fprop", "select", 0, "when", "rows", "lt"), 1,
+         Verdict.TILES),
+        (("summary",), "Another GPU", Verdict.PROSE),
+        (("kernels", "gemm_sm90", "stores", 1), "nothing", Verdict.REFUSED),
+    ):  # fmt: skip
+        assert verdict(loaded(changed(path, value))) is expected, path
+    assert verdict(loaded(dropped(("kernels", "statistics")))) is Verdict.FEWER
+    no_template = dropped(("kernels", "gemm_fp8_fast_sm90", "template"))
+    assert verdict(loaded(no_template)) is Verdict.TEMPLATE
+    pointwise = replace(ARCH.kernels["pointwise"], row_alignment=2)
+    more = replace(ARCH, kernels={**ARCH.kernels, "pointwise": pointwise})
+    assert verdict(more) is Verdict.HARMFUL
+
+
+def test_no_two_families_serve_one_demand() -> None:
+    """So that a family which lists less hands nothing over to another one."""
+    formats = [*DType]
+    names = sorted({each for family in FAMILIES for each in family.scalings})
+    scalings: list[tuple[str, ...]] = [(), *((name,) for name in names)]
+    ways = [(), *((each.value,) for each in Accumulation)]
+    for primitive, format, scaling, way, store in product(BY_NAME, formats, scalings, ways, Store):
+        demand = Demand(primitive, variant=Variant((format,), scaling, way, store))
+        quantised = format not in (DType.IO, DType.BFLOAT16)
+        if quantised != bool(scaling) or (primitive == "gemm" and quantised and not way):
+            continue
+        served = [name for name, each in ARCH.kernels.items() if offers(each, demand)]
+        assert len(served) < 2, (demand, served)
+
+
+@cache
+def judged() -> tuple[tuple[Mutant, Verdict], ...]:
+    """Every mutant and its verdict, by groups."""
+    every = (each for group in GROUPS.values() for each in group)
+    return tuple((each, verdict(loaded(each))) for each in every)
+
+
+def sample(wanted: Verdict, size: int) -> list[Mutant]:
+    """Some mutants of a verdict, spread over the file."""
+    found = [mutant for mutant, each in judged() if each is wanted]
+    return found[:: -(-len(found) // size)]
+
+
+def test_a_sample_is_refused_at_its_place_in_the_file(tmp_path: Path) -> None:
+    """What was judged in memory is judged the same when it is read, with line and column."""
+    places = set()
+    file = tmp_path / f"{NAME}.yaml"
+    for mutant in sample(Verdict.REFUSED, 30):
+        file.write_text(yaml.safe_dump(mutant.data, sort_keys=False), encoding="utf-8")
+        try:
+            spec, source = parse_spec(SpecKind.ARCHS, file, "archs/mutant.yaml")
+        except SpecError as error:
+            found = list(error.problems)
+        else:
+            assert isinstance(spec, ArchSpec)
+            found = list(check_arch(spec, source))
+        assert found, mutant.words
+        places |= {problem.loc for problem in found}
+        assert all(problem.loc.file == "archs/mutant.yaml" for problem in found)
+    assert len(places) > 10
+
+
+CELLS = [
+    Cell(module, recipe) for module in ("linear", "grouped_linear") for recipe in SPECS.recipes
+]
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer((builtin_templates(),))
+
+
+def planned(arch: ArchSpec, cells: list[Cell]) -> Plan:
+    return resolve(replace(SPECS, archs={**SPECS.archs, NAME: arch}), NAME, cells)
+
+
+def computed(arch: ArchSpec, cells: list[Cell]) -> list[ModulePlan]:
+    """Plans without what says how their kernels are chosen."""
+    return [replace(plan, kernel_sets=(), conversions=()) for plan in planned(arch, cells).modules]
+
+
+def rendered(arch: ArchSpec, cells: list[Cell], renderer: Renderer) -> dict[str, str]:
+    plan = planned(arch, cells)
+    files = render_bundle(plan.modules, arch, "mutants", renderer)
+    return {path: files[path].text for path in files}
+
+
+def test_a_sample_of_tiles_changes_nothing_but_units_and_dispatch(renderer: Renderer) -> None:
+    """A cell's own module describes its kernels; what it runs are the plan's steps."""
+    cells = [Cell("linear", "bf16"), Cell("grouped_linear", "fp8_block")]
+    before = rendered(ARCH, cells, renderer)
+    computes = computed(ARCH, cells)
+    own = tuple(f"{cell}.py" for cell in cells)
+    for mutant in sample(Verdict.TILES, 5):
+        arch = loaded(mutant)
+        assert arch is not None
+        assert computed(arch, cells) == computes
+        after = rendered(arch, cells, renderer)
+        differ = {path for path in {*before, *after} if before.get(path) != after.get(path)}
+        allowed = ("csrc/dispatch/", "csrc/kernels/", "csrc/sources.cmake", "README.md", *own)
+        assert all(path.startswith(allowed) for path in differ), (mutant.words, differ)
+
+
+def test_a_sample_that_lists_fewer_is_refused_by_cell() -> None:
+    """Each cell is planned as before, or is refused with a reason; none is computed otherwise."""
+    before = {each.cell: each for each in planned(ARCH, CELLS).modules}
+    for mutant in sample(Verdict.FEWER, 12):
+        arch = loaded(mutant)
+        assert arch is not None
+        plan = planned(arch, CELLS)
+        assert all(each.reason for each in plan.unsupported)
+        for module in plan.modules:
+            assert module == before[module.cell], mutant.words
+
+
+def test_a_template_that_is_missing_is_refused_by_its_name(renderer: Renderer) -> None:
+    for mutant in sample(Verdict.TEMPLATE, 2):
+        arch = loaded(mutant)
+        assert arch is not None
+        with pytest.raises(RenderError, match=r"gemm_fp8_\w+_sm90"):
+            rendered(arch, [Cell("linear", "fp8_current"), Cell("linear", "fp8_block")], renderer)
+
+
+def test_toolkits_are_what_builds_require() -> None:
+    for name, arch in SPECS.archs.items():
+        if arch.toolkit:
+            assert tuple(map(int, arch.toolkit.split("."))) == MIN_NVCC[name]

@@ -1,0 +1,129 @@
+"""Every test has one tier; cells are left out only where another one's tests say the same."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import tiers
+from tiers import FAST, KERNELS, OPTIONS
+from twins import twins
+
+ROOT = Path(__file__).parents[2]
+CPU, HOPPER = ROOT / "generated" / "cpu", ROOT / "generated" / "sm_90a"
+
+
+def test_every_file_of_tests_is_in_a_tier_that_collects_it() -> None:
+    words = ["git", "ls-files", "tests/**/test_*.py", "generated/**/test_*.py"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    files = listed.stdout.splitlines() or [
+        str(path.relative_to(ROOT)) for top in ("tests", "generated")
+        for path in (ROOT / top).rglob("test_*.py")
+    ]  # fmt: skip
+    assert len(files) > 100
+    for file in files:
+        tier = tiers.tier_at(file)
+        assert tier is not None, file
+        assert tiers.may_hold((tier,), file), file
+        assert all(tiers.may_hold((tier,), str(folder)) for folder in Path(file).parents[:-1]), file
+
+
+@pytest.mark.parametrize(
+    ("path", "function", "markers", "sampled", "tier"),
+    [
+        ("tests/unit/test_a.py", "test_it", (), False, FAST),
+        ("tests/unit/test_a.py", "test_compiles_whole", (), False, FAST),
+        ("tests/golden/test_a.py", "test_it", ("slow",), False, OPTIONS),
+        ("tests/generated/test_options.py", "test_it", (), False, OPTIONS),
+        ("tests/generated/test_sampled_options.py", "test_it", (), False, FAST),
+        ("generated/cpu/tests/test_a__b.py", "test_opcheck", (), False, OPTIONS),
+        ("generated/cpu/tests/test_a__b.py", "test_opcheck", (), True, FAST),
+        ("generated/cpu/tests/test_a__b.py", "test_no_tokens", (), False, FAST),
+        ("generated/sm_120a/tests/test_a__b.py", "test_it", (), True, OPTIONS),
+        ("tests/compile/test_a.py", "test_it", (), False, KERNELS),
+        ("tests/gpu/test_a.py", "test_it", (), False, tiers.GPU),
+        ("elsewhere/test_a.py", "test_it", (), False, None),
+    ],
+)
+def test_tiers(
+    path: str, function: str, markers: tuple[str, ...], sampled: bool, tier: tiers.Tier | None
+) -> None:
+    assert tiers.tier_of(path, function, markers, sampled) is tier
+
+
+def test_a_slow_test_is_where_the_other_tier_looks() -> None:
+    with pytest.raises(ValueError, match="test_it is slow; add its folder to SLOW_PLACES"):
+        tiers.tier_of("tests/errors/test_a.py", "test_it", ("slow",), False)
+
+
+def test_a_sample_has_every_module_format_and_option() -> None:
+    cells = ["b__fp8_x", "b__fp8_y", "a__bf16", "a__bf16__p__q", "a__fp8_y__q", "b__mxfp8__p"]
+    assert tiers.sample(cells) == {"a__bf16", "a__bf16__p__q", "a__fp8_y__q", "b__fp8_x"} | {
+        "b__mxfp8__p"
+    }
+
+
+def test_what_ran_is_compared_with_what_there_is(tmp_path: Path) -> None:
+    files = {"fast": "a\nb\n", "kernels": "b\nd\n", "all": "a\nb\nc\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert tiers.problems("abc", ("ab", "bd")) == [
+        "c: in no tier",
+        "d: ran, but is not collected",
+        "b: ran 2 times",
+    ]
+    paths = [str(tmp_path / name) for name in ("fast", "kernels")]
+    assert tiers.main([*paths, "--all", str(tmp_path / "all")]) == 1
+    (tmp_path / "kernels").write_text("c\n")
+    assert tiers.main([*paths, "--all", str(tmp_path / "all")]) == 0
+
+
+# ---- twins
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> tuple[Path, Path]:
+    """The code of one cell in both bundles."""
+    for bundle in (CPU, HOPPER):
+        for path in (
+            *bundle.glob("_*.py"),
+            *bundle.glob("*/_*.py"),
+            *bundle.glob("*/*linear__bf16.py"),
+        ):
+            if path.stem.removeprefix("test_") == "linear__bf16" or path.name.startswith("_"):
+                target = tmp_path / path.relative_to(ROOT / "generated")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+        shutil.copyfile(bundle / "linear__bf16.py", tmp_path / bundle.name / "linear__bf16.py")
+    return tmp_path / "sm_90a", tmp_path / "cpu"
+
+
+def test_a_cell_that_differs_in_texts_and_checks_alone_has_a_twin(
+    copies: tuple[Path, Path],
+) -> None:
+    assert twins(*copies) == {"linear__bf16"}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("tests/test_linear__bf16.py", "    assert ", "    assert not "),
+        ("reference/linear__bf16.py", "checks.rank(", "checks.another("),
+        ("reference/linear__bf16.py", "return ", "return 2 * "),
+        ("reference/linear__bf16.py", ', 8, "sm_90a")', ', 128, "sm_90a")'),
+        ("reference/_checks.py", "raise RuntimeError", "raise ValueError"),
+        ("linear__bf16.py", "backward", "backwards"),
+        ("_library.py", "def join", "def enter"),
+        ("tests/_support.py", "norm()", "sum()"),
+    ],
+)
+def test_any_other_difference_is_one(
+    copies: tuple[Path, Path], file: str, old: str, new: str
+) -> None:
+    changed = copies[0] / file
+    text = changed.read_text("utf-8")
+    assert old in text
+    changed.write_text(text.replace(old, new), "utf-8")
+    assert twins(*copies) == set()

@@ -1,0 +1,194 @@
+"""The rules of the IR: every shipped cell keeps them after every pass, and each rule can refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusegen.checks.load import load
+from fusegen.ir.naming import Cell
+from fusegen.ir.text import parse, text
+from fusegen.passes.contract import Pass
+from fusegen.passes.draft import Draft
+from fusegen.passes.pipeline import PASSES, context_of, resolve, resolve_module, run_passes
+from fusegen.passes.verify import draft_faults, verify_pass
+from fusegen.paths import builtin_specs
+from fusegen.publish.inputs import derivations
+from fusegen.spec.offers import words_of
+from fusegen.steps.verify import VerifyError, verify_plan
+
+SPECS = load([builtin_specs()])
+
+
+def cells_of(module: str) -> list[Cell]:
+    """A module by every recipe, without options and with each of its choices alone."""
+    words = words_of(SPECS.modules[module], SPECS.ops)
+    return [
+        Cell(module, recipe, options)
+        for recipe in SPECS.recipes
+        for options in ((), *((word,) for word in words))
+    ]
+
+
+@pytest.mark.parametrize("arch", SPECS.archs)
+@pytest.mark.parametrize("module", SPECS.modules)
+def test_every_cell_keeps_the_rules_after_every_pass(module: str, arch: str) -> None:
+    plan = resolve(SPECS, arch, cells_of(module), derivations(), verify_pass)
+    assert plan.modules
+    for each in plan.modules:
+        verify_plan(each)
+
+
+def draft_at(name: str, cell: str, arch: str = "cpu") -> Draft:
+    """A draft after a pass."""
+    seen: dict[str, Draft] = {}
+
+    def keep(done: Pass, _: Draft, after: Draft) -> None:
+        seen[done.name] = after
+
+    run_passes(context_of(SPECS, Cell.parse(cell), arch, derivations()), keep)
+    return seen[name]
+
+
+LINEAR = "linear__bf16"
+SWIGLU = "scaled_swiglu__bf16"
+WGRAD = 'wgrad item="" inputs=(a:dy b:x) outputs=(out:dweight)'
+MAIN_GRAD = "grouped_linear__bf16__add_to_main_grad"
+DELAYED = "linear__fp8_delayed"
+
+
+@pytest.mark.parametrize(
+    ("cell", "after", "old", "new", "says"),
+    [
+        # every buffer exists
+        (
+            LINEAR,
+            "saved",
+            "b:weight add:bias) outputs",
+            "b:wait add:bias) outputs",
+            "step 1 gemm fprop: wait is no buffer",
+        ),
+        (LINEAR, "saved", "{x when=", "{z when=", "forward: z is no buffer of the module"),
+        (LINEAR, "saved", "    x:{x dtype=io shape=[T..., K] role=input}\n", "", "x is no buffer"),
+        # what is read was written before
+        (
+            LINEAR,
+            "saved",
+            "a:dy b:x) outputs",
+            "a:dy b:y) outputs",
+            "step 2 gemm wgrad: y is read, but no step",
+        ),
+        (LINEAR, "saved", "(out:y)})", "(out:dx)})", "forward: y is a result, but no step"),
+        # conditions imply those of what is read
+        (
+            LINEAR,
+            "saved",
+            "{weight when=(need_dx)}",
+            "{weight when=(need_dbias)}",
+            "gemm dgrad: weight is read if need_dx, but there if need_dbias",
+        ),
+        (
+            LINEAR,
+            "saved",
+            "outputs=(out:dx) when=(need_dx)",
+            "outputs=(out:dx) when=(need_dbias)",
+            "backward: dx is a result if need_dx, but there if need_dbias",
+        ),
+        (LINEAR, "saved", "(out:dx) when=(need_dx)", "(out:dx) when=(need_y)", "need_y is no flag"),
+        (SWIGLU, "saved", "{dscales when=", "{dy when=", "dy has a condition, but is not written"),
+        # one writer, and nothing is changed but what is owned
+        (LINEAR, "saved", "(out:dweight)", "(out:dx)", "dx is written, but a step before it"),
+        (LINEAR, "saved", "(out:dweight)", "(out:dy)", "dy is written, but is there before"),
+        (LINEAR, "saved", WGRAD, f"{WGRAD} mutates=(x)", "x is changed in place, but is neither"),
+        (MAIN_GRAD, "saved", " mutates=(weight_main_grad)", "", "weight_main_grad is written, but"),
+        (
+            DELAYED,
+            "saved",
+            " mutates=(input_amax",
+            " mutates=(x input_amax",
+            "x is changed in place",
+        ),
+        # every step is of use
+        (
+            LINEAR,
+            "liveness",
+            "weight:dweight bias",
+            "bias",
+            "dweight is written, but nothing needs",
+        ),
+        # slots, shapes and types of the signature
+        (LINEAR, "saved", "(a:dy b:x)", "(a:dy b:x a:x)", "a is a slot with two operands"),
+        (LINEAR, "saved", "(a:dy b:x)", "(a:dy add:x)", "b is a slot without an operand"),
+        (
+            LINEAR,
+            "saved",
+            "dweight:{dweight dtype=io shape=[N, K]}",
+            "dweight:{dweight dtype=io shape=[K, N]}",
+            "dweight is [K, N], but out is [N, K]",
+        ),
+        (
+            LINEAR,
+            "saved",
+            "dweight:{dweight dtype=io",
+            "dweight:{dweight dtype=float32",
+            "dweight is float32, but out is io",
+        ),
+        (MAIN_GRAD, "saved", "sizes dtype=int64", "sizes dtype=float32", "but groups is int64"),
+        (DELAYED, "saved", "x_rowwise dtype=e4m3", "x_rowwise dtype=io", "x_rowwise is io, but a"),
+        # copies are whole
+        (DELAYED, "saved", " rowwise_scale:x_rowwise_scale", "", "x_rowwise_scale is of a copy"),
+        (DELAYED, "saved", " b_scale:weight_rowwise_scale", "", "step reads it nowhere"),
+        # expressions
+        (SWIGLU, "saved", "{dup buffer=dx", "{dup buffer=dscales", "dscales is float32, but io"),
+        (
+            SWIGLU,
+            "saved",
+            "up buffer=x access=second_half",
+            "up buffer=x access=full",
+            "for T rows",
+        ),
+        (SWIGLU, "saved", "{gate buffer=x", "{gate buffer=y", "y is in the expression, but no"),
+        (SWIGLU, "saved", "outputs=(dx:dx dscales", "outputs=(dx:y dscales", "are not what the"),
+        # the same of programs with arguments
+        (LINEAR, "programs", "{dy optional=false}\n", "", "dy is read, but no step before it"),
+        (LINEAR, "programs", "{dx when=(need_dx)}", "{x when=(need_dx)}", "x is a result if"),
+    ],
+)
+def test_a_broken_draft_is_refused(cell: str, after: str, old: str, new: str, says: str) -> None:
+    draft = draft_at(after, cell)
+    whole = text(draft)
+    assert old in whole
+    broken = parse(whole.replace(old, new, 1), Draft)
+    done = next(each for each in PASSES if each.name == after)
+    with pytest.raises(VerifyError) as error:
+        verify_pass(done, draft, broken)
+    assert f"after pass {after!r}" in str(error.value)
+    assert says in str(error.value), error.value
+
+
+def test_parts_of_merged_steps_keep_the_rules() -> None:
+    draft = draft_at("merge", "grouped_mlp__fp8_block", "sm_90a")
+    forward, *others = draft.programs
+    merged = next(step for step in forward.steps if step.parts)
+    broken = replace(merged, parts=merged.parts[1:])
+    steps = tuple(broken if step is merged else step for step in forward.steps)
+    draft = replace(draft, programs=(replace(forward, steps=steps), *others))
+    assert any("a is read, but no step before it" in str(fault) for fault in draft_faults(draft))
+
+
+def test_a_broken_plan_is_refused() -> None:
+    plan = resolve_module(SPECS, Cell.parse(LINEAR), "cpu")
+    verify_plan(plan)
+    backward = replace(plan.backward, steps=plan.backward.steps[1:])
+    with pytest.raises(VerifyError, match="plan of linear__bf16 on cpu is broken\n  backward: dx"):
+        verify_plan(replace(plan, backward=backward))
+
+
+def test_a_broken_conversion_is_refused() -> None:
+    plan = resolve_module(SPECS, Cell.parse("quantize__fp8_block"), "cpu")
+    verify_plan(plan)
+    first = plan.conversions[0]
+    broken = replace(first, program=replace(first.program, steps=()))
+    with pytest.raises(VerifyError, match="is a result, but no step writes it"):
+        verify_plan(replace(plan, conversions=(broken, *plan.conversions[1:])))
