@@ -175,7 +175,7 @@ def _find_nvcc(env: Mapping[str, str]) -> tuple[Origin, Path]:
         if root:
             nvcc = Path(root) / "bin" / "nvcc"
             if not nvcc.is_file():
-                # An explicit wish is never passed over in silence for some other toolkit.
+                # What is named explicitly is never passed over in silence for some other toolkit.
                 raise BuildError(
                     f"{origin.value} is {root}, but {nvcc} does not exist; "
                     f"unset {origin.value} or point it at a CUDA toolkit with nvcc",
@@ -210,12 +210,12 @@ def _nvcc_version(nvcc: Path, banner: str) -> tuple[int, int]:
 
 
 def _find_host_compiler(env: Mapping[str, str]) -> Path:
-    wish = env.get("CXX")
-    if wish:
-        found = _which(wish, env)
+    command = env.get("CXX")
+    if command:
+        found = _which(command, env)
         if found is None:
             raise BuildError(
-                f"CXX is {wish}, but no such program exists; unset CXX or name a C++17 compiler",
+                f"CXX is {command}, but no such program exists; unset CXX or name a C++17 compiler",
                 remedy=INSTALL_HOST_COMPILER,
             )
         return found

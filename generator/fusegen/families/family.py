@@ -163,13 +163,11 @@ class Configured:
     """What is known of a family that has configurations to choose among.
 
     Attributes:
-        config: type of a configuration.
         limits: of the architecture that device code was written for, by name.
         resources: of a configuration, for a kind, a variant and an architecture's limits.
         problems: why device code refuses a configuration, for a kind and a variant.
     """
 
-    config: type[PointSpec]
     limits: Mapping[str, int]
     resources: Callable[[PointSpec, GemmKind, Variant, Mapping[str, int]], Resources]
     problems: Callable[[PointSpec, GemmKind, Variant, Mapping[str, int]], Iterator[str]]

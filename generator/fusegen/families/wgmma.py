@@ -48,7 +48,7 @@ class Operands:
     @property
     def configured(self) -> Configured:
         """What a family of such operands knows of its configurations."""
-        return Configured(PointSpec, LIMITS, self.resources, self.problems)
+        return Configured(LIMITS, self.resources, self.problems)
 
     def resources(
         self, config: PointSpec, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
