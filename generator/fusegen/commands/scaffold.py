@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import paths
 from ..checks.load import SpecWarning, load_usable
 from ..families.registry import known_family
-from ..files import named, resolve
 from ..ir.naming import camel
 from ..math.expression import CALLABLE
+from ..publish import paths
 from ..spec.arch import ArchSpec, isa_of
+from ..spec.files import named, resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet, adapter
 from ..spec.usage import UsageError, known, spec_named
