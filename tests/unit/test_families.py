@@ -31,7 +31,7 @@ from fusegen.ir.quantization import (
     Scaling,
 )
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 
 from .device_code import CSRC, constant, traits
 

@@ -15,7 +15,7 @@ from fusegen.ir.plan import Argument, CheckKind, ModulePlan, Program, Status
 from fusegen.ir.shapes import symbols, to_python
 from fusegen.options.weight_cache import WEIGHT_CACHE
 from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import options_of
 from fusegen.steps import copies_memory, decodes, quantizes, reads_decoded, sums_rows
