@@ -9,12 +9,13 @@ from ...ir import dtypes
 from ...ir.plan import Copy, ModulePlan, Program, Step
 from ...ir.quantization import Orientation, QuantizationSpec, ScaleRounding, ScaleRule
 from ...ir.shapes import product, to_cpp
+from ...options import scopes_of
 from ...steps import definition
 from ...steps.launch import Field, Launch, Source
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.pointwise_quantize import ROW_PARTIALS
 from ...steps.quantize import SUMMED
-from ..python.words import range_name, scalar, step_comment
+from ..python.words import scalar, scope_name, step_comment
 from ..text.explain import size_in_bytes
 from .words import Reading, any_of, call, filled, scalar_type, writable
 
@@ -26,7 +27,7 @@ class LaunchStep:
     Attributes:
         comment: what it does, for people.
         opening: of the block around its lines; empty where they need none.
-        lines: of the launch, after that of its range where it has one.
+        lines: of the launch, after those of the scopes that it runs in.
     """
 
     comment: str
@@ -44,9 +45,10 @@ def launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> L
 
     lines = _launch(_Place(plan, program, step, reading))
     opening = f"if ({any_of(step.when)}) {{" if step.when else ""
-    if plan.ranges:
+    if scopes := scopes_of(plan.options):
         opening = opening or "{"
-        lines = [f'const Range range("{range_name(plan, program, step, index)}");', *lines]
+        name = scope_name(plan, program, step, index)
+        lines = [*(f'const {s.cpp_class} {s.cpp}("{name}");' for s in scopes), *lines]
     return LaunchStep(step_comment(step, index), opening, tuple(lines))
 
 
