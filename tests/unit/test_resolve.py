@@ -636,7 +636,9 @@ def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
         "  products: {implements: [grouped_gemm]}\n"
     )
     specs = layer(tmp_path, archs__sm_100=arch)
-    assert reasons(specs, "linear", arch="sm_100") == ["sm_100 has no kernels for gemm"]
+    assert reasons(specs, "linear", arch="sm_100") == [
+        "sm_100 has no kernels for gemm; it has grouped_gemm, pointwise, pointwise_grad"
+    ]
     assert reasons(specs, "grouped_linear", arch="sm_100") == [
         "sm_100: kernel family products has no fprop"
     ]

@@ -221,7 +221,7 @@ class _Copies:
             yield step
             return
         self.emulated = self.emulated or reason
-        steps, buffers = decode_operands(step, known, self.arch.layout)
+        steps, buffers = decode_operands(step, known, self.arch.layout, self.recipe)
         self.buffers |= {buffer.name: buffer for buffer in buffers}
         yield from steps
 
