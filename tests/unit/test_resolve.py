@@ -241,7 +241,7 @@ def test_a_quantised_role_goes_through_its_copy_and_back() -> None:
     assert plan.forward.steps[1].reads == ("x_rowwise", "x_rowwise_scale")
     assert plan.forward.flags == ("need_dx",), "a forward without grad leaves the state alone"
     assert plan.backward.steps == () and plan.differentiated == ("x",)
-    assert (plan.exact, plan.exact_output) == ((), "x")
+    assert (plan.exact, plan.exact_outputs) == ((), ("x",))
 
 
 def test_every_role_and_form_has_its_conversion() -> None:
