@@ -14,7 +14,6 @@ import pytest
 import fusegen
 from fusegen.checks.load import load
 from fusegen.emit.reference.steps import reference_context
-from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import AttributeRef, Buffer, ModulePlan, Step
 from fusegen.ir.shapes import Shape
