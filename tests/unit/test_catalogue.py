@@ -13,7 +13,7 @@ from fusegen.ir.kernel import GemmKind
 from fusegen.ir.naming import Cell
 from fusegen.ir.quantization import Role
 from fusegen.passes.pipeline import Plan, resolve
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import SpecSet, parse_spec

@@ -25,7 +25,7 @@ from fusegen.passes.expand import expand
 from fusegen.passes.kernels import choose_kernels
 from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.offers import words_of
 from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_product, reads_decoded
 from fusegen.steps.definition import AttributeDef, Reference, StepDef, Trait

@@ -12,6 +12,7 @@ from enum import Enum
 from .dtypes import DType
 from .kernel import GemmKind, LayoutSpec, PointSpec, Store
 from .names import prefixed
+from .naming import Cell
 from .predicate import Predicate
 from .quantization import Orientation, QuantizationSpec, Role
 from .shapes import Const, Expr, Shape
@@ -675,7 +676,6 @@ class ModulePlan:
         shardings: how the module may be split over ranks, besides not at all.
         tolerance: of its tests.
         sources: spec files it was made from.
-        ranges: whether every step runs in a range that profilers show by its name.
         rewrites: where fusions applied and why not elsewhere, for people: no part of what the plan
             is, so that plans which differ in nothing else are equal.
     """
@@ -712,9 +712,13 @@ class ModulePlan:
     conversions: tuple[Conversion, ...]
     tolerance: Tolerance
     sources: tuple[str, ...]
-    ranges: bool = False
     shardings: tuple[Sharding, ...] = ()
     rewrites: tuple[Rewriting, ...] = field(default=(), compare=False)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Words of what was chosen for the module."""
+        return Cell.parse(self.cell).options
 
     @property
     def programs(self) -> tuple[Program, ...]:

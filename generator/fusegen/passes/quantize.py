@@ -33,7 +33,7 @@ from ..spec.recipe import RecipeSpec
 from ..steps import decodes, is_product, quantizes
 from ..steps.dequantize import DEQUANTIZE
 from ..steps.snapshot import SNAPSHOT
-from .copies import Source, copy_slots, make_copy, quantize_step, scratch
+from .copies import Original, copy_slots, make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible
 from .kernels import with_sizes
@@ -222,7 +222,7 @@ class _Copies:
             yield step
             return
         self.emulated = self.emulated or reason
-        steps, buffers = decode_operands(step, known, self.arch.layout)
+        steps, buffers = decode_operands(step, known, self.arch.layout, self.recipe)
         self.buffers |= {buffer.name: buffer for buffer in buffers}
         yield from steps
 
@@ -230,7 +230,7 @@ class _Copies:
         copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
         groups = copies[0].groups
         extent = draft.buffers[groups].shape.dims[0] if groups else None
-        tensor = Source.of(draft.buffers[key.name].shape, key.role, extent)
+        tensor = Original.of(draft.buffers[key.name].shape, key.role, extent)
         earlier = self.kept.get(key._replace(again=False)) if key.again else None
         states = self._states(copies[0], item) if earlier is None else self._used(key, earlier)
         self.kept[key] = states

@@ -46,7 +46,6 @@ def seal(draft: Draft, context: Context) -> ModulePlan:
         layout=arch.layout,
         tolerance=Tolerance(given.gemm, given.end_to_end, given.float32),
         sources=_sources(draft, context),
-        ranges="nvtx_ranges" in context.options,
         shardings=draft.shardings,
         rewrites=draft.rewrites,
     )

@@ -128,6 +128,25 @@ def exact(
     return y, dict(zip(wanted, gradients, strict=True))
 
 
+def deeper(tensor: Tensor) -> Tensor:
+    """With one more dimension in front."""
+    return tensor[None]
+
+
+def longer(axis: int, by: int) -> Callable[[Tensor], Tensor]:
+    """Makes a tensor longer along an axis by its first slice, several times."""
+
+    def change(tensor: Tensor) -> Tensor:
+        return torch.cat((tensor, tensor.narrow(axis, 0, 1).repeat_interleave(by, axis)), axis)
+
+    return change
+
+
+def with_gaps(tensor: Tensor) -> Tensor:
+    """The same values, at every second place of a tensor of twice the length."""
+    return tensor.repeat_interleave(2, -1)[..., ::2]
+
+
 def refuses(call: Callable[[], object], message: str) -> None:
     """The call raises RuntimeError with exactly this message."""
     with pytest.raises(RuntimeError) as caught:

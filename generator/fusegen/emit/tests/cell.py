@@ -41,15 +41,15 @@ class Refusal:
     """A bad argument and what the module says of it.
 
     Attributes:
-        name: of the test.
+        name: of the case.
         tensor: argument replaced.
-        value: source of the bad value.
-        message: after the cell's name.
+        change: source of a function that makes the bad argument of the right one.
+        message: after the names of the cell and the argument.
     """
 
     name: str
     tensor: str
-    value: str
+    change: str
     message: str
 
     @property
@@ -424,25 +424,21 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
         name = check.tensor
         if name in plan.caches:  # PyTorch makes no bad ones from tensors of these formats
             continue
-        here = f'tensors["{name}"]'
         match check.kind:
             case CheckKind.IO_DTYPE:
-                text = f"{name}: expected dtype bfloat16 or float16, got float32"
-                yield Refusal(f"{name}_float32", name, f"{here}.float()", text)
+                text = "expected dtype bfloat16 or float16, got float32"
+                yield Refusal(f"{name}_float32", name, "Tensor.float", text)
             case CheckKind.SAME_DTYPE:
-                text = f"{name}: expected dtype bfloat16, as {first}, got float16"
-                yield Refusal(f"{name}_of_another_dtype", name, f"{here}.half()", text)
+                text = f"expected dtype bfloat16, as {first}, got float16"
+                yield Refusal(f"{name}_of_another_dtype", name, "Tensor.half", text)
             case CheckKind.DTYPE:
                 expected = dtypes.info(check.dtype).torch
-                text = f"{name}: expected dtype {expected}, got int32"
-                yield Refusal(f"{name}_int32", name, f"{here}.int()", text)
+                text = f"expected dtype {expected}, got int32"
+                yield Refusal(f"{name}_int32", name, "Tensor.int", text)
             case CheckKind.RANK if check.exact:
                 dimensions = "dimension" if check.number == 1 else "dimensions"
-                text = (
-                    f"{name}: expected {check.number} {dimensions} {check.label},"
-                    f" got {check.number + 1}"
-                )
-                yield Refusal(f"{name}_of_another_rank", name, f"{here}[None]", text)
+                text = f"expected {check.number} {dimensions} {check.label}, got {check.number + 1}"
+                yield Refusal(f"{name}_of_another_rank", name, "support.deeper", text)
             case CheckKind.SIZE if check.axis:
                 yield _size_refusal(
                     plan, check.tensor, check.axis, check.number, check.label, sizes
@@ -468,9 +464,8 @@ def _gap_refusal(plan: ModulePlan, name: str, sizes: dict[str, int]) -> Iterator
     dims = plan.buffer(name).shape.dims
     if evaluate(product(dims), sizes) > 1:
         strides = [2 * evaluate(product(dims[axis + 1 :]), sizes) for axis in range(len(dims))]
-        text = f"{name}: expected a contiguous tensor, got strides {strides}"
-        value = f'tensors["{name}"].repeat_interleave(2, -1)[..., ::2]'
-        yield Refusal(f"{name}_with_gaps", name, value, text)
+        text = f"expected a contiguous tensor, got strides {strides}"
+        yield Refusal(f"{name}_with_gaps", name, "support.with_gaps", text)
 
 
 def _size_refusal(
@@ -482,9 +477,6 @@ def _size_refusal(
     told = {(tensor, at) for b in plan.forward.bindings for tensor, at, _ in b.sources}
     extra = 1 if (name, axis) in told else 8
     place = rank + axis + (2 if shape.leading else 0)
-    text = f"{name}: expected {label} = {size} in dimension {place}, got {size + extra}"
-    here = f'tensors["{name}"]'
-    more = f"{here}.narrow({axis}, 0, 1).repeat_interleave({extra}, {axis})"
+    text = f"expected {label} = {size} in dimension {place}, got {size + extra}"
     words = re.sub(r"\W+", "_", str(shape.dims[axis]).replace(" * ", "").lower()).strip("_")
-    value = f"torch.cat(({here}, {more}), {axis})"
-    return Refusal(f"{name}_of_another_{words}", name, value, text)
+    return Refusal(f"{name}_of_another_{words}", name, f"support.longer({axis}, {extra})", text)
