@@ -57,6 +57,15 @@ infinity of the other half is NaN, and so is the result of NaN.
 only where the result leaves bfloat16, which takes elements of 2^126 and more.  That result is
 infinite, and with it the amax of its group: scale 1, and a gradient of the weight that is not
 finite, as after any other overflow.
+
+**Gradients of several readers** are added by one step: in fp32, from left to right, the caller's
+first where the module returns the tensor, then those of the ops that read it, the last one first.
+The sum is rounded once, to the type of the tensor; each part was rounded before, as the gradient of
+its reader.  Up to eight parts are one sum.
+
+**Operands that all rows share** get a term of each element, rounded to 16 bits as any gradient is,
+and the sum of these over all rows: in fp32, in the fixed order of every such sum, rounded
+once.  A term that is the incoming gradient itself is not written again.
 """
 
 
