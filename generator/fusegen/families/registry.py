@@ -14,6 +14,7 @@ from .pointwise import POINTWISE
 from .pointwise_quantize_sm90 import POINTWISE_QUANTIZE_SM90
 from .quantize_sm90 import QUANTIZE_SM90
 from .statistics import STATISTICS
+from .update_scale import UPDATE_SCALE
 
 FAMILIES: tuple[Family, ...] = (
     GEMM_SM90,
@@ -24,6 +25,7 @@ FAMILIES: tuple[Family, ...] = (
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
     STATISTICS,
+    UPDATE_SCALE,
     GROUP_SUM,
     GROUP_ROW_DOT,
     POINTWISE,

@@ -8,9 +8,10 @@ The text follows the fields of the dataclasses, so that a new field needs nothin
         ...
 
 ``{...}`` is an object: the value of its first field, then the fields that differ from their
-default by name.  ``(...)`` is a tuple, a set or a mapping, ``a:b`` a pair or an object of two
-fields.  Words stand as they are, strings that are no words in the quotes of JSON, shapes in square
-brackets.
+default by name; where objects of several classes may stand, ``program:{...}`` says which one it is.
+``(...)`` is a tuple, a set or a mapping, ``a:b`` a pair or an object of two fields.  Words stand as
+they are, strings that are no words in the quotes of JSON, and all strings where names may stand in
+their place; shapes in square brackets.
 """
 
 from __future__ import annotations
@@ -137,6 +138,16 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
+@cache
+def _classes(hint: Any) -> Mapping[str, type]:
+    """Classes of objects that a value may be of, by the words that tell them apart.
+
+    Where there is only one, no word is needed.
+    """
+    found: list[Any] = [each for each in _alternatives(hint) if dataclasses.is_dataclass(each)]
+    return {each.__name__.lower(): each for each in found} if len(found) > 1 else {}
+
+
 def _container(hint: Any) -> Any:
     """The one of the types that has elements."""
     kinds = (tuple, frozenset)
@@ -148,7 +159,17 @@ def _is_mapping(hint: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
+@cache
+def _named(hint: Any) -> Any:
+    """The class of objects that print as a word alone, where strings may stand in their place."""
+    found: list[Any] = [each for each in _alternatives(hint) if dataclasses.is_dataclass(each)]
+    names = [each for each in found if len(_hints(each)) == 1]
+    return names[0] if names and str in _alternatives(hint) else None
+
+
 def _node(value: Any, hint: Any) -> _Node:
+    if isinstance(value, str) and not isinstance(value, Enum) and _named(hint):
+        return _Leaf(json.dumps(value, ensure_ascii=False))
     match value:
         case None | bool() | Enum() | int() | float() | str():
             return _Leaf(_word(value))
@@ -165,7 +186,8 @@ def _node(value: Any, hint: Any) -> _Node:
         case frozenset():
             (element,) = get_args(_container(hint))
             return _group("()", sorted((_node(v, element) for v in value), key=lambda n: n.flat))
-    return _object_node(value)
+    node = _object_node(value)
+    return _pair(_Leaf(type(value).__name__.lower()), node) if _classes(hint) else node
 
 
 def _word(value: bool | float | int | str | Enum | None) -> str:
@@ -231,6 +253,10 @@ def _reading(hint: Any) -> tuple[Callable[[_Node, Any], Any], Any]:
         return _shape, hint
     if set(hints) <= {*_EXPRS}:
         return _expr, hint
+    if _classes(hint):
+        return _one_of_several, hint
+    if _named(hint):
+        return _name_or_scalar, hint
     for each in hints:
         if get_origin(each) in (tuple, frozenset) or _is_mapping(each):
             return _elements, each
@@ -289,6 +315,23 @@ def _both(node: _Node, hints: tuple[Any, ...]) -> tuple[Any, Any]:
     if len(items) != 2:
         raise ValueError(f"line {node.line}: expected a pair, got {node.flat[:60]}")
     return _value(items[0], hints[0]), _value(items[1], hints[1])
+
+
+def _name_or_scalar(node: _Node, hint: Any) -> Any:
+    """A word is a name; strings are in quotes, even where they are words."""
+    word = _leaf(node, "a name, a number or a string").flat
+    if word.startswith('"') or word in _CONSTANTS or _number(word) is not None:
+        scalars = (each for each in _alternatives(hint) if each is not _named(hint))
+        return _scalar(node, tuple(scalars))
+    return _object(node, _named(hint))
+
+
+def _one_of_several(node: _Node, hint: Any) -> Any:
+    known = _classes(hint)
+    if not isinstance(node, _Pair) or node.left.flat not in known:
+        words = " or ".join(f"{word}:..." for word in known)
+        raise ValueError(f"line {node.line}: expected {words}, got {node.flat[:60]}")
+    return _value(node.right, known[node.left.flat])
 
 
 def _object(node: _Node, of: type) -> Any:

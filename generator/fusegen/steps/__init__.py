@@ -18,6 +18,7 @@ from .quantize import QUANTIZE
 from .snapshot import SNAPSHOT
 from .statistics import STATISTICS
 from .sums import COLUMN_SUM, GROUP_SUM
+from .update_scale import UPDATE_SCALE
 
 STEPS: tuple[StepDef, ...] = (
     GEMM,
@@ -32,6 +33,7 @@ STEPS: tuple[StepDef, ...] = (
     DEQUANTIZE_GROUPS,
     SNAPSHOT,
     STATISTICS,
+    UPDATE_SCALE,
     POINTWISE_QUANTIZE,
     POINTWISE_GRAD_QUANTIZE,
 )
@@ -94,6 +96,11 @@ def copies_memory(step: Step) -> bool:
 def observes(step: Step) -> bool:
     """Whether what it leaves is for people, so that nothing runs for its sake."""
     return has(step, Trait.OBSERVES)
+
+
+def moves_state(step: Step) -> bool:
+    """Whether it moves the state of delayed scaling on, and does nothing else."""
+    return has(step, Trait.MOVES_STATE)
 
 
 def reads_decoded(step: Step) -> bool:

@@ -86,9 +86,8 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
 
 
 def called_states(plan: ModulePlan) -> tuple[str, ...]:
-    """State that the function takes, for its forward, its backward or what follows them."""
+    """State that the function takes, for its forward or its backward."""
     taken = {a.buffer for p in (plan.forward, plan.backward) for a in p.arguments}
-    taken |= {name for each in plan.reductions for name in (each.history, each.scale)}
     return tuple(state.buffer for state in plan.states if state.buffer in taken)
 
 

@@ -1,0 +1,8 @@
+"""Scales of delayed scaling that follow from amaxes found elsewhere."""
+
+from __future__ import annotations
+
+from ..steps import update_scale
+from .family import Family
+
+UPDATE_SCALE = Family("update_scale", (update_scale.UPDATE_SCALE.name,))
