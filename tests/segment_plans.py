@@ -12,7 +12,7 @@ from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import PASSES, context_of, run_passes
 from fusegen.passes.seal import seal
 from fusegen.passes.verify import verify_pass
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 
 SPECS = load([builtin_specs()])
 CELL = "grouped_mlp__bf16"

@@ -14,7 +14,7 @@ from fusegen.emit.bundle import render_bundle
 from fusegen.emit.polish import polish
 from fusegen.emit.render import Renderer
 from fusegen.ir.plan import ModulePlan
-from fusegen.paths import builtin_templates
+from fusegen.publish.paths import builtin_templates
 
 from ..segment_plans import CELL, SPECS, exchanged, overlapped
 from .loading import load_bundle

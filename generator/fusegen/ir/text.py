@@ -9,9 +9,9 @@ The text follows the fields of the dataclasses, so that a new field needs nothin
 
 ``{...}`` is an object: the value of its first field, then the fields that differ from their
 default by name; where objects of several classes may stand, ``program:{...}`` says which one it is.
+An object of one field is that alone, but in braces where a word or a number may stand in its place.
 ``(...)`` is a tuple, a set or a mapping, ``a:b`` a pair or an object of two fields.  Words stand as
-they are, strings that are no words in the quotes of JSON, and all strings where names may stand in
-their place; shapes in square brackets.
+they are, strings that are no words in the quotes of JSON, shapes in square brackets.
 """
 
 from __future__ import annotations
@@ -159,17 +159,7 @@ def _is_mapping(hint: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-@cache
-def _named(hint: Any) -> Any:
-    """The class of objects that print as a word alone, where strings may stand in their place."""
-    found: list[Any] = [each for each in _alternatives(hint) if dataclasses.is_dataclass(each)]
-    names = [each for each in found if len(_hints(each)) == 1]
-    return names[0] if names and str in _alternatives(hint) else None
-
-
 def _node(value: Any, hint: Any) -> _Node:
-    if isinstance(value, str) and not isinstance(value, Enum) and _named(hint):
-        return _Leaf(json.dumps(value, ensure_ascii=False))
     match value:
         case None | bool() | Enum() | int() | float() | str():
             return _Leaf(_word(value))
@@ -187,7 +177,15 @@ def _node(value: Any, hint: Any) -> _Node:
             (element,) = get_args(_container(hint))
             return _group("()", sorted((_node(v, element) for v in value), key=lambda n: n.flat))
     node = _object_node(value)
-    return _pair(_Leaf(type(value).__name__.lower()), node) if _classes(hint) else node
+    if _classes(hint):
+        return _pair(_Leaf(type(value).__name__.lower()), node)
+    return _group("{}", [node]) if isinstance(node, _Leaf) and _or_scalar(hint) else node
+
+
+def _or_scalar(hint: Any) -> bool:
+    """Whether a word or a number may stand in the place of an object."""
+    hints = {*_alternatives(hint)} - {NoneType, Shape, *_EXPRS}
+    return not all(dataclasses.is_dataclass(each) for each in hints)
 
 
 def _word(value: bool | float | int | str | Enum | None) -> str:
@@ -255,13 +253,11 @@ def _reading(hint: Any) -> tuple[Callable[[_Node, Any], Any], Any]:
         return _expr, hint
     if _classes(hint):
         return _one_of_several, hint
-    if _named(hint):
-        return _name_or_scalar, hint
     for each in hints:
         if get_origin(each) in (tuple, frozenset) or _is_mapping(each):
             return _elements, each
         if dataclasses.is_dataclass(each):
-            return _object, each
+            return (_object_or_scalar, hints) if _or_scalar(hint) else (_object, each)
     return _scalar, hints
 
 
@@ -317,15 +313,6 @@ def _both(node: _Node, hints: tuple[Any, ...]) -> tuple[Any, Any]:
     return _value(items[0], hints[0]), _value(items[1], hints[1])
 
 
-def _name_or_scalar(node: _Node, hint: Any) -> Any:
-    """A word is a name; strings are in quotes, even where they are words."""
-    word = _leaf(node, "a name, a number or a string").flat
-    if word.startswith('"') or word in _CONSTANTS or _number(word) is not None:
-        scalars = (each for each in _alternatives(hint) if each is not _named(hint))
-        return _scalar(node, tuple(scalars))
-    return _object(node, _named(hint))
-
-
 def _one_of_several(node: _Node, hint: Any) -> Any:
     known = _classes(hint)
     if not isinstance(node, _Pair) or node.left.flat not in known:
@@ -357,6 +344,15 @@ def _object(node: _Node, of: type) -> Any:
     if missing:
         raise ValueError(f"line {node.line}: {of.__name__} lacks {', '.join(missing)}")
     return _made(of, {**_defaults(of), **given})
+
+
+def _object_or_scalar(node: _Node, hints: tuple[Any, ...]) -> Any:
+    """What stands in braces is an object, what does not is none."""
+    (of,) = [each for each in hints if isinstance(each, type) and dataclasses.is_dataclass(each)]
+    if not isinstance(node, _Group):
+        return _scalar(node, tuple(each for each in hints if each is not of))
+    single = len(_hints(of)) == 1 and len(node.items) == 1
+    return _object(node.items[0] if single else node, of)
 
 
 def _made(of: type, values: Mapping[str, Any]) -> Any:

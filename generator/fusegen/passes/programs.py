@@ -83,7 +83,7 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     sent = frozenset(
         name for each in draft.collectives if each.direction == "forward" for name in each.sources
     )
-    given = {argument.buffer for argument in arguments}
+    given = {argument.buffer for argument in arguments} | {*draft.outputs}
     kept = tuple(result for result in saved if result.buffer not in given)
     outputs = tuple(Result(name) for name in draft.outputs)
     asked = {flag for result in kept for flag in result.when or flags_of(draft)}

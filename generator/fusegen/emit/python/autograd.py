@@ -28,7 +28,10 @@ class AutogradText:
         apply_arguments: of ``apply``: those, then what only the backward changes.
         results: of the forward op.
         unpacked: apply_arguments and results, ``_`` for those that the context does not keep.
-        incoming: the gradient of the first result.
+        incoming: gradients of the outputs.
+        alone: whether there is one output, whose gradient may be absent; autograd gives those of
+            several as zeros where nobody uses the output.
+        returns: return type of ``forward``.
         needs: flags that the backward reads, and where autograd tells of each.
         saving_needs: those that decide what is kept, where no flag of ``forward`` tells.
         conditions: ``keep_h = ...`` lines that these sources need.
@@ -51,7 +54,9 @@ class AutogradText:
     apply_arguments: tuple[str, ...]
     results: tuple[str, ...]
     unpacked: tuple[tuple[str, ...], tuple[str, ...]]
-    incoming: str
+    incoming: tuple[str, ...]
+    alone: bool
+    returns: str
     needs: tuple[tuple[str, str], ...]
     saving_needs: tuple[tuple[str, str], ...]
     conditions: tuple[str, ...]
@@ -68,12 +73,18 @@ class AutogradText:
     @property
     def saves_results(self) -> bool:
         """Whether the forward op also returns what is only kept."""
-        return len(self.results) > 1
+        return len(self.results) > len(self.incoming)
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether the twin's context reads any result."""
+        return self.saves_results or any(name != "_" for name in self.unpacked[1])
 
 
 def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> AutogradText:
     """How autograd calls the ops of a module, whose forward has these arguments."""
     given = {argument.name for argument in arguments}
+    known = given | {*plan.outputs}
     told = {a.flag: f"needs[{index}]" for index, a in enumerate(arguments) if a.flag}
     read_flags = {*plan.backward.flags, *map(need, plan.delayed)}
     scalars = tuple(attribute.name for attribute in plan.attributes)
@@ -93,7 +104,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     further = tuple(name for name in later_groups if name not in groups)
     op_arguments = (*(a.name for a in arguments), *plan.forward.flags, *scalars, *groups)
     apply_arguments = (*op_arguments, *passed, *further, *words)
-    asked_of_inputs = {f for r in plan.saved if r.buffer in given for f in r.when}
+    asked_of_inputs = {f for r in plan.saved if r.buffer in known for f in r.when}
     untold = asked_of_inputs - {*plan.forward.flags}
     saved = tuple(result.buffer for result in plan.saved)
     conditions = named_conditions(
@@ -124,7 +135,9 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         apply_arguments=apply_arguments,
         results=results,
         unpacked=(_only(kept, apply_arguments), _only(kept, results)),
-        incoming=gradient(plan.outputs[0]),
+        incoming=tuple(map(gradient, plan.outputs)),
+        alone=len(plan.outputs) == 1,
+        returns="tuple[Tensor, ...]" if len(plan.outputs) > 1 else "Tensor",
         needs=tuple(each for each in told.items() if each[0] in read_flags),
         saving_needs=tuple(each for each in told.items() if each[0] in untold),
         conditions=conditions.lines,
@@ -163,8 +176,8 @@ def _only(kept: set[str], names: tuple[str, ...]) -> tuple[str, ...]:
 def _conditional(plan: ModulePlan, result: Result) -> bool:
     """Whether what is kept may be there without being asked for."""
     given = {argument.buffer for argument in plan.forward.arguments}
-    always = {each.buffer for each in plan.forward.results if not each.when} - {*plan.outputs}
-    there = result.buffer in given | always or not plan.returns_none("forward")
+    always = {result.buffer for result in plan.forward.results if not result.when}
+    there = result.buffer in {*given, *always, *plan.outputs} or not plan.returns_none("forward")
     return bool(result.when) and there
 
 
