@@ -14,7 +14,7 @@ from fusegen.emit.text.explain import explain
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 
 SPECS = load([builtin_specs()])
 OPTIONS = ("cached_weights", "recompute_activations", "delayed_wgrad", "debug")
@@ -157,7 +157,7 @@ def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str,
     plan = resolve(SPECS, "sm_90a", [cell]).modules[0]
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     text = "\n".join(explain(plan))
-    assert context.ranges and len(context.programs) == 2 + len(options)
+    assert "fusegen/range.h" in context.headers and len(context.programs) == 2 + len(options)
     for (_, program), launched in zip(plan.ops, context.programs, strict=True):
         for step, launch in zip(program.steps, launched.steps, strict=True):
             range_, words = f"{cell} {program.name} ", launch.comment.partition(":")[0]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from fusegen import cli
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.text import parse, text
-from fusegen.passes.contract import Pass
+from fusegen.passes import pipeline
+from fusegen.passes.contract import Context, Pass
 from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import PASSES, context_of, resolve, resolve_module, run_passes
 from fusegen.passes.verify import draft_faults, verify_pass
-from fusegen.paths import builtin_specs
 from fusegen.publish.inputs import derivations
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import words_of
 from fusegen.steps.verify import VerifyError, verify_plan
 
@@ -168,7 +172,7 @@ def test_a_broken_draft_is_refused(cell: str, after: str, old: str, new: str, sa
 
 
 def test_parts_of_merged_steps_keep_the_rules() -> None:
-    draft = draft_at("merge", "grouped_mlp__fp8_block", "sm_90a")
+    draft = draft_at("rewrite_copies", "grouped_mlp__fp8_block", "sm_90a")
     forward, *others = draft.programs
     merged = next(step for step in forward.steps if step.parts)
     broken = replace(merged, parts=merged.parts[1:])
@@ -192,3 +196,23 @@ def test_a_broken_conversion_is_refused() -> None:
     broken = replace(first, program=replace(first.program, steps=()))
     with pytest.raises(VerifyError, match="is a result, but no step writes it"):
         verify_plan(replace(plan, conversions=(broken, *plan.conversions[1:])))
+
+
+def test_generate_and_check_verify_where_they_are_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(draft: Draft, _: Context) -> Draft:
+        return replace(draft, forward=(*draft.forward, *draft.forward))
+
+    out = tmp_path / "generated"
+    make = ("--arch", "cpu", "--module", "linear", "--recipe", "bf16", "--out", str(out))
+    at = next(i for i, each in enumerate(PASSES, 1) if each.name == "saved")
+    broken = (*PASSES[:at], Pass("twice", "Every step of the forward stands twice.", twice))
+    monkeypatch.setattr(pipeline, "PASSES", (*broken, *PASSES[at:]))
+    for verb in ("generate", "check"):
+        words = [verb, *(make if verb == "generate" else (str(out / "cpu"),))]
+        refused = CliRunner().invoke(cli.program, [*words, "--verify"])
+        assert refused.exit_code == cli.ExitCode.INTERNAL
+        assert "after pass 'twice' the draft is broken\n  forward, step 1 gemm" in refused.stderr
+        assert verb == "check" or not out.exists()
+        assert CliRunner().invoke(cli.program, words).exit_code == cli.ExitCode.OK

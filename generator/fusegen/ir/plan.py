@@ -13,6 +13,7 @@ from enum import Enum
 from .dtypes import DType
 from .kernel import GemmKind, LayoutSpec, PointSpec, Store
 from .names import prefixed
+from .naming import Cell
 from .predicate import Predicate
 from .quantization import Orientation, QuantizationSpec, Role
 from .shapes import Const, Expr, Shape
@@ -683,14 +684,13 @@ class ModulePlan:
         saved: what the backward reads of the forward, each with the flags that ask for it.
         kernel_sets: kernels of the steps.
         exact: forward steps without quantisation, what the recipe's error is measured against.
-        exact_output: what they leave the first output in.
+        exact_outputs: what they leave the outputs in.
         quantizations: how each role is quantised.
         layout: of quantised copies.
         conversions: what its functions ``quantize`` and ``dequantize`` offer.
         shardings: how the module may be split over ranks, besides not at all.
         tolerance: of its tests.
         sources: spec files it was made from.
-        ranges: whether every step runs in a range that profilers show by its name.
         rewrites: where fusions applied and why not elsewhere, for people: no part of what the plan
             is, so that plans which differ in nothing else are equal.
     """
@@ -722,15 +722,19 @@ class ModulePlan:
     saved: tuple[Result, ...]
     kernel_sets: tuple[KernelSet, ...]
     exact: tuple[Step, ...]
-    exact_output: str
+    exact_outputs: tuple[str, ...]
     quantizations: tuple[tuple[Role, QuantizationSpec], ...]
     layout: LayoutSpec
     conversions: tuple[Conversion, ...]
     tolerance: Tolerance
     sources: tuple[str, ...]
-    ranges: bool = False
     shardings: tuple[Sharding, ...] = ()
     rewrites: tuple[Rewriting, ...] = field(default=(), compare=False)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Words of what was chosen for the module."""
+        return Cell.parse(self.cell).options
 
     @property
     def programs(self) -> tuple[Program, ...]:

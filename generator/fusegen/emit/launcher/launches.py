@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from ...ir import dtypes
 from ...ir.plan import Copy, ModulePlan, Program, Step
-from ...ir.quantization import Extent, Orientation, QuantizationSpec, ScaleRounding, ScaleRule
+from ...ir.quantization import Orientation, QuantizationSpec, ScaleRounding, ScaleRule
 from ...ir.shapes import product, to_cpp
+from ...options import scopes_of
 from ...steps import definition
 from ...steps.launch import Field, Launch, Source
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.pointwise_quantize import ROW_PARTIALS
 from ...steps.quantize import SUMMED
-from ..python.words import range_name, scalar, step_comment
+from ..python.words import scalar, scope_name, step_comment
 from ..text.explain import size_in_bytes
 from .words import Reading, any_of, call, filled, scalar_type, writable
 
@@ -26,7 +27,7 @@ class LaunchStep:
     Attributes:
         comment: what it does, for people.
         opening: of the block around its lines; empty where they need none.
-        lines: of the launch, after that of its range where it has one.
+        lines: of the launch, after those of the scopes that it runs in.
     """
 
     comment: str
@@ -47,9 +48,10 @@ def launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> L
 
     lines = _launch(_Place(plan, program, step, reading))
     opening = f"if ({any_of(step.when)}) {{" if step.when else ""
-    if plan.ranges:
+    if scopes := scopes_of(plan.options):
         opening = opening or "{"
-        lines = [f'const Range range("{range_name(plan, program, step, index)}");', *lines]
+        name = scope_name(plan, program, step, index)
+        lines = [*(f'const {s.cpp_class} {s.cpp}("{name}");' for s in scopes), *lines]
     return LaunchStep(step_comment(step, index), opening, tuple(lines))
 
 
@@ -220,15 +222,16 @@ def _rounded_down(spec: QuantizationSpec) -> str:
 def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
     """Fields of rows in groups, where scales depend on the group or lie where it begins."""
     groups, copy = step.input("groups"), step.copies[0]
-    own_scale = dict(plan.quantizations)[copy.role].scaling == "tensor"
-    own_place = plan.token_major(copy)
-    if groups is None or not (own_scale or own_place or step.input("a_amax")):
+    spec = dict(plan.quantizations)[copy.role]
+    own_scale, square = spec.scaling == "tensor", spec.square
+    start = plan.layout.token_alignment if plan.token_major(copy) else square
+    if groups is None or not (own_scale or start > 1 or step.input("a_amax")):
         return {}
     return {
         "split_sizes": f"integers({reading(groups)})",
         "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
         "scale_group": "1" if own_scale else "",
-        "row_align": str(plan.layout.token_alignment) if own_place else "",
+        "row_align": str(start) if start > 1 else "",
     }
 
 
@@ -248,12 +251,11 @@ def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
     else:
         line, block = "1", to_cpp(inner[1])
     matrix = to_cpp(product(inner)) if stack else ""
-    square = spec.block[0] if Extent.ALL not in spec.block else 1
     return {
         "scale_matrix": matrix,
         "scale_line": line,
         "scale_block": block,
-        "lines_per_scale": str(square),
+        "lines_per_scale": str(spec.square),
     }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...ir import dtypes
 from ...ir.plan import Argument, Binding, Check, CheckKind, ModulePlan, Program
 from ...ir.shapes import Const, mul, to_cpp
 from ...ir.words import AttributeType
+from ...options import scopes_of
 from ...spec.arch import ArchSpec
 from ..python.words import op_name
 from ..text.escape import comment
@@ -78,10 +79,8 @@ class LauncherContext:
     major: int
     minor: int
     exact: str
-    ranges: bool
     changes: bool
     headers: tuple[str, ...]
-    has_workspace: bool
     programs: tuple[LaunchProgram, ...]
 
 
@@ -96,13 +95,20 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
         arch=arch.name,
         major=arch.capability[0],
         minor=arch.capability[1],
-        exact="true" if arch.name.endswith("a") else "false",
-        ranges=plan.ranges,
+        exact="true" if arch.isa.endswith("a") else "false",
         changes=any(program.changes for program in programs),
-        headers=tuple(sorted(kernels.name for kernels in plan.kernel_sets)),
-        has_workspace=any(program.workspace for program in programs),
+        headers=_headers(plan, programs),
         programs=programs,
     )
+
+
+def _headers(plan: ModulePlan, programs: Sequence[LaunchProgram]) -> tuple[str, ...]:
+    """What the launcher includes, sorted."""
+    own = {"checks", "stable", *(scope.cpp for scope in scopes_of(plan.options))}
+    own |= {"changes"} if any(program.changes for program in programs) else set()
+    own |= {"workspace"} if any(program.workspace for program in programs) else set()
+    dispatch = (f"dispatch/{kernels.name}.h" for kernels in plan.kernel_sets)
+    return tuple(sorted((*dispatch, *(f"fusegen/{name}.h" for name in own))))
 
 
 def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:

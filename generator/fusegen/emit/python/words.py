@@ -313,8 +313,8 @@ def step_name(step: Step, index: int) -> str:
     return f"{index}. {step.primitive}{kind}"
 
 
-def range_name(plan: ModulePlan, program: Program, step: Step, index: int) -> str:
-    """``grouped_linear__bf16__nvtx_ranges forward 1. grouped_gemm fprop``: what profilers show."""
+def scope_name(plan: ModulePlan, program: Program, step: Step, index: int) -> str:
+    """``grouped_linear__bf16__nvtx_ranges forward 1. grouped_gemm fprop``: what scopes are told."""
     return f"{plan.cell} {program.name} {step_name(step, index)}"
 
 

@@ -26,7 +26,17 @@ from ...ir.plan import (
 )
 from ...ir.quantization import Extent, Orientation, Role
 from ...ir.shapes import Shape, product, symbols, to_code
-from ...steps import copies_memory, decodes, definition, is_derived, observes, quantizes, row_sum
+from ...options import scopes_of
+from ...steps import (
+    copies_memory,
+    decodes,
+    definition,
+    is_derived,
+    is_printed,
+    observes,
+    quantizes,
+    row_sum,
+)
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
 from ..python.conditions import Conditions, named_conditions
@@ -36,9 +46,9 @@ from ..python.words import (
     absent_source,
     bind_lines,
     program_text,
-    range_name,
     return_annotation,
     scalar,
+    scope_name,
     step_comment,
     uses_math,
 )
@@ -71,18 +81,18 @@ class StepText:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeText:
-    """A step of the plan as profilers see it, and what the reference does for it.
+class ScopedText:
+    """A step of the plan, and what the reference does for it.
 
     Attributes:
-        name: of the range.
         condition: Python source under which the step runs; empty is always.
-        steps: what runs inside.
+        steps: what the reference does.
+        scopes: Python source of the context managers that it does it in; the outermost first.
     """
 
-    name: str
     condition: str
     steps: tuple[StepText, ...]
+    scopes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,7 @@ class CheckedProgram:
         conditions: ``need_da = ...`` lines that they need.
         states: lines that take states out of their tensors.
         steps: in order.
-        ranges: the same by steps of the plan, where each runs in a range.
+        scoped: the same by steps of the plan, where each runs in a scope.
         returned: source of the return value.
         returns: its annotation.
     """
@@ -147,18 +157,19 @@ class CheckedProgram:
     conditions: tuple[str, ...]
     states: tuple[str, ...]
     steps: tuple[StepText, ...]
-    ranges: tuple[RangeText, ...]
+    scoped: tuple[ScopedText, ...]
     returned: str
     returns: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExactText:
-    """The forward without quantisation: its parameters, steps and result."""
+    """The forward without quantisation: its parameters, steps, results and their annotation."""
 
     parameters: tuple[str, ...]
     steps: tuple[StepText, ...]
     returned: str
+    returns: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +180,7 @@ class ReferenceContext:
         constants: how each role is quantised; empty where nothing is.
         programs: every op's.
         exact: the forward without quantisation, where it differs.
+        scopes: modules of what each step runs in.
     """
 
     cell: str
@@ -181,7 +193,7 @@ class ReferenceContext:
     uses_math: bool
     uses_torch: bool
     uses_steps: bool
-    uses_ranges: bool
+    scopes: tuple[str, ...]
     uses_statistics: bool
 
 
@@ -189,7 +201,7 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
     """What ``reference/<cell>.py`` states: steps one by one, whatever kernels merge."""
     merged = {program.name: program for _, program in plan.ops}
     plan = plan.unmerged
-    texts = (_pointwise_text(plan, step) for step in plan.steps if step.pointwise)
+    texts = (_pointwise_text(plan, step) for step in plan.steps if is_printed(step))
     pointwise = tuple(dict.fromkeys(texts))  # a step that both directions run is one function
     programs = tuple(_checked(view, each, merged[each.name]) for view, each in plan.ops)
     lines = [line for text in pointwise for line in text.body]
@@ -210,7 +222,7 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         uses_math=uses_math(dims),
         uses_torch=any("torch." in line for line in lines),
         uses_steps=any("steps." in call for call in calls),
-        uses_ranges=plan.ranges,
+        scopes=tuple(scope.python for scope in scopes_of(plan.options)),
         uses_statistics=bool(plan.records),
     )
 
@@ -227,7 +239,8 @@ def _exact_text(plan: ModulePlan) -> ExactText:
     return ExactText(
         parameters=(*tensors, *scalars),
         steps=tuple(filter(None, steps)),
-        returned=plan.exact_output,
+        returned=", ".join(plan.exact_outputs),
+        returns=return_annotation("Tensor" for _ in plan.exact_outputs),
     )
 
 
@@ -266,8 +279,8 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
     sized = [check for check in program.checks if check.expr is not None]
     used = {name for check in sized if check.expr for name in symbols(check.expr)}
     conditions = named_conditions(program, lambda names: _asking(plan, program, merged, names))
-    ranges = tuple(_ranges(plan, program, merged, conditions))
-    steps = tuple(text for each in ranges for text in each.steps)
+    scoped = tuple(_scoped(plan, program, merged, conditions))
+    steps = tuple(text for each in scoped for text in each.steps)
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
     returned = _returned_values(plan, program, conditions)
     needed = words | {*re.findall(r"\w+", returned)}
@@ -292,7 +305,7 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
             if name in needed
         ),
         steps=steps,
-        ranges=ranges if plan.ranges else (),
+        scoped=scoped if scopes_of(plan.options) else (),
         returned=returned,
         returns=_reference_returns(program),
     )
@@ -302,24 +315,27 @@ def _asking(
     plan: ModulePlan, program: Program, merged: Program, conditions: Conditions
 ) -> Iterator[str]:
     """Source in which conditions stand, as these spell them."""
-    for each in _ranges(plan, program, merged, conditions):
-        if plan.ranges:
+    for each in _scoped(plan, program, merged, conditions):
+        if each.scopes:
             yield each.condition
         for step in each.steps:
             yield from (step.condition, step.call)
     yield _returned_values(plan, program, conditions)
 
 
-def _ranges(
+def _scoped(
     plan: ModulePlan, program: Program, merged: Program, conditions: Conditions
-) -> Iterator[RangeText]:
+) -> Iterator[ScopedText]:
     """Each step of the plan that the reference does something for, part by part."""
     indices = count(1)
     for i, step in enumerate(merged.steps, 1):
         parts = step.parts or (step,)
         done = tuple(t for p in parts for t in _texts(plan, program, p, next(indices), conditions))
         if done:
-            yield RangeText(range_name(plan, merged, step, i), conditions.text(step.when), done)
+            condition, name = conditions.text(step.when), scope_name(plan, merged, step, i)
+            told = f'"{name}", runs={condition}' if condition else f'"{name}"'
+            scopes = (f"{scope.python}.step({told})" for scope in scopes_of(plan.options))
+            yield ScopedText(condition, done, tuple(scopes))
 
 
 def _texts(
@@ -455,17 +471,17 @@ def _step_text(
         return StepText(comment, when, step.writes, _dequantize_call(plan, program, step))
     if step.copies:
         return StepText(comment, when, step.writes, _product_of_copies(plan, program, step))
-    if step.pointwise:
+    if step.pointwise and is_printed(step):
         values = [*_buffers(step.pointwise.operands), *_scalars(step)]
         call = f"{_function_name(step)}({', '.join(values)})"
-        groups = step.input(ROW_GROUPS)
-        call = f"steps.within({call}, {groups})" if groups else call
     else:
-        words = _slots(tuple(o for o in step.inputs if o.slot != "accumulate"))
+        words = _slots(tuple(o for o in step.inputs if o.slot not in ("accumulate", ROW_GROUPS)))
         words += [f"{name}={scalar(value)}" for name, value in step.attributes]
         wide = _is_wide(plan, program, step)
         words += ["dtype=torch.float32"] if wide else []
         call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
+    groups = step.input(ROW_GROUPS)
+    call = f"steps.within({call}, {groups})" if groups else call
     return StepText(comment, when, step.writes, call)
 
 
