@@ -8,8 +8,8 @@ from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.paths import builtin_specs
 from fusegen.publish.inputs import derivations
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.cells import target_cells
 
 SPECS = load([builtin_specs()])
