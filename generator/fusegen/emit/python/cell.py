@@ -203,6 +203,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     autograd = autograd_text(plan, tuple(by_name.values()))
     base = _base(plan, states)
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
+    holders += [part.holder for state in states for part in state.parts]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
@@ -252,7 +253,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
         parts=tuple(parts.values()),
         called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
-        uses_parts=bool(any(holders) or base.startswith("_parts.")),
+        uses_parts=bool(any(holders) or plan.state_tensors or base.startswith("_parts.")),
         keywords=keywords,
         lookups=lookups,
         call_arguments=call_arguments,
@@ -277,7 +278,7 @@ def _called_parts(plan: ModulePlan) -> dict[str, str]:
     """Submodules whose tensors a call reads, and what it calls them: never what an input is."""
     called = called_states(plan)
     paths = [parameter.path for parameter in plan.parameters]
-    paths += [state.path for state in plan.states if state.buffer in called]
+    paths += [state.path for state in plan.states if state.buffer in called]  # none in a tensor
     holders = dict.fromkeys(path.rpartition(".")[0] for path in paths)
     return {h: h if mark(h) in plan.inputs else mark(h) for h in holders if h}
 
@@ -300,7 +301,8 @@ def _call(
         pairs = ", ".join(f'("{paths[name]}", {name})' for name in copied)
         lookups.append(f'_library.check_copied("{plan.cell}", self._copied, {pairs})')
     called = called_states(plan)
-    states = (f"{s.buffer}={reached(s.path, 'buffer')}" for s in plan.states if s.buffer in called)
+    paths_of_states = {state.buffer: state.path for state in plan.states}
+    states = (f"{name}={reached(paths_of_states.get(name, name), 'buffer')}" for name in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
     scalars += ["amax_group=self.amax_group"] if plan.reductions else []
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
