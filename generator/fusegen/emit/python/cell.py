@@ -86,8 +86,8 @@ class CellContext:
         own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
         differentiable: arguments that can have a gradient.
-        outputs: what the function returns.
-        returned: their names.
+        about_outputs: what the function returns, for people.
+        returned: names of it.
         returns: return type of the function.
         take_outputs: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         base: class that the module's class derives from.
@@ -98,7 +98,6 @@ class CellContext:
         lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
-        trailing_rows: what becomes of rows past the last group.
         description: what ``describe()`` returns, line by line.
     """
 
@@ -132,7 +131,7 @@ class CellContext:
     programs: tuple[ProgramText, ...]
     forward: ProgramText
     backward: ProgramText
-    outputs: tuple[TensorText, ...]
+    about_outputs: tuple[str, ...]
     returned: str
     returns: str
     take_outputs: str
@@ -146,7 +145,6 @@ class CellContext:
     lookups: tuple[str, ...]
     call_arguments: tuple[str, ...]
     representation: tuple[str, ...]
-    trailing_rows: str
     has_bias: bool
     uses_math: bool
     description: tuple[str, ...]
@@ -245,7 +243,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         programs=programs,
         forward=programs[0],
         backward=programs[1],
-        outputs=outputs,
+        about_outputs=_about_outputs(plan, outputs),
         returned=", ".join(plan.outputs),
         returns=return_annotation(each.annotation for each in outputs),
         parameters=parameters,
@@ -258,13 +256,20 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         lookups=lookups,
         call_arguments=call_arguments,
         representation=_representation(plan, keywords, has_bias),
-        trailing_rows=(f"  Rows past sum({plan.groups}) are zero." if plan.groups else ""),
         has_bias=has_bias,
         uses_math=uses_math(
             (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
         ),
         description=tuple(map(docstring, description)),
     )
+
+
+def _about_outputs(plan: ModulePlan, outputs: tuple[TensorText, ...]) -> tuple[str, ...]:
+    """Shape and type of each output, and what becomes of rows past the last group."""
+    trailing = f"Rows past sum({plan.groups}) are zero." if plan.groups else ""
+    if len(outputs) == 1:
+        return ("  ".join(filter(None, (f"{outputs[0].about}.", trailing))),)
+    return tuple(filter(None, (*(f"{each.name}: {each.about}." for each in outputs), trailing)))
 
 
 def _base(plan: ModulePlan, states: tuple[StateText, ...]) -> str:
