@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from fusegen.ir.kernel import PointSpec, Schedule
-from fusegen.paths import builtin_templates
+from fusegen.publish.paths import builtin_templates
 
 CSRC = builtin_templates() / "static" / "csrc" / "fusegen"
 

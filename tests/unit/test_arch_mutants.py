@@ -40,7 +40,7 @@ from fusegen.ir.plan import ModulePlan, Status, Variant
 from fusegen.ir.predicate import Comparison, SizeVariable
 from fusegen.ir.quantization import Accumulation
 from fusegen.passes.pipeline import Plan, resolve
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.arch import ArchSpec, FamilySpec
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.kinds import SpecKind

@@ -33,7 +33,7 @@ from fusegen.ir.quantization import (
     Scaling,
 )
 from fusegen.passes.pipeline import Plan, resolve
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.arch import Every, FamilySpec
 
 from .device_code import CSRC, constant, traits

@@ -54,9 +54,9 @@ def importers(top: str) -> set[str]:
 
 
 STOREYS = (
-    ("files", "columns", "ir", "math", "options"),
+    ("ir", "math", "options"),
     ("steps",),  # specs name kinds of steps
-    ("paths", "spec"),
+    ("spec",),
     ("families",),
     ("checks", "passes"),
     ("emit",),

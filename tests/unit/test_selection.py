@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusegen import api, paths
+from fusegen import api
 from fusegen.checks.load import load
 from fusegen.emit.fileset import RenderError
 from fusegen.ir.naming import Cell
-from fusegen.publish import folders, remedies, selection
+from fusegen.publish import folders, paths, remedies, selection
 from fusegen.publish.lock import LockError
 from fusegen.publish.publish import PublishError
 from fusegen.publish.selection import Selection, SelectionError

@@ -64,7 +64,7 @@ def _check_code(arch: ArchSpec, source: Source) -> Iterator[Problem]:
     """What an architecture is compiled for is what its name says."""
     if not arch.name.startswith("sm_"):
         return
-    code = arch.name.removeprefix("sm_")
+    code = arch.isa.removeprefix("sm_")
     if arch.gencode and {*_CODE.findall(arch.gencode)} != {code}:
         yield source.problem(
             f"expected code for {arch.name}, arch=compute_{code},code=sm_{code}, got"
@@ -111,7 +111,7 @@ def _check_device_code(
     """What a spec says of a family whose device code is known is what that code does."""
     path = ("kernels", name)
     template = family.template or name
-    missing = known.cannot_run_on(arch.name, arch.capability or (0, 0))
+    missing = known.cannot_run_on(arch.isa, arch.capability or (0, 0))
     if missing:
         yield source.problem(f"{template} {missing}; remove it, or say template: <your own>", *path)
     for key, words in _listed(name, family):
@@ -191,7 +191,7 @@ def _check_configurations(
                 )
     for limit, number in configured.limits.items() if configured else ():
         # Another architecture's limits are its own; that its instructions differ was said above.
-        got = arch.limits.get(limit, None if arch.name == known.arch else number)
+        got = arch.limits.get(limit, None if arch.isa == known.arch else number)
         if got != number:
             yield source.problem(
                 f"{template} is written for {limit}: {number}, got {got or 'none'}",

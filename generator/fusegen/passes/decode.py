@@ -22,7 +22,7 @@ from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import is_product
 from ..steps.dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS, PADDED_SIZES
-from .copies import Source, copy_slots, padded_tokens
+from .copies import Original, copy_slots, padded_tokens
 from .draft import NotPossible
 from .kernels import DECODED, demand_of, family_of, variant_of
 
@@ -32,7 +32,7 @@ _ROWS = 16
 
 def whole_copy(source: Buffer, copy: Copy, out: str) -> Step:
     """What a rowwise copy stands for, tensor scale included."""
-    tensor = Source.of(source.shape, copy.role, None)
+    tensor = Original.of(source.shape, copy.role, None)
     groups = [Operand("groups", copy.groups)] if copy.groups else []
     return Step(
         primitive=DEQUANTIZE.name,
@@ -100,7 +100,7 @@ def _decode(
 ) -> tuple[Step, tuple[Buffer, ...]]:
     source = buffers[copy.source]
     extent = buffers[copy.groups].shape.dims[0] if copy.groups else None
-    tensor = Source.of(source.shape, copy.role, extent)
+    tensor = Original.of(source.shape, copy.role, extent)
     turned = copy.orientation is Orientation.COLUMNWISE
     rows = tensor.rows
     if turned and copy.role is not Role.WEIGHT:

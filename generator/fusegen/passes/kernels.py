@@ -19,6 +19,7 @@ from ..spec.recipe import RecipeSpec
 from ..steps import (
     copies_memory,
     decodes,
+    definition,
     is_printed,
     is_product,
     observes,
@@ -27,6 +28,7 @@ from ..steps import (
     takes,
 )
 from ..steps import sizes as step_sizes
+from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
 DECODED = Variant((DType.BFLOAT16,), (), ())
@@ -101,10 +103,11 @@ def _check_known(step: Step) -> None:
                 f" {list(step.pointwise.attributes)}"
             )
         return
-    if step.pointwise:
+    if step.pointwise and not definition(name).formula:
         raise NotPossible(f"the reference has no {name} with an expression{made_by}")
     for operand in step.inputs:
-        if not (takes(step, operand.slot) or operand.buffer in step.mutates):
+        clears = operand.slot == ROW_GROUPS and step.pointwise and step.pointwise.grouped
+        if not (takes(step, operand.slot) or operand.buffer in step.mutates or clears):
             raise NotPossible(f"the reference has no {name} with {operand.slot!r}{made_by}")
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import paths
 from ..checks.load import load, load_usable
 from ..emit.fileset import FileSet
-from ..files import resolve
 from ..ir.plan import ModulePlan
+from ..spec.files import resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
 from ..spec.usage import UsageError
+from . import paths
 from .lock import LOCK_NAME
 from .remedies import regeneration
 

@@ -70,11 +70,18 @@ class FamilySpec:
         return isinstance(self.scalings, Every) or scaling in self.scalings
 
 
+def isa_of(name: str) -> str:
+    """The instruction set in an architecture's name: all but the word of a part of its own."""
+    return "_".join(name.split("_")[:2])
+
+
 @dataclass(frozen=True, slots=True, config=STRICT)
 class ArchSpec:
     """A GPU architecture, or ``cpu``: the reference alone.
 
     Attributes:
+        arch: its name; parts with the same instructions and other rules, such as an H20 beside an
+            H100, have a word behind it: ``sm_90a_h20``.
         capability: compute capability, None for cpu.
         gencode: what nvcc is told.
         toolkit: oldest CUDA toolkit that knows the architecture.
@@ -96,6 +103,11 @@ class ArchSpec:
     @property
     def name(self) -> str:
         return self.arch
+
+    @property
+    def isa(self) -> str:
+        """What its code is compiled for, ``sm_90a`` of ``sm_90a_h20``, too."""
+        return isa_of(self.arch)
 
     @property
     def has_kernels(self) -> bool:
