@@ -32,8 +32,9 @@ from fusegen.emit.bundle import render_bundle
 from fusegen.emit.render import Renderer, RenderError
 from fusegen.families.family import Demand, offers
 from fusegen.families.registry import FAMILIES, known_family
+from fusegen.families.wgmma import Schedule
 from fusegen.ir.dtypes import DType
-from fusegen.ir.kernel import GemmKind, Schedule, Store
+from fusegen.ir.kernel import GemmKind, Store
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan, Variant
 from fusegen.ir.predicate import Comparison, SizeVariable
@@ -323,12 +324,9 @@ def broken_asserts(arch: ArchSpec, path: Path_) -> list[str]:
             extra = 4 * (rows + (columns if kind is GemmKind.WGRAD else 0)) if block else 0
             fp8 = template == "gemm_fp8_sm90"
             control = 1024 if fp8 and kind is not GemmKind.WGRAD else 2048
-            names = _traits(point, 1 if fp8 else 2, adds, extra, control)
+            names = traits(point, 1 if fp8 else 2, adds, extra, control, arch.limits)
             found += [n for n, holds in names.items() if n.startswith("assert ") and not holds]
     return found
-
-
-_traits = cache(traits)
 
 
 def test_all_kinds_of_verdicts_occur() -> None:

@@ -56,8 +56,8 @@ def importers(top: str) -> set[str]:
 STOREYS = (
     ("files", "columns", "ir", "math", "options"),
     ("steps",),  # specs name kinds of steps
+    ("families",),  # and configurations of families
     ("paths", "spec"),
-    ("families",),
     ("checks", "passes"),
     ("emit",),
     ("build",),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from itertools import product
+from typing import Any
 
-from ..families.family import Configured, Family, Offer
+from ..families.family import Config, Configured, Family, Offer
 from ..families.registry import FAMILIES, known_family
 from ..ir.dtypes import DType
-from ..ir.kernel import GemmKind, PointSpec
+from ..ir.kernel import GemmKind
 from ..ir.plan import Variant
 from ..ir.quantization import Accumulation, Scaling
 from ..spec.arch import ArchSpec, FamilySpec, KindSpec
@@ -194,9 +196,12 @@ def _check_configurations(
 
 
 def _point_problems(
-    configured: Configured, kind: GemmKind, point: PointSpec, family: FamilySpec, known: Family
+    configured: Configured[Any], kind: GemmKind, point: Config, family: FamilySpec, known: Family
 ) -> Iterable[str]:
     """Problems of a configuration in any product that a spec lists, each once."""
+    if not isinstance(point, configured.config):
+        own = ", ".join(each.name for each in fields(configured.config))
+        return (f"its points say {own}; this one is another family's",)
     variants = [
         Variant(family.formats[:1], scalings, tuple(way.value for way in ways), store)
         for scalings in _scalings_of(kind, family, known)

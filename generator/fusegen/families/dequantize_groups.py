@@ -9,6 +9,8 @@ from .scalings import CODES, GROUPS_START, MX_1X32, NV_1X16
 DEQUANTIZE_GROUPS = Family(
     "dequantize_groups",
     (dequantize.DEQUANTIZE_GROUPS.name,),
+    launch=dequantize.PADDED,
+    summary="Decodes the columnwise copy of rows in groups.",
     formats=CODES,
     converts=(MX_1X32, NV_1X16),
     row_alignment=8,

@@ -5,4 +5,9 @@ from __future__ import annotations
 from ..steps import pointwise
 from .family import Family
 
-POINTWISE = Family("pointwise", (pointwise.POINTWISE.name, pointwise.POINTWISE_GRAD.name))
+POINTWISE = Family(
+    "pointwise",
+    (pointwise.POINTWISE.name, pointwise.POINTWISE_GRAD.name),
+    launch=pointwise.LAUNCH,
+    summary="A pointwise kernel per element type.",
+)

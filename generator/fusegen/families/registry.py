@@ -1,10 +1,10 @@
-"""All kernel families, in one tuple that is complete at import."""
+"""All kernel families, in tuples that are complete at import."""
 
 from __future__ import annotations
 
 from .dequantize import DEQUANTIZE
 from .dequantize_groups import DEQUANTIZE_GROUPS
-from .family import Family
+from .family import Config, Family
 from .gemm_decoded_sm90 import GEMM_DECODED_SM90
 from .gemm_fp8_sm90 import GEMM_FP8_SM90
 from .gemm_sm90 import GEMM_SM90
@@ -28,6 +28,11 @@ FAMILIES: tuple[Family, ...] = (
     GROUP_ROW_DOT,
     POINTWISE,
 )
+
+CONFIGS: tuple[type[Config], ...] = tuple(
+    dict.fromkeys(family.configured.config for family in FAMILIES if family.configured)
+)
+"""Every type of configuration that a spec may list."""
 
 
 def known_family(template: str) -> Family | None:

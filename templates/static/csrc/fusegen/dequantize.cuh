@@ -218,9 +218,9 @@ __global__ void __launch_bounds__(kThreads)
 template <class Config>
 static Status launch_dequantize(const DequantizeArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  if (in.length % 8 != 0) return {kInvalid, "length: a multiple of 8"};
-  if (Config::kTurned && in.lines % 8 != 0) return {kInvalid, "lines: a multiple of 8"};
-  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.length % kRowAlignment != 0) return {kInvalid, "length: a multiple of 8"};
+  if (Config::kTurned && in.lines % kRowAlignment != 0) return {kInvalid, "lines: a multiple of 8"};
+  if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   if (in.lines_per_scale < 1) return {kInvalid, "lines_per_scale >= 1"};
   if (in.matrices == 0 || in.lines == 0 || in.length == 0) return {};
   constexpr int64_t kTile = quantizing::kTurnTile;
@@ -241,7 +241,7 @@ static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, Stre
       (in.row_align & (in.row_align - 1)) != 0) {
     return {kInvalid, "row_align: a power of two from one block to 128 rows"};
   }
-  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   return quantizing::launch_tiles<quantizing::kTurnTile>(
       "cudaLaunchKernelEx(dequantize_groups)", &quantizing::dequantize_groups_kernel<Config>, in,
       quantizing::kGroupTiles, stream);
