@@ -55,6 +55,7 @@ def importers(top: str) -> set[str]:
 
 STOREYS = (
     ("files", "columns", "ir", "math", "options"),
+    ("extensions",),  # registries take what they bring
     ("steps",),  # specs name kinds of steps
     ("families",),  # and configurations of families
     ("paths", "spec"),
