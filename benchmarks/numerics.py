@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fusegen.checks.load import load
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,8 +23,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from .files import resolve
-
 GROUP = "fusegen.extensions"
 """Group of the entry points of extensions."""
 
@@ -95,7 +93,7 @@ class Installed:
         paths = paths or [Path(code.__file__ or "")]
         paths += [self.extension.folder] if self.extension.folder else []
         seen: set[Path] = set()
-        for root in map(resolve, paths):
+        for root in (path.resolve() for path in paths):
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 if path.is_file() and "__pycache__" not in path.parts and path not in seen:
                     seen.add(path)

@@ -24,7 +24,7 @@ from fusegen.ir.kernel import GemmKind
 from fusegen.ir.naming import Cell
 from fusegen.ir.predicate import Predicate
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.arch import ArchSpec, KindSpec, RuleSpec
 
 SPECS = load([builtin_specs()])
@@ -38,6 +38,7 @@ CELLS = (
 )
 STATING = [family.name for family in FAMILIES if family.constants(None, None, None, {})]
 """Families whose units state numbers."""
+STRUCT = re.compile(r"(struct Stated {.*?};)", re.DOTALL)
 STATED = re.compile(r"static constexpr int (\w+) = (\d+);")
 
 Units = Mapping[str, str]
@@ -87,10 +88,11 @@ def test_every_family_that_states_numbers_has_a_unit_here(bundle: tuple[Path, Un
 def test_every_other_number_is_refused_by_its_name(family: str, bundle: tuple[Path, Units]) -> None:
     """All numbers of a unit are one more; each assertion fails, and says which it is about."""
     folder, units = bundle
-    names = [name for name, _ in STATED.findall(units[family])]
+    before, stated, after = STRUCT.split(units[family])
+    names = [name for name, _ in STATED.findall(stated)]
     assert names
-    text = STATED.sub(lambda m: f"static constexpr int {m[1]} = {int(m[2]) + 1};", units[family])
-    done = compiled(text, folder, family)
+    stated = STATED.sub(lambda m: f"static constexpr int {m[1]} = {int(m[2]) + 1};", stated)
+    done = compiled(f"{before}{stated}{after}", folder, family)
     assert done.returncode != 0
     missed = [name for name in names if f"{name}: unit against" not in done.stderr]
     assert not missed, done.stderr[-3000:]

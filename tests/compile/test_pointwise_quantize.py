@@ -18,7 +18,7 @@ from fusegen.emit.render import Renderer
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import Access, KernelUnit, PointwiseOperand
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 
 from .quantize_harness import CSRC, Buffer, Case, Kernels, _Step, address, compile_for_cpu
 from .test_quantize_kernels import Step
@@ -35,6 +35,7 @@ RECIPES = (
     "delayed_e4m3",
     "row",
     "block_1x128",
+    "block_1x64",
     "mx_1x32",
     "nv_1x16",
     "nv_1x16_both",

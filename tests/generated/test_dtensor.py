@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fusegen.checks.load import load
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 
 from .loading import LOAD
 from .ranks import Place, run_ranks

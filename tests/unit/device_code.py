@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from fusegen.families.wgmma import Schedule, WgmmaConfig
-from fusegen.paths import builtin_templates
+from fusegen.publish.paths import builtin_templates
 
 CSRC = builtin_templates() / "static" / "csrc" / "fusegen"
 

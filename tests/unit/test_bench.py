@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fusegen import api, cli, paths
+from fusegen import api, cli
 from fusegen.build import gpu
 from fusegen.build.library import HOST_FLAGS, HOST_STRICT, read_sources
 from fusegen.build.toolchain import find_toolchain
 from fusegen.commands import bench
 from fusegen.ir.kernel import GemmKind
+from fusegen.publish import paths
 from fusegen.spec.usage import UsageError
 from fusegen.tuning import fit, variants
 from fusegen.tuning.cases import Case

@@ -14,13 +14,14 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from fusegen import __version__, cli, paths
+from fusegen import __version__, cli
 from fusegen.build import gpu
 from fusegen.build.toolchain import BuildError
 from fusegen.cli.options import KINDS
 from fusegen.cli.verbs import VERBS
 from fusegen.commands import build, listing
 from fusegen.demo import bundle as demo_bundle
+from fusegen.publish import paths
 from fusegen.publish.publish import BusyError
 
 COMMANDS = sorted(VERBS)

@@ -12,7 +12,7 @@ from fusegen.ir.kernel import GemmKind
 from fusegen.ir.naming import Cell, need
 from fusegen.ir.plan import ModulePlan, Program, Step
 from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import modules_with
 from fusegen.steps import decodes, is_product
 

@@ -19,7 +19,7 @@ from fusegen.passes.liveness import add_conditions, saved
 from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
 from fusegen.passes.rewrite import Bound, Facts, Match, Replacement, Rewrite, Stage, rewrite
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.fusion import FusionPass, FusionSpec
 from fusegen.spec.kinds import SpecKind

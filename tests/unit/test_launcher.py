@@ -14,7 +14,7 @@ from fusegen.emit.text.explain import explain
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 
 SPECS = load([builtin_specs()])
 OPTIONS = ("cached_weights", "recompute_activations", "delayed_wgrad", "debug")

@@ -54,11 +54,11 @@ def importers(top: str) -> set[str]:
 
 
 STOREYS = (
-    ("files", "columns", "ir", "math", "options"),
+    ("ir", "math", "options"),
     ("extensions",),  # registries take what they bring
     ("steps",),  # specs name kinds of steps
     ("families",),  # and configurations of families
-    ("paths", "spec"),
+    ("spec",),
     ("checks", "passes"),
     ("emit",),
     ("build",),

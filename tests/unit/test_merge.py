@@ -12,7 +12,7 @@ from fusegen.emit.reference.steps import reference_context
 from fusegen.ir.naming import Cell, need
 from fusegen.ir.plan import ModulePlan, Step
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 from fusegen.steps import STEPS
 from fusegen.steps.pointwise_quantize import ROW_PARTIALS

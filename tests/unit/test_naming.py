@@ -26,7 +26,7 @@ from fusegen.ir.naming import (
 )
 from fusegen.ir.plan import KernelUnit, ModulePlan
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import Loc
 
 WORD = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=6).filter(

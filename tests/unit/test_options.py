@@ -14,8 +14,8 @@ from fusegen.ir.naming import Cell
 from fusegen.options import OPTIONS, Exclusion, Option, Scope, excluded, option_of, scopes_of
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs, builtin_templates
 from fusegen.publish.folders import used_specs
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.cells import with_options
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import choices_of, modules_with, options_of, recipe_facts

@@ -17,7 +17,7 @@ from fusegen.passes import pipeline
 from fusegen.passes.contract import Pass
 from fusegen.passes.draft import EMPTY, Draft, Property
 from fusegen.passes.pipeline import PASSES, context_of, resolve_module, run_passes
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import words_of
 from fusegen.spec.usage import UsageError
 

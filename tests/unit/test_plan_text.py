@@ -12,8 +12,8 @@ from fusegen.ir.words import AttributeType
 from fusegen.passes.contract import Pass
 from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.paths import builtin_specs
 from fusegen.publish.inputs import derivations
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.cells import target_cells
 from fusegen.spec.offers import words_of
 

@@ -13,7 +13,7 @@ from fusegen.ir.naming import Cell, need
 from fusegen.ir.plan import ModulePlan, Step
 from fusegen.ir.shapes import evaluate
 from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
 from fusegen.steps import copies_memory, quantizes

@@ -15,7 +15,7 @@ from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan, Program, StateFill
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.offers import modules_with
 from fusegen.steps import observes, quantizes
 

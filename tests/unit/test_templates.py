@@ -26,7 +26,7 @@ from fusegen.emit.fileset import RenderError
 from fusegen.emit.render import Renderer
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 
 FOLDER = builtin_templates()
 TEMPLATES = sorted(FOLDER.rglob("*.j2"))

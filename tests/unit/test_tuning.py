@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import api, paths
+from fusegen import api
 from fusegen.build.library import read_sources
 from fusegen.checks.load import load
 from fusegen.families.wgmma import WgmmaConfig
 from fusegen.ir.kernel import GemmKind
 from fusegen.ir.predicate import Comparison, Condition, Predicate, SizeVariable
+from fusegen.publish import paths
 from fusegen.spec.arch import RuleSpec
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.load import SpecSet

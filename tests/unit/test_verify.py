@@ -17,8 +17,8 @@ from fusegen.passes.contract import Context, Pass
 from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import PASSES, context_of, resolve, resolve_module, run_passes
 from fusegen.passes.verify import draft_faults, verify_pass
-from fusegen.paths import builtin_specs
 from fusegen.publish.inputs import derivations
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import words_of
 from fusegen.steps.verify import VerifyError, verify_plan
 
@@ -172,7 +172,7 @@ def test_a_broken_draft_is_refused(cell: str, after: str, old: str, new: str, sa
 
 
 def test_parts_of_merged_steps_keep_the_rules() -> None:
-    draft = draft_at("merge", "grouped_mlp__fp8_block", "sm_90a")
+    draft = draft_at("rewrite_copies", "grouped_mlp__fp8_block", "sm_90a")
     forward, *others = draft.programs
     merged = next(step for step in forward.steps if step.parts)
     broken = replace(merged, parts=merged.parts[1:])

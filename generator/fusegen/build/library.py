@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from ..emit.digests import Digests, Tree, read_library, sources_digest, table
-from ..files import named, read, resolve
+from ..spec.files import named, read, resolve
 from .objcache import CachedObject, Cancelled, KernelUsage, ObjectCache, Report, Unit, default_root
 from .toolchain import BuildError, Toolchain, find_toolchain
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import paths
 from ..build import gpu
+from ..publish import paths
 from ..spec.usage import UsageError, known
 
 FOLDER = "benchmarks"

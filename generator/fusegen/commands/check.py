@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .. import paths
 from ..build.library import stale_cells
 from ..build.toolchain import BuildError
+from ..publish import paths
 from ..publish.folders import BUILTIN, Folders
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME

@@ -7,14 +7,15 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from .. import __version__, paths
+from .. import __version__
 from ..emit.fileset import FileSet
-from ..files import resolve
+from ..publish import paths
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME, read_lock
 from ..publish.publish import PublishError, generating, publish, recover
 from ..publish.selection import find_bundles
 from ..spec import schema as schemas
+from ..spec.files import resolve
 from ..spec.usage import UsageError
 from .rendering import compare
 from .report import BundleReport, Generated

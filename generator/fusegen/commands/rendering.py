@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from .. import paths
 from ..emit.bundle import render_bundle
 from ..emit.fileset import FileSet
 from ..emit.polish import polishing
@@ -15,6 +14,7 @@ from ..ir.plan import Unsupported
 from ..passes.contract import Observer
 from ..passes.pipeline import resolve
 from ..passes.verify import verify_pass
+from ..publish import paths
 from ..publish.changes import diff
 from ..publish.folders import (
     relative_folders,

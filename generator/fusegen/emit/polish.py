@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 from ruff.__main__ import find_ruff_bin  # type: ignore[import-untyped]
 
-from ..files import named
+from ..spec.files import named
 from .fileset import Artifact, ArtifactKind, FileSet, RenderError
 from .text.fold import LINE_LENGTH, fold_python
 

@@ -15,7 +15,7 @@ from ..ir.quantization import AmaxSource, Orientation, QuantizationSpec, Role, R
 from ..ir.shapes import Const, Shape, Sym
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
-from .copies import Source, make_copy, quantize_step, scratch
+from .copies import Original, make_copy, quantize_step, scratch
 from .draft import Draft
 from .kernels import choose_kernels
 from .programs import program
@@ -75,7 +75,7 @@ class _Maker:
             )
             copies.append(copy)
             buffers |= {buffer.name: buffer for buffer in parts}
-        tensor = Source.of(x.shape, self.role, _E if grouped else None)
+        tensor = Original.of(x.shape, self.role, _E if grouped else None)
         needed = dict(self._needed(tensor, tuple(copies)))
         kept = dict(self._kept(tensor))
         buffers |= {buffer.name: buffer for buffer in (*needed.values(), *kept.values())}
@@ -93,13 +93,13 @@ class _Maker:
         )
         return self._program(arch, buffers, step, arguments, amax)
 
-    def _needed(self, tensor: Source, copies: tuple[Copy, ...]) -> Iterator[tuple[str, Buffer]]:
+    def _needed(self, tensor: Original, copies: tuple[Copy, ...]) -> Iterator[tuple[str, Buffer]]:
         """Amaxes: of the tensor or group as a result, others for kernels alone."""
         for slot, buffer in scratch(tensor, copies, self.spec):
             if slot == "amax" or self.arch.has_kernels:
                 yield slot, buffer
 
-    def _kept(self, tensor: Source) -> Iterator[tuple[str, Buffer]]:
+    def _kept(self, tensor: Original) -> Iterator[tuple[str, Buffer]]:
         """What the caller keeps: a scale from a history, random numbers."""
         if self.spec.scale.source is AmaxSource.HISTORY:
             yield "scale", Buffer("scale", DType.FLOAT32, Shape(None, (tensor.parts,)))

@@ -23,7 +23,7 @@ AMAX_PARTIALS = Const(384)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Original:
     """A tensor to be quantised: matrices of rows by columns, or rows in groups.
 
     Attributes:
@@ -38,7 +38,7 @@ class Source:
     groups: Expr | None
 
     @classmethod
-    def of(cls, shape: Shape, role: Role, groups: Expr | None) -> Source:
+    def of(cls, shape: Shape, role: Role, groups: Expr | None) -> Original:
         """A weight ``[E, N, K]`` is a stack; everything else is rows of its last dimension."""
         flat = shape.flat
         if role is Role.WEIGHT and len(flat) == 3:
@@ -81,7 +81,7 @@ def make_copy(
         _check_layout(spec, layout)
     name = f"{source.name}_{orientation.value}"
     grouped = groups if role is not Role.WEIGHT else None
-    tensor = Source.of(source.shape, role, grouped.shape.dims[0] if grouped else None)
+    tensor = Original.of(source.shape, role, grouped.shape.dims[0] if grouped else None)
     data = Buffer(name, spec.format, _data_shape(tensor, orientation, spec.format, layout))
     scales = scale_shape(tensor, orientation, spec)
     if layout.token_major and spec.along_tokens(role, orientation):
@@ -113,7 +113,7 @@ def _check_layout(spec: QuantizationSpec, layout: LayoutSpec) -> None:
         )
 
 
-def padded_tokens(tensor: Source, layout: LayoutSpec) -> Expr:
+def padded_tokens(tensor: Original, layout: LayoutSpec) -> Expr:
     """Length of the padded token space; rows without groups are one group."""
     groups = tensor.groups if tensor.groups is not None else Const(1)
     starts = add(floordiv(tensor.rows, layout.token_alignment), groups)
@@ -121,7 +121,7 @@ def padded_tokens(tensor: Source, layout: LayoutSpec) -> Expr:
 
 
 def scratch(
-    tensor: Source, copies: tuple[Copy, ...], spec: QuantizationSpec
+    tensor: Original, copies: tuple[Copy, ...], spec: QuantizationSpec
 ) -> tuple[tuple[str, Buffer], ...]:
     """(slot, buffer) of the amaxes that kernels need before they can quantise.
 
@@ -154,7 +154,7 @@ def copy_slots(slot: str, copy: Copy) -> list[Operand]:
 
 
 def quantize_step(
-    tensor: Source,
+    tensor: Original,
     copies: tuple[Copy, ...],
     kept: tuple[Operand, ...],
     needed: tuple[tuple[str, Buffer], ...],
@@ -194,7 +194,7 @@ def _pitched(elements: Expr, format: DType, layout: LayoutSpec) -> Expr:
 
 
 def _data_shape(
-    tensor: Source, orientation: Orientation, format: DType, layout: LayoutSpec
+    tensor: Original, orientation: Orientation, format: DType, layout: LayoutSpec
 ) -> Shape:
     if orientation is Orientation.ROWWISE or not layout.transposed:
         return Shape(None, (*tensor.stack, tensor.rows, _pitched(tensor.columns, format, layout)))
@@ -202,7 +202,7 @@ def _data_shape(
     return Shape(None, (*tensor.stack, tensor.columns, _pitched(length, format, layout)))
 
 
-def scale_shape(tensor: Source, orientation: Orientation, spec: QuantizationSpec) -> Shape:
+def scale_shape(tensor: Original, orientation: Orientation, spec: QuantizationSpec) -> Shape:
     """Logical order, row block first; an extent that spans everything has no dimension."""
     rows, columns = spec.block if orientation is Orientation.ROWWISE else spec.block[::-1]
     dims: list[Expr] = [*tensor.stack]

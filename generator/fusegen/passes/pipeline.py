@@ -143,8 +143,8 @@ def _main_grad(draft: Draft, context: Context) -> Draft:
 
 
 def _exact(draft: Draft, context: Context) -> Draft:
-    exact, output = unquantized(draft)
-    return replace(draft, exact=exact, exact_output=output)
+    exact, outputs = unquantized(draft)
+    return replace(draft, exact=exact, exact_outputs=outputs)
 
 
 def _quantize(draft: Draft, context: Context) -> Draft:
@@ -185,7 +185,7 @@ def _programs(draft: Draft, context: Context) -> Draft:
     return draft.packed(programs)
 
 
-def _merge(draft: Draft, context: Context) -> Draft:
+def _rewrite_copies(draft: Draft, context: Context) -> Draft:
     """Kernels of steps that are merged are those of the merged step alone.
 
     Arguments, results and checks of the programs are those of the steps before: a merged step
@@ -257,8 +257,8 @@ PASSES: tuple[Pass, ...] = (
         options=(INTERLEAVED,),
     ),
     Pass(
-        "fuse",
-        "Patterns of `specs/fusions` are replaced: joint, then forward, then backward ones.",
+        "rewrite_ops",
+        "Fusions of steps of ops apply: joint, then forward, then backward ones.",
         lambda draft, context: _rewrite(draft, context, Stage.OPS),
         needs=_of(Property.MATH),
         before=_of(Property.EXACT, Property.QUANTIZED),
@@ -369,9 +369,10 @@ PASSES: tuple[Pass, ...] = (
         gives=_of(Property.PROGRAMS),
     ),
     Pass(
-        "merge",
-        "An expression and the quantisation of what it gives become one step of one kernel.",
-        _merge,
+        "rewrite_copies",
+        "Fusions of steps that make copies apply: an expression and the quantisation of what it"
+        " gives become one step of one kernel.",
+        _rewrite_copies,
         needs=_of(Property.PROGRAMS),
     ),
     Pass(

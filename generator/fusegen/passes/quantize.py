@@ -16,6 +16,7 @@ of every gradient, is the identity, and disappears by renaming its result to its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -32,7 +33,7 @@ from ..spec.recipe import RecipeSpec
 from ..steps import decodes, is_product, quantizes
 from ..steps.dequantize import DEQUANTIZE
 from ..steps.snapshot import SNAPSHOT
-from .copies import Source, copy_slots, make_copy, quantize_step, scratch
+from .copies import Original, copy_slots, make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible
 from .kernels import with_sizes
@@ -62,14 +63,14 @@ def quantize(
     return _Copies(recipe, arch, reduced, backward).insert(draft) if recipe.roles else draft
 
 
-def unquantized(draft: Draft) -> tuple[tuple[Step, ...], str]:
+def unquantized(draft: Draft) -> tuple[tuple[Step, ...], tuple[str, ...]]:
     """The forward of a recipe without roles, what a recipe's error is measured against.
 
     Returns:
-        its steps, and the buffer that holds the first output.
+        its steps, and the buffers that hold the outputs.
     """
     exact = _drop_identities(draft)
-    return exact.forward, exact.outputs[0]
+    return exact.forward, exact.outputs
 
 
 def _round_trips(draft: Draft, recipe: RecipeSpec) -> Draft:
@@ -221,7 +222,7 @@ class _Copies:
             yield step
             return
         self.emulated = self.emulated or reason
-        steps, buffers = decode_operands(step, known, self.arch.layout)
+        steps, buffers = decode_operands(step, known, self.arch.layout, self.recipe)
         self.buffers |= {buffer.name: buffer for buffer in buffers}
         yield from steps
 
@@ -229,7 +230,7 @@ class _Copies:
         copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
         groups = copies[0].groups
         extent = draft.buffers[groups].shape.dims[0] if groups else None
-        tensor = Source.of(draft.buffers[key.name].shape, key.role, extent)
+        tensor = Original.of(draft.buffers[key.name].shape, key.role, extent)
         earlier = self.kept.get(key._replace(again=False)) if key.again else None
         states = self._states(copies[0], item) if earlier is None else self._used(key, earlier)
         self.kept[key] = states
@@ -321,6 +322,9 @@ def _drop_identities(draft: Draft) -> Draft:
 
     A result of the module keeps its name where a step writes the operand; otherwise the readers of
     the identity's result read its operand.
+
+    Raises:
+        NotPossible: one of several outputs is another one or an input: an op returns it once.
     """
     steps = (*draft.forward, *draft.backward)
     written = {name for step in steps if not _is_identity(step) for name in step.writes}
@@ -352,6 +356,9 @@ def _drop_identities(draft: Draft) -> Draft:
         return tuple(_rename(step, final) for step in program if not _is_identity(step))
 
     outputs = tuple(final(name) for name in draft.outputs)
+    shared = next((n for n in draft.outputs if Counter(outputs + draft.inputs)[final(n)] > 1), None)
+    if shared and len(outputs) > 1:
+        raise NotPossible(f"{shared!r} is what another output or an input is, and not computed")
     gradients = tuple((leaf, final(name)) for leaf, name in draft.gradients)
     return replace(
         draft,

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import paths
 from ..checks.load import load, load_usable
 from ..emit.fileset import FileSet
 from ..extensions import Installed, installed
 from ..families.registry import FAMILIES
-from ..files import resolve
 from ..ir.plan import ModulePlan
+from ..spec.files import resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
 from ..spec.usage import UsageError
 from ..steps import STEPS
+from . import paths
 from .lock import LOCK_NAME
 from .remedies import regeneration
 

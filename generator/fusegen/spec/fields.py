@@ -22,7 +22,7 @@ _NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
 _CAPITAL = r"^[A-Z][A-Za-z0-9]*$"
 
 
-ARCH = r"^(cpu|sm_[0-9]+a?)$"
+ARCH = r"^(cpu|sm_[0-9]+a?(_[a-z][a-z0-9]*)?)$"
 
 
 GENCODE = r"^arch=compute_[0-9]+[af]?,code=sm_[0-9]+[af]?$"
@@ -34,7 +34,8 @@ VERSION = r"^[0-9]{1,3}\.[0-9]{1,2}$"
 PATTERNS = {
     _NAME: "a name in snake_case with single underscores",
     _CAPITAL: "a capital letter, then letters and digits",
-    ARCH: "cpu or sm_<number>, with an a behind it for its own instructions",
+    ARCH: "cpu or sm_<number>, with an a behind it for its own instructions, and a word for a"
+    " part with rules of its own, such as sm_90a_h20",
     GENCODE: "what nvcc is told, such as arch=compute_90a,code=sm_90a",
     VERSION: 'a version in quotes, such as "12.3"',
 }

@@ -80,9 +80,12 @@ class StepDef:
         attributes: scalars, all of them told; a printed kind has those of its expression.
         shapes: rule of the dimensions by kind, None where there are no kinds.  Empty for steps
             that passes write.
-        dtypes: types of operands and results by slot, where they are not the module's own.
+        dtypes: types that operands and results may have by slot, where it is not the module's own
+            alone.
         traits: what generic code may ask.
         reference: its function; None where it has none.
+        formula: of a step, the expression of its slots that its kernel is printed from, evaluated
+            in the order it is written in; None where kernels are not, or an op has the expression.
         sizes: what a launch is told by name: dimensions of the rule, or 1 where there is none.
         flops: floating-point operations of a step that has its sizes.
         launch: the arguments of its kernel; None where it has none.
@@ -96,9 +99,10 @@ class StepDef:
     kinds: tuple[str, ...] = ()
     attributes: tuple[AttributeDef, ...] = ()
     shapes: Mapping[str | None, Rule] = field(default_factory=dict)
-    dtypes: Mapping[str, DType] = field(default_factory=dict)
+    dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     traits: frozenset[Trait] = frozenset()
     reference: Reference | None = None
+    formula: Callable[[Step], str] | None = None
     sizes: Mapping[str, str] = field(default_factory=dict)
     flops: Callable[[Step], Expr] | None = None
     launch: Callable[[Step], Launch] | None = None
@@ -114,6 +118,10 @@ class StepDef:
             raise ValueError(f"the reference has no function for {self.name}")
         twin = self.reference.of_copies if of_copies else ""
         return "_".join(filter(None, (twin or self.reference.function, kind)))
+
+    def types(self, slot: str) -> tuple[DType, ...]:
+        """Types that an operand or a result may have, quantised copies apart."""
+        return self.dtypes.get(slot, (DType.IO,))
 
     @property
     def of_passes(self) -> bool:

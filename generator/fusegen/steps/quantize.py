@@ -21,7 +21,7 @@ QUANTIZE = StepDef(
     operands=("a",),
     optional=("groups",),
     shapes={None: {"a": "T... K", "groups": "E", "out": "T... K"}},
-    dtypes={"groups": DType.INT64},
+    dtypes={"groups": (DType.INT64,)},
     traits=frozenset((Trait.QUANTIZES,)),
     reference=Reference(
         "quantized.quantize", frozenset(("a", "groups", "amax_history", "scale", "rng_state"))

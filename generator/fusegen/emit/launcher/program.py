@@ -93,7 +93,7 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
         arch=arch.name,
         major=arch.capability[0],
         minor=arch.capability[1],
-        exact="true" if arch.name.endswith("a") else "false",
+        exact="true" if arch.isa.endswith("a") else "false",
         changes=any(program.changes for program in programs),
         headers=_headers(plan, programs),
         programs=programs,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...columns import aligned
 from ...ir import dtypes
 from ...ir.plan import Buffer, KernelSet, ModulePlan, Program, Result, Status, Step
 from ...ir.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
 from ...steps import decodes
 from ..python.conditions import any_of
 from ..python.words import step_comment
+from .columns import aligned
 from .fold import LINE_LENGTH, fold
 
 _NAME_WIDTH = 48  # of a first column that leaves half of the line to what follows

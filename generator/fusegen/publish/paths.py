@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .files import resolve
+from ..spec.files import resolve
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 _CHECKOUT = PACKAGE.parents[1]
 
 SPECS = "specs"
