@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .dtypes import DType
-from .kernel import GemmKind, LayoutSpec, PointSpec, Store
+from .kernel import GemmKind, LayoutSpec, Store
 from .names import prefixed
 from .naming import Cell
 from .predicate import Predicate
@@ -531,7 +531,9 @@ class KernelUnit:
         template: name of its templates.
         kernels: one per element type.
         kind: of a product.
-        point: configuration of a product.
+        point: name of a product's configuration.
+        config: its C++ template arguments.
+        constants: numbers that the device code derives, too, by name.
         pointwise: math of a pointwise kernel.
         variant: formats and scales of a kernel of quantised tensors.
     """
@@ -540,7 +542,9 @@ class KernelUnit:
     template: str
     kernels: tuple[Kernel, ...]
     kind: GemmKind | None = None
-    point: PointSpec | None = None
+    point: str = ""
+    config: str = ""
+    constants: tuple[tuple[str, int], ...] = ()
     pointwise: Pointwise | None = None
     variant: Variant | None = None
 

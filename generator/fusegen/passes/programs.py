@@ -380,7 +380,7 @@ def _label(expr: Expr, dims: Dims) -> str:
 
 
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
-    """Innermost dimensions that the steps of a program need to be multiples, each once."""
+    """Lengths of rows that the steps of a program need to be multiples, each once."""
     needed: dict[Expr, int] = {}
     for step in steps:
         if step.pointwise and step.pointwise.interleaved:
@@ -392,7 +392,9 @@ def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
         operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
         results = () if quantizes(step) or decodes(step) else step.writes
         for name in (*(sources or operands), *results):
-            inner = draft.buffers[name].shape.flat[-1]
+            *outer, inner = draft.buffers[name].shape.flat
+            if not outer:  # a vector has no rows: one number for each row of another operand
+                continue
             needed[inner] = max(step.alignment, needed.get(inner, 1))
     plain = {expr for expr in needed if isinstance(expr, Sym)}
     return {

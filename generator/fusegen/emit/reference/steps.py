@@ -28,6 +28,7 @@ from ...ir.quantization import Extent, Orientation, Role
 from ...ir.shapes import Shape, product, symbols, to_code
 from ...options import scopes_of
 from ...steps import (
+    SHIPPED,
     copies_memory,
     decodes,
     definition,
@@ -178,6 +179,7 @@ class ReferenceContext:
 
     Attributes:
         constants: how each role is quantised; empty where nothing is.
+        modules: that functions of steps stand in, besides those of fusegen.
         programs: every op's.
         exact: the forward without quantisation, where it differs.
         scopes: modules of what each step runs in.
@@ -195,6 +197,7 @@ class ReferenceContext:
     uses_steps: bool
     scopes: tuple[str, ...]
     uses_statistics: bool
+    modules: tuple[str, ...]
 
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
@@ -224,7 +227,20 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         uses_steps=any("steps." in call for call in calls),
         scopes=tuple(scope.python for scope in scopes_of(plan.options)),
         uses_statistics=bool(plan.records),
+        modules=_modules(plan),
     )
+
+
+_OWN_MODULES = frozenset(
+    kind.reference.function.partition(".")[0] for kind in SHIPPED if kind.reference
+)
+
+
+def _modules(plan: ModulePlan) -> tuple[str, ...]:
+    """Modules of the reference that extensions bring."""
+    kinds = (definition(step.primitive) for step in (*plan.steps, *plan.exact))
+    words = {kind.reference.function.partition(".")[0] for kind in kinds if kind.reference}
+    return tuple(sorted(words - _OWN_MODULES))
 
 
 def _exact_text(plan: ModulePlan) -> ExactText:
