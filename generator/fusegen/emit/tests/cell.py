@@ -370,7 +370,7 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
             yield f'"{name}": {filled(plan.state(name))},'
         else:
             values = ", ".join(filled(plan.state(part)) for part in tensor.parts)
-            yield f'"{name}": support.joined({values}),'
+            yield f'"{name}": support.state_rows({values}),'
     for _, name in plan.main_grads:
         dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
         dtype = ", dtype=dtype" if plan.buffer(name).dtype is DType.IO else ""
