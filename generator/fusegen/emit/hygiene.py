@@ -39,6 +39,7 @@ from ..ir.plan import (
     Result,
     Sharding,
     State,
+    StateTensor,
     Step,
 )
 from ..ir.segments import Start, Wait
@@ -67,6 +68,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Sharding: ("symbol", "axes", "partial"),
     Start: ("sources", "future", "when"),
     State: ("buffer",),
+    StateTensor: ("buffer", "parts"),
     Step: ("when", "mutates"),
     Sym: ("name",),
     Wait: ("future", "results", "when"),

@@ -119,9 +119,9 @@ class _Cut:
         module's type or leading dimensions has the direction's first argument to tell them.
         """
         others = (*self.whole.steps[:begin], *self.whole.steps[end:])
-        own, elsewhere = _touched(steps), _touched(others)
+        own, elsewhere = self._tensors(_touched(steps)), self._tensors(_touched(others))
         written = {name for step in steps for name in step.writes}
-        changed = {name for step in steps for name in step.mutates}
+        changed = self._tensors({name for step in steps for name in step.mutates})
         first = self.whole.arguments[0].buffer
         taken = [
             replace(argument, mutated=argument.buffer in changed)
@@ -131,9 +131,15 @@ class _Cut:
             or (argument.buffer == first and self._needs_type(own))
         ]
         given = {argument.buffer for argument in taken}
-        made = dict.fromkeys(n for step in steps for n in step.reads if n not in written | given)
+        read = dict.fromkeys(name for step in steps for name in step.reads if name not in written)
+        made = (name for name in read if given.isdisjoint(self._tensors({name})))
         taken += [_argument(name, there[name], when) for name in made]
         return tuple(sorted(taken, key=lambda argument: argument.mutated))
+
+    def _tensors(self, names: set[str]) -> set[str]:
+        """The same, with the tensor of several states in the place of each of these."""
+        whole = {part: each.buffer for each in self.draft.state_tensors for part in each.parts}
+        return {whole.get(name, name) for name in names}
 
     def _needs_type(self, names: Iterable[str]) -> bool:
         buffers = [self.draft.buffers[name] for name in names]

@@ -124,7 +124,7 @@ def _update(step: Step, amax: str, when: tuple[str, ...]) -> Step:
         None,
         step.item,
         inputs=(Operand("amax", amax), *states),
-        outputs=states,
+        outputs=(),
         when=when,
         mutates=tuple(operand.buffer for operand in states),
         attributes=role_attribute(step.copies[0].role),

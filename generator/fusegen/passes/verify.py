@@ -31,10 +31,10 @@ def verify_pass(done: Pass, before: Draft, after: Draft) -> None:
 def draft_faults(draft: Draft) -> Iterator[Fault]:
     """Every rule that a draft breaks, of those that its properties ask for."""
     programs = tuple(program for each in draft.directions for program in each.programs)
-    if programs:
-        found = views(programs)
+    if programs or draft.programs:
+        found = views(programs or draft.programs, draft.state_tensors, draft.collectives)
     else:
-        found = views(draft.programs, draft.collectives) if draft.programs else _views(draft)
+        found = _views(draft)
     for view in found:
         yield from faults(view, draft.buffers)
     for direction in draft.directions:

@@ -10,8 +10,9 @@ from .launch import Field, Launch, Source
 
 _ROLE = AttributeDef("role", AttributeType.STRING)
 
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "UpdateScaleArguments",
+    "update_scale.h",
     (Field("amax", Source.FLOAT_OPERAND, "amax"), Field("", Source.DELAYED_STATE)),
     assigned=True,
 )
@@ -21,7 +22,7 @@ UPDATE_SCALE = StepDef(
     attributes=(_ROLE,),
     traits=frozenset((Trait.MOVES_STATE,)),
     reference=Reference("quantized.delayed_update", frozenset(("amax", "amax_history", "scale"))),
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..ir.dtypes import DType, bits
-from ..ir.plan import HALVES, Access, Buffer, PointwiseOperand, Program, Step
+from ..ir.plan import HALVES, Access, Buffer, PointwiseOperand, Program, StateTensor, Step
 from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, mul, product
 from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
@@ -307,14 +307,22 @@ _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
 
 
 def views(
-    programs: tuple[Program, ...], collectives: tuple[Collective, ...] = ()
+    programs: tuple[Program, ...],
+    state_tensors: tuple[StateTensor, ...] = (),
+    collectives: tuple[Collective, ...] = (),
 ) -> Iterator[View]:
     """Programs with arguments and results, as kernels run them and as the reference does.
 
     Args:
         programs: all with steps.
+        state_tensors: arguments in whose place steps name the states that lie in them.
         collectives: that are to cut them: what these read is a result, what they give is there.
     """
+    parts = {each.buffer: each.parts for each in state_tensors}
+
+    def named(buffer: str) -> tuple[str, ...]:
+        return parts.get(buffer, (buffer,))
+
     for program in programs:
         own = [each for each in collectives if each.direction == program.name]
         sources = {name for each in own for name in each.sources}
@@ -327,9 +335,9 @@ def views(
             yield View(
                 name=program.name,
                 steps=each.steps,
-                given=received | {a.buffer: a.when for a in program.arguments},
+                given=received | {n: a.when for a in program.arguments for n in named(a.buffer)},
                 results={r.buffer: r.when for r in program.results} | sent,
-                owned=frozenset(program.mutated),
+                owned=frozenset(n for buffer in program.mutated for n in named(buffer)),
                 flags=program.flags,
                 unasked=program.name not in ("backward", "wgrad"),
             )

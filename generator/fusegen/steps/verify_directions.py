@@ -193,7 +193,11 @@ def verify_plan(plan: ModulePlan) -> None:
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     found: list[Fault] = []
     for direction in plan.directions:
-        found += (f for each in views(direction.programs) for f in faults(each, buffers))
+        found += (
+            f
+            for each in views(direction.programs, plan.state_tensors)
+            for f in faults(each, buffers)
+        )
         found += direction_faults(direction, buffers, plan.leaving)
     for conversion in plan.conversions:
         own = {buffer.name: buffer for buffer in conversion.buffers}

@@ -38,10 +38,13 @@ class LaunchStep:
 
 def launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> LaunchStep:
     given = {argument.buffer for argument in program.arguments if not argument.mutated}
+    addresses = {part for each in plan.state_tensors_of(program) for part in each.parts}
 
     def reading(name: str | None) -> str:
         if name is None:
             return "nullptr"
+        if name in addresses:
+            return name
         return f"pointer({name}_dense)" if name in given else f"pointer({name})"
 
     lines = _launch(_Place(plan, program, step, reading))
@@ -273,12 +276,11 @@ def _state_fields(
 
 def _delayed_fields(plan: ModulePlan, program: Program, step: Step, role: Role) -> dict[str, str]:
     """Fields of a history and of the scale of a role that follows from it."""
-    history, scale = step.input("amax_history"), step.input("scale")
-    assert scale is not None
+    history, scale = step.input("amax_history") or "", step.input("scale") or ""
     spec = dict(plan.quantizations)[role]
     return {
-        "state.history": f"floats(writable({history}))",
-        "state.scale": f"floats(writable({scale}))",
+        "state.history": history,
+        "state.scale": scale,
         "state.slots": str(spec.scale.history),
         "state.groups": to_cpp(plan.buffer(scale).shape.dims[0]),
         "state.max": f"{dtypes.largest(spec.format)}f",

@@ -88,8 +88,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     told = {a.flag: f"needs[{index}]" for index, a in enumerate(arguments) if a.flag}
     read_flags = {*plan.backward.flags, *map(need, plan.delayed)}
     scalars = tuple(attribute.name for attribute in plan.attributes)
-    own = {state.buffer for state in plan.states}
-    read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in own)
+    read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in plan.kept)
     held = tuple(name for name in read if name in plan.caches)
     passed = tuple(name for name in read if name not in given)
     groups = groups_of(plan.direction("forward"))

@@ -322,5 +322,5 @@ def scope_name(plan: ModulePlan, program: Program, step: Step, index: int) -> st
 def step_comment(step: Step, index: int) -> str:
     """``1. grouped_gemm fprop: x, weight -> y``, the same in every emission."""
     formula = f"  ({step.pointwise.formula})" if step.pointwise else ""
-    reads, writes = ", ".join(step.reads), ", ".join(step.writes)
+    reads, writes = ", ".join(step.reads), ", ".join(step.writes or step.mutates)
     return f"{step_name(step, index)}: {reads} -> {writes}{formula}"

@@ -7,8 +7,10 @@
 namespace fusegen {
 
 // The amax goes to slot 0, which is empty between steps; then the state moves on as it does after a
-// step that raised the slot itself. The states of a call move on together.
-inline Status launch_update_scale(const UpdateScaleArguments& in, Stream& stream) {
+// step that raised the slot itself. The states of a call move on together. Nothing of it depends on
+// the module's own type.
+template <class Element>
+Status launch_update_scale(const UpdateScaleArguments& in, Stream& stream) {
   DelayedArguments& due = *in.due;
   if (in.update) {
     const size_t bytes = size_t(in.state.groups) * sizeof(float);
