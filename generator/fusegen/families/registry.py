@@ -16,6 +16,7 @@ from .pointwise import POINTWISE
 from .pointwise_quantize_sm90 import POINTWISE_QUANTIZE_SM90
 from .quantize_sm90 import QUANTIZE_SM90
 from .statistics import STATISTICS
+from .update_scale import UPDATE_SCALE
 
 SHIPPED: tuple[Family, ...] = (
     GEMM_SM90,
@@ -26,6 +27,7 @@ SHIPPED: tuple[Family, ...] = (
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
     STATISTICS,
+    UPDATE_SCALE,
     GROUP_SUM,
     GROUP_ROW_DOT,
     POINTWISE,

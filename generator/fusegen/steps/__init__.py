@@ -20,6 +20,7 @@ from .quantize import QUANTIZE
 from .snapshot import SNAPSHOT
 from .statistics import STATISTICS
 from .sums import COLUMN_SUM, GROUP_SUM
+from .update_scale import UPDATE_SCALE
 
 SHIPPED: tuple[StepDef, ...] = (
     GEMM,
@@ -35,6 +36,7 @@ SHIPPED: tuple[StepDef, ...] = (
     DEQUANTIZE_GROUPS,
     SNAPSHOT,
     STATISTICS,
+    UPDATE_SCALE,
     POINTWISE_QUANTIZE,
     POINTWISE_GRAD_QUANTIZE,
 )
@@ -111,6 +113,11 @@ def copies_memory(step: Step) -> bool:
 def observes(step: Step) -> bool:
     """Whether what it leaves is for people, so that nothing runs for its sake."""
     return has(step, Trait.OBSERVES)
+
+
+def moves_state(step: Step) -> bool:
+    """Whether it moves the state of delayed scaling on, and does nothing else."""
+    return has(step, Trait.MOVES_STATE)
 
 
 def reads_decoded(step: Step) -> bool:

@@ -34,12 +34,14 @@ from ...steps import (
     definition,
     is_derived,
     is_printed,
+    moves_state,
     observes,
     quantizes,
     row_sum,
 )
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
+from ...steps.update_scale import role_of
 from ..python.conditions import Conditions, named_conditions
 from ..python.states import state_sources
 from ..python.words import (
@@ -202,11 +204,11 @@ class ReferenceContext:
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
     """What ``reference/<cell>.py`` states: steps one by one, whatever kernels merge."""
-    merged = {program.name: program for _, program in plan.ops}
+    merged = {program.function: program for _, program in plan.ops}
     plan = plan.unmerged
     texts = (_pointwise_text(plan, step) for step in plan.steps if is_printed(step))
     pointwise = tuple(dict.fromkeys(texts))  # a step that both directions run is one function
-    programs = tuple(_checked(view, each, merged[each.name]) for view, each in plan.ops)
+    programs = tuple(_checked(view, each, merged[each.function]) for view, each in plan.ops)
     lines = [line for text in pointwise for line in text.body]
     lines += [line for program in programs for line in program.type_checks]
     exact = _exact_text(plan) if plan.quantizations else None
@@ -479,6 +481,8 @@ def _step_text(
         return StepText(comment, when, step.writes, f"{step.reads[0]}.clone()")
     if quantizes(step):
         return StepText(comment, when, *_quantize_call(plan, step, conditions))
+    if moves_state(step):
+        return StepText(comment, when, step.updates, _delayed_update(plan, step))
     if observes(step):
         return StepText(comment, when, (step.out,), _statistics_call(plan, step))
     if decodes(step) and plan.buffer(step.out).dtype is not DType.IO:
@@ -592,9 +596,19 @@ def _update_text(
     rng = step.input("rng_state")
     if rng:
         return StepText(comment, updated, (rng,), f"quantized.advance({rng})")
-    role, grouped = step.copies[0].role.value.upper(), plan.per_group(step.updates[-1])
-    words = f"{', '.join(step.updates)}, {_group_amax(plan, step)}, {role}, grouped={grouped}"
-    return StepText(comment, updated, step.updates, f"quantized.delayed_update({words})")
+    call = _moved(plan, step.updates, _group_amax(plan, step), step.copies[0].role)
+    return StepText(comment, updated, step.updates, call)
+
+
+def _delayed_update(plan: ModulePlan, step: Step) -> str:
+    """The call that moves a state on by an amax which is given."""
+    return _moved(plan, step.updates, step.input("amax") or "", role_of(step))
+
+
+def _moved(plan: ModulePlan, states: tuple[str, ...], amax: str, role: Role) -> str:
+    """A history and its scale after a step."""
+    words = (*states, amax, role.value.upper(), f"grouped={plan.per_group(states[-1])}")
+    return f"quantized.delayed_update({', '.join(words)})"
 
 
 def _read_copies(plan: ModulePlan, program: Program, step: Step) -> list[str]:
