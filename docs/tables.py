@@ -47,6 +47,7 @@ class Addition:
 
 
 ADDITIONS = (
+    Addition("a recipe with blocks that no matrix instruction reads", "recipe_1x64", 1),
     Addition("an architecture whose MMA is known: a part of Hopper", "known_mma", 1),
     Addition(
         "an option whose code runs around every step, as `nvtx_ranges` does", "pointwise_option", 4

@@ -13,7 +13,7 @@ UPDATE_STATE = "update_state"
 """Name of the flag that lets a refresh move on what delayed scaling keeps."""
 
 _DERIVED = re.compile(
-    r"need_d.+|rng_state|.+_(?:rowwise|columnwise)(?:_.+)?"
+    r"need_d.+|rng_state|(?:forward|backward|refresh)_state(?:_\d+)?|.+_(?:rowwise|columnwise)(?:_.+)?"
     r"|(?:.+_)?(?:input|weight|grad_output)_(?:amax_history|scale)"
     r"|.+_(?:dequantized|decoded|used|padded_sizes|row_sums|row_partials|partials|statistics)"
     r"|.+_(?:partial|row|column)_amax|.+_(?:main_grad|dummy_grad)"

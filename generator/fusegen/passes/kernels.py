@@ -92,23 +92,32 @@ def _check_known(step: Step) -> None:
         NotPossible: no such step, no such operand, or math that the step does not print.
     """
     name, made_by = step.primitive, _made_by(step)
-    if is_printed(step):
-        results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
-        if results != {*step.writes}:
-            raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
-        told = tuple(attribute for attribute, _ in step.attributes)
-        if step.pointwise and told != step.pointwise.attributes:
-            raise NotPossible(
-                f"{name}{made_by} is told {list(told)}, its expression reads"
-                f" {list(step.pointwise.attributes)}"
-            )
-        return
-    if step.pointwise and not definition(name).formula:
+    if is_printed(step) or definition(name).formula:
+        _check_expression(step)
+    elif step.pointwise:
         raise NotPossible(f"the reference has no {name} with an expression{made_by}")
-    for operand in step.inputs:
+    for operand in () if is_printed(step) else step.inputs:
         clears = operand.slot == ROW_GROUPS and step.pointwise and step.pointwise.grouped
         if not (takes(step, operand.slot) or operand.buffer in step.mutates or clears):
             raise NotPossible(f"the reference has no {name} with {operand.slot!r}{made_by}")
+
+
+def _check_expression(step: Step) -> None:
+    """Refuse a step that its expression does not compute.
+
+    Raises:
+        NotPossible: there is none, or it gives other results or reads other scalars.
+    """
+    name, made_by = step.primitive, _made_by(step)
+    results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
+    if results != {*step.writes}:
+        raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
+    told = tuple(attribute for attribute, _ in step.attributes)
+    if step.pointwise and told != step.pointwise.attributes:
+        raise NotPossible(
+            f"{name}{made_by} is told {list(told)}, its expression reads"
+            f" {list(step.pointwise.attributes)}"
+        )
 
 
 def with_sizes(draft: Draft, step: Step) -> Step:

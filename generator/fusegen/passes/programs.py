@@ -190,12 +190,18 @@ def refresh_program(draft: Draft, dims: Dims) -> Program:
 
 def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:
     """State that the steps read, then state that they change, in the module's order."""
-    read = {name for step in steps for name in step.reads}
-    changed = {name for step in steps for name in step.mutates}
+    whole = {part: each.buffer for each in draft.state_tensors for part in each.parts}
+
+    def tensors(names: Iterable[str]) -> set[str]:
+        return {whole.get(name, name) for name in names}
+
+    read = tensors(name for step in steps for name in step.reads)
+    changed = tensors(name for step in steps for name in step.mutates)
+    kept = dict.fromkeys(whole.get(state.buffer, state.buffer) for state in draft.states)
     arguments = [
-        Argument(state.buffer, optional=False, mutated=state.buffer in changed)
-        for state in draft.states
-        if state.buffer in read | changed
+        Argument(name, optional=False, mutated=name in changed)
+        for name in kept
+        if name in read | changed
     ]
     return tuple(sorted(arguments, key=lambda argument: argument.mutated))
 

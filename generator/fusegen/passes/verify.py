@@ -29,7 +29,8 @@ def verify_pass(done: Pass, before: Draft, after: Draft) -> None:
 
 def draft_faults(draft: Draft) -> Iterator[Fault]:
     """Every rule that a draft breaks, of those that its properties ask for."""
-    for view in views(draft.programs) if draft.programs else _views(draft):
+    written = views(draft.programs, draft.state_tensors)
+    for view in written if draft.programs else _views(draft):
         yield from faults(view, draft.buffers)
     for conversion in draft.conversions:
         buffers = {buffer.name: buffer for buffer in conversion.buffers}

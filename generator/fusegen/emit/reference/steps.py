@@ -41,6 +41,7 @@ from ...steps import (
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
 from ..python.conditions import Conditions, named_conditions
+from ..python.states import state_sources
 from ..python.words import (
     ProgramText,
     absent_source,
@@ -141,6 +142,7 @@ class CheckedProgram:
         absent: results that stay None where no flag asks for them.
         dims: sizes that the steps need.
         conditions: ``need_da = ...`` lines that they need.
+        states: lines that take states out of their tensors.
         steps: in order.
         scoped: the same by steps of the plan, where each runs in a scope.
         returned: source of the return value.
@@ -154,6 +156,7 @@ class CheckedProgram:
     absent: tuple[str, ...]
     dims: tuple[str, ...]
     conditions: tuple[str, ...]
+    states: tuple[str, ...]
     steps: tuple[StepText, ...]
     scoped: tuple[ScopedText, ...]
     returned: str
@@ -242,8 +245,7 @@ def _modules(plan: ModulePlan) -> tuple[str, ...]:
 
 def _exact_text(plan: ModulePlan) -> ExactText:
     printed = program_text(plan, plan.forward)
-    states = {state.buffer for state in plan.states}
-    given = (each for each in printed.arguments if each.name not in states)
+    given = (each for each in printed.arguments if each.name not in plan.kept)
     tensors = (f"{each.name}: {each.annotation}" for each in given)
     scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
     spelled = Conditions()
@@ -296,6 +298,8 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
     scoped = tuple(_scoped(plan, program, merged, conditions))
     steps = tuple(text for each in scoped for text in each.steps)
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
+    returned = _returned_values(plan, program, conditions)
+    needed = words | {*re.findall(r"\w+", returned)}
     return CheckedProgram(
         text=program_text(plan, program),
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
@@ -310,9 +314,15 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
         ),
         dims=bind_lines(program, words),
         conditions=conditions.lines,
+        states=tuple(
+            f"{name} = {source}"
+            for tensor in plan.state_tensors_of(program)
+            for name, source in state_sources(plan, tensor)
+            if name in needed
+        ),
         steps=steps,
         scoped=scoped if scopes_of(plan.options) else (),
-        returned=_returned_values(plan, program, conditions),
+        returned=returned,
         returns=_reference_returns(program),
     )
 
@@ -359,9 +369,17 @@ def _texts(
 
 def _returned_values(plan: ModulePlan, program: Program, conditions: Conditions) -> str:
     values = [_returned(plan, program, result, conditions) for result in program.results]
-    values += [_stored(plan, name, _part(program, name)) for name in program.mutated]
+    values += [_new_value(plan, program, name) for name in program.mutated]
     alone = len(values) == 1 and program.mutated
     return f"{values[0]}," if alone else ", ".join(values)
+
+
+def _new_value(plan: ModulePlan, program: Program, name: str) -> str:
+    """What an argument that is changed in place holds after the op."""
+    tensor = plan.state_tensor(name)
+    if tensor:
+        return f"quantized.join_states({', '.join(tensor.parts)})"
+    return _stored(plan, name, _part(program, name))
 
 
 def _reference_returns(program: Program) -> str:
