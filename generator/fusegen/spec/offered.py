@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..families.registry import FAMILIES, known_family
+from ..families.scalings import in_words
 from ..ir.dtypes import DType
-from ..spec.arch import ArchSpec, Every, FamilySpec
-from .registry import FAMILIES, known_family
-from .scalings import in_words
+from .arch import ArchSpec, Every, FamilySpec
 
 _EVERY = tuple(dict.fromkeys(name for family in FAMILIES for name in family.scalings))
 
