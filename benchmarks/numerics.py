@@ -93,7 +93,7 @@ def errors(module: ModuleType, layer: torch.nn.Module, inputs: tuple[Tensor, ...
     """Errors of the result and of the gradients of input and parameters."""
     exact_forward = getattr(module.reference, "exact", None) or module.reference.forward
     x = inputs[0].clone().requires_grad_()
-    states = dict(layer.named_buffers())
+    states = layer.state_dict()
     if "rng_state" in states:
         states["rng_state"].copy_(torch.tensor([7, 0]))
     for _ in range(2 if any("amax" in name for name in states) else 1):

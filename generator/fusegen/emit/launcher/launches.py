@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...ir import dtypes
 from ...ir.plan import Copy, ModulePlan, Program, Step
-from ...ir.quantization import Orientation, QuantizationSpec, ScaleRounding, ScaleRule
+from ...ir.quantization import Orientation, QuantizationSpec, Role, ScaleRounding, ScaleRule
 from ...ir.shapes import product, to_cpp
 from ...options import scopes_of
 from ...steps import definition
@@ -15,6 +15,7 @@ from ...steps.launch import Field, Launch, Source
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.pointwise_quantize import ROW_PARTIALS
 from ...steps.quantize import SUMMED
+from ...steps.update_scale import role_of
 from ..python.words import scalar, scope_name, step_comment
 from ..text.explain import size_in_bytes
 from .words import Reading, any_of, call, filled, scalar_type, writable
@@ -37,10 +38,13 @@ class LaunchStep:
 
 def launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> LaunchStep:
     given = {argument.buffer for argument in program.arguments if not argument.mutated}
+    addresses = {part for each in plan.state_tensors_of(program) for part in each.parts}
 
     def reading(name: str | None) -> str:
         if name is None:
             return "nullptr"
+        if name in addresses:
+            return name
         return f"pointer({name}_dense)" if name in given else f"pointer({name})"
 
     lines = _launch(_Place(plan, program, step, reading))
@@ -267,10 +271,16 @@ def _state_fields(
         return fields
     if history is None:
         return fields | {"quantize.scale": f"floats({reading(scale)})"}
-    spec = dict(plan.quantizations)[step.copies[0].role]
-    return fields | {
-        "state.history": f"floats(writable({history}))",
-        "state.scale": f"floats(writable({scale}))",
+    return fields | _delayed_fields(plan, program, step, step.copies[0].role)
+
+
+def _delayed_fields(plan: ModulePlan, program: Program, step: Step, role: Role) -> dict[str, str]:
+    """Fields of a history and of the scale of a role that follows from it."""
+    history, scale = step.input("amax_history") or "", step.input("scale") or ""
+    spec = dict(plan.quantizations)[role]
+    return {
+        "state.history": history,
+        "state.scale": scale,
         "state.slots": str(spec.scale.history),
         "state.groups": to_cpp(plan.buffer(scale).shape.dims[0]),
         "state.max": f"{dtypes.largest(spec.format)}f",
@@ -278,7 +288,7 @@ def _state_fields(
         "state.grouped": "true" if plan.per_group(scale) else "",
         "due": "&due",
         "moves_states": _moves_states(program, step),
-        "update": update,
+        "update": any_of(program.updated_when(step)) or "true",
     }
 
 
@@ -340,5 +350,8 @@ _SEVERAL: Mapping[Source, Callable[[_Place, str], dict[str, str]]] = {
     Source.PARTS: _parts_fields,
     Source.SCALE_STRIDES: lambda at, slot: _scale_strides(at.plan, at.copy(slot)),
     Source.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
+    Source.DELAYED_STATE: lambda at, _: _delayed_fields(
+        at.plan, at.program, at.step, role_of(at.step)
+    ),
 }
 """Sources of several fields."""

@@ -28,18 +28,22 @@ from ...ir.quantization import Extent, Orientation, Role
 from ...ir.shapes import Shape, product, symbols, to_code
 from ...options import scopes_of
 from ...steps import (
+    SHIPPED,
     copies_memory,
     decodes,
     definition,
     is_derived,
     is_printed,
+    moves_state,
     observes,
     quantizes,
     row_sum,
 )
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
+from ...steps.update_scale import role_of
 from ..python.conditions import Conditions, named_conditions
+from ..python.states import state_sources
 from ..python.words import (
     ProgramText,
     absent_source,
@@ -140,6 +144,7 @@ class CheckedProgram:
         absent: results that stay None where no flag asks for them.
         dims: sizes that the steps need.
         conditions: ``need_da = ...`` lines that they need.
+        states: lines that take states out of their tensors.
         steps: in order.
         scoped: the same by steps of the plan, where each runs in a scope.
         returned: source of the return value.
@@ -153,6 +158,7 @@ class CheckedProgram:
     absent: tuple[str, ...]
     dims: tuple[str, ...]
     conditions: tuple[str, ...]
+    states: tuple[str, ...]
     steps: tuple[StepText, ...]
     scoped: tuple[ScopedText, ...]
     returned: str
@@ -175,6 +181,7 @@ class ReferenceContext:
 
     Attributes:
         constants: how each role is quantised; empty where nothing is.
+        modules: that functions of steps stand in, besides those of fusegen.
         programs: every op's.
         exact: the forward without quantisation, where it differs.
         scopes: modules of what each step runs in.
@@ -192,15 +199,16 @@ class ReferenceContext:
     uses_steps: bool
     scopes: tuple[str, ...]
     uses_statistics: bool
+    modules: tuple[str, ...]
 
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
     """What ``reference/<cell>.py`` states: steps one by one, whatever kernels merge."""
-    merged = {program.name: program for _, program in plan.ops}
+    merged = {program.function: program for _, program in plan.ops}
     plan = plan.unmerged
     texts = (_pointwise_text(plan, step) for step in plan.steps if is_printed(step))
     pointwise = tuple(dict.fromkeys(texts))  # a step that both directions run is one function
-    programs = tuple(_checked(view, each, merged[each.name]) for view, each in plan.ops)
+    programs = tuple(_checked(view, each, merged[each.function]) for view, each in plan.ops)
     lines = [line for text in pointwise for line in text.body]
     lines += [line for program in programs for line in program.type_checks]
     exact = _exact_text(plan) if plan.quantizations else None
@@ -221,13 +229,25 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         uses_steps=any("steps." in call for call in calls),
         scopes=tuple(scope.python for scope in scopes_of(plan.options)),
         uses_statistics=bool(plan.records),
+        modules=_modules(plan),
     )
+
+
+_OWN_MODULES = frozenset(
+    kind.reference.function.partition(".")[0] for kind in SHIPPED if kind.reference
+)
+
+
+def _modules(plan: ModulePlan) -> tuple[str, ...]:
+    """Modules of the reference that extensions bring."""
+    kinds = (definition(step.primitive) for step in (*plan.steps, *plan.exact))
+    words = {kind.reference.function.partition(".")[0] for kind in kinds if kind.reference}
+    return tuple(sorted(words - _OWN_MODULES))
 
 
 def _exact_text(plan: ModulePlan) -> ExactText:
     printed = program_text(plan, plan.forward)
-    states = {state.buffer for state in plan.states}
-    given = (each for each in printed.arguments if each.name not in states)
+    given = (each for each in printed.arguments if each.name not in plan.kept)
     tensors = (f"{each.name}: {each.annotation}" for each in given)
     scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
     spelled = Conditions()
@@ -280,6 +300,8 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
     scoped = tuple(_scoped(plan, program, merged, conditions))
     steps = tuple(text for each in scoped for text in each.steps)
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
+    returned = _returned_values(plan, program, conditions)
+    needed = words | {*re.findall(r"\w+", returned)}
     return CheckedProgram(
         text=program_text(plan, program),
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
@@ -294,9 +316,15 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
         ),
         dims=bind_lines(program, words),
         conditions=conditions.lines,
+        states=tuple(
+            f"{name} = {source}"
+            for tensor in plan.state_tensors_of(program)
+            for name, source in state_sources(plan, tensor)
+            if name in needed
+        ),
         steps=steps,
         scoped=scoped if scopes_of(plan.options) else (),
-        returned=_returned_values(plan, program, conditions),
+        returned=returned,
         returns=_reference_returns(program),
     )
 
@@ -343,9 +371,17 @@ def _texts(
 
 def _returned_values(plan: ModulePlan, program: Program, conditions: Conditions) -> str:
     values = [_returned(plan, program, result, conditions) for result in program.results]
-    values += [_stored(plan, name, _part(program, name)) for name in program.mutated]
+    values += [_new_value(plan, program, name) for name in program.mutated]
     alone = len(values) == 1 and program.mutated
     return f"{values[0]}," if alone else ", ".join(values)
+
+
+def _new_value(plan: ModulePlan, program: Program, name: str) -> str:
+    """What an argument that is changed in place holds after the op."""
+    tensor = plan.state_tensor(name)
+    if tensor:
+        return f"quantized.join_states({', '.join(tensor.parts)})"
+    return _stored(plan, name, _part(program, name))
 
 
 def _reference_returns(program: Program) -> str:
@@ -445,6 +481,8 @@ def _step_text(
         return StepText(comment, when, step.writes, f"{step.reads[0]}.clone()")
     if quantizes(step):
         return StepText(comment, when, *_quantize_call(plan, step, conditions))
+    if moves_state(step):
+        return StepText(comment, when, step.updates, _delayed_update(plan, step))
     if observes(step):
         return StepText(comment, when, (step.out,), _statistics_call(plan, step))
     if decodes(step) and plan.buffer(step.out).dtype is not DType.IO:
@@ -558,9 +596,19 @@ def _update_text(
     rng = step.input("rng_state")
     if rng:
         return StepText(comment, updated, (rng,), f"quantized.advance({rng})")
-    role, grouped = step.copies[0].role.value.upper(), plan.per_group(step.updates[-1])
-    words = f"{', '.join(step.updates)}, {_group_amax(plan, step)}, {role}, grouped={grouped}"
-    return StepText(comment, updated, step.updates, f"quantized.delayed_update({words})")
+    call = _moved(plan, step.updates, _group_amax(plan, step), step.copies[0].role)
+    return StepText(comment, updated, step.updates, call)
+
+
+def _delayed_update(plan: ModulePlan, step: Step) -> str:
+    """The call that moves a state on by an amax which is given."""
+    return _moved(plan, step.updates, step.input("amax") or "", role_of(step))
+
+
+def _moved(plan: ModulePlan, states: tuple[str, ...], amax: str, role: Role) -> str:
+    """A history and its scale after a step."""
+    words = (*states, amax, role.value.upper(), f"grouped={plan.per_group(states[-1])}")
+    return f"quantized.delayed_update({', '.join(words)})"
 
 
 def _read_copies(plan: ModulePlan, program: Program, step: Step) -> list[str]:

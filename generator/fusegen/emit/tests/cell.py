@@ -18,6 +18,7 @@ from ...ir.plan import (
     Parameter,
     PointwiseOperand,
     Program,
+    State,
     StateFill,
 )
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
@@ -97,6 +98,7 @@ class TestContext:
     row_inputs: str
     row_gradients: str
     group_gradients: str
+    ops: str
     forward_op: str
     backward_op: str
     forward_flags: str
@@ -197,6 +199,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         row_inputs=_tuple([name for name in plan.inputs if _outer(plan, name) == plan.token_axis]),
         row_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.token_axis]),
         group_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.group_axis]),
+        ops=_ops(plan) if any(len(each.segments) > 1 for each in plan.directions) else "",
         forward_op=op_name(plan, plan.forward),
         backward_op=op_name(plan, plan.backward),
         forward_flags=", ".join(flags),
@@ -223,14 +226,14 @@ def test_context(plan: ModulePlan) -> TestContext:
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
         forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
         backward_states=_tuple(_changed(plan, plan.backward)),
-        reduces=bool(plan.reductions),
+        reduces=bool(plan.process_groups),
         caches=_tuple(list(plan.caches)) if plan.caches else "",
         quantized=_tuple([p.path for p in plan.quantized]) if plan.quantized else "",
         reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
         refresh_op=op_name(plan, plan.refresh) if plan.refresh else "",
         refresh_arguments=_tuple(refreshed),
         refresh_flags=", ".join(["True"] * len(plan.refresh.flags)) if plan.refresh else "",
-        refresh_alone=_tuple([s.buffer for s in plan.states if s.buffer not in called]),
+        refresh_alone=_tuple([name for name in plan.kept if name not in called]),
         kept_states=_tuple(moving) if len(moving) < len(called) else "STATES",
         delays=plan.wgrad is not None,
         delayed=_tuple(list(plan.delayed)),
@@ -243,6 +246,12 @@ def test_context(plan: ModulePlan) -> TestContext:
         keeps_records=bool(plan.records),
         same_records=_tuple(_same_records(plan)),
     )
+
+
+def _ops(plan: ModulePlan) -> str:
+    """Ops of forward and backward by name."""
+    directions = (each for each in plan.directions if each.name in ("forward", "backward"))
+    return _tuple([op_name(plan, program) for each in directions for program in each.programs])
 
 
 def _main_grad_dtype(plan: ModulePlan) -> str:
@@ -279,11 +288,9 @@ def _same_records(plan: ModulePlan) -> list[str]:
 
 
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
-    """State that a call of a program's direction moves on, inside of the op or after it."""
-    reductions = plan.reductions_of(program)
+    """State that a call of a direction moves on."""
     own = {*plan.records, *(name for _, name in plan.main_grads)}
-    changed = [name for name in program.mutated if name not in own]
-    return [*changed, *(name for r in reductions for name in (r.history, r.scale))]
+    return [name for name in program.mutated if name not in own]
 
 
 def _tuple(names: list[str]) -> str:
@@ -357,11 +364,19 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         StateFill.RECORD: "torch.zeros({shape}, device=device)",
         StateFill.COPY: "torch.empty({shape}, device=device, dtype=torch.{dtype})",
     }
-    for state in plan.states:
+
+    def filled(state: State) -> str:
         buffer = plan.buffer(state.buffer)
         dims = ", ".join(to_code(dim) for dim in buffer.shape.dims)
-        dtype = dtypes.info(buffer.dtype).torch
-        yield f'"{state.buffer}": {fills[state.fill].format(shape=dims, dtype=dtype)},'
+        return fills[state.fill].format(shape=dims, dtype=dtypes.info(buffer.dtype).torch)
+
+    for name in plan.kept:
+        tensor = plan.state_tensor(name)
+        if tensor is None:
+            yield f'"{name}": {filled(plan.state(name))},'
+        else:
+            values = ", ".join(filled(plan.state(part)) for part in tensor.parts)
+            yield f'"{name}": support.state_rows({values}),'
     for _, name in plan.main_grads:
         dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
         dtype = ", dtype=dtype" if plan.buffer(name).dtype is DType.IO else ""

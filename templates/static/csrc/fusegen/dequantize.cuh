@@ -265,9 +265,9 @@ __global__ void __launch_bounds__(kThreads)
 template <class Config>
 static Status launch_dequantize(const DequantizeArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  if (in.length % 8 != 0) return {kInvalid, "length: a multiple of 8"};
-  if (Config::kTurned && in.lines % 8 != 0) return {kInvalid, "lines: a multiple of 8"};
-  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.length % kRowAlignment != 0) return {kInvalid, "length: a multiple of 8"};
+  if (Config::kTurned && in.lines % kRowAlignment != 0) return {kInvalid, "lines: a multiple of 8"};
+  if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   if (in.lines_per_scale < 1) return {kInvalid, "lines_per_scale >= 1"};
   if (in.matrices == 0 || in.lines == 0 || in.length == 0) return {};
   constexpr int64_t kTile = quantizing::kTurnTile;
@@ -287,7 +287,7 @@ static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, Stre
   if (!quantizing::is_alignment(in.row_align) || in.row_align < quantizing::kDecodedRows<Config>) {
     return {kInvalid, "row_align: a power of two from 32 rows, or one block's, to 128"};
   }
-  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   return quantizing::launch_tiles<quantizing::kTurnTile>(
       "cudaLaunchKernelEx(dequantize_groups)", &quantizing::dequantize_groups_kernel<Config>, in,
       quantizing::kGroupTiles, stream);
