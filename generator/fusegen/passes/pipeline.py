@@ -229,7 +229,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "backward",
-        "The ops' backward rules in reverse order.",
+        "The ops' backward rules in reverse order; gradients from several readers are added up.",
         lambda draft, _: write_backward(draft),
         needs=_of(Property.EXPANDED),
         gives=_of(Property.DIFFERENTIATED),

@@ -156,8 +156,9 @@ class _Copies:
             source = draft.buffers[operand.buffer]
             key = _Tensor(source.name, role, source.name in again)
             value = replace(source, name=_value(source.name), role=None, optional=False)
-            self.buffers[value.name] = value
-            before.append(self._whole(draft, key, step, value.name))
+            if value.name not in self.buffers:  # else a product before it has asked for it
+                self.buffers[value.name] = value
+                before.append(self._whole(draft, key, step, value.name))
             inputs.append(Operand(operand.slot, value.name))
         return (*before, replace(step, inputs=tuple(inputs)))
 
@@ -199,6 +200,7 @@ class _Copies:
     def _with_steps(
         self, draft: Draft, program: list[Step], again: frozenset[str], done: set[_Tensor]
     ) -> Iterable[Step]:
+        there: set[str] = set()
         for step in program:
             for copy in step.copies:
                 key = _Tensor(copy.source, copy.role, copy.source in again)
@@ -207,7 +209,10 @@ class _Copies:
                     quantized = self._step(draft, key, step.item)
                     yield from self._snapshots(key, step.item)
                     yield quantized
-            yield from self._emulated(draft, step)
+            for each in self._emulated(draft, step):
+                if not (decodes(each) and there.issuperset(each.writes)):  # another product's
+                    there.update(each.writes)
+                    yield each
 
     def _emulated(self, draft: Draft, step: Step) -> Iterable[Step]:
         """The step; where only decoded operands can be multiplied, after the steps that decode."""
