@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from ..ir.kernel import LayoutSpec
 from ..ir.plan import (
     Attribute,
     Buffer,
@@ -20,6 +21,7 @@ from ..ir.plan import (
     State,
     Step,
 )
+from ..ir.quantization import QuantizationSpec, Role
 from ..ir.shapes import Expr
 from ..spec.op import OpSpec
 
@@ -95,6 +97,8 @@ class Draft:
         gradients: (leaf, gradient) buffers that the backward can be asked for.
         exact: the forward of a recipe without roles, which errors are measured against.
         exact_output: the buffer of its first output.
+        quantizations: how each role is quantised.
+        layout: of quantised copies.
         saved: what the forward leaves for the backward.
         programs: forward, backward, refresh and wgrad; once they are there, all steps are in them.
         kernel_sets: what runs the steps.
@@ -127,6 +131,8 @@ class Draft:
     kernel_sets: tuple[KernelSet, ...] = ()
     conversions: tuple[Conversion, ...] = ()
     shardings: tuple[Sharding, ...] = ()
+    quantizations: tuple[tuple[Role, QuantizationSpec], ...] = ()
+    layout: LayoutSpec = field(default_factory=LayoutSpec)
     holds: frozenset[Property] = frozenset()
     rewrites: tuple[Rewriting, ...] = ()
 

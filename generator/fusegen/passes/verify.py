@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..ir.naming import gradient, need
 from ..ir.plan import Step
+from ..steps.copies import Formats
 from ..steps.verify import Fault, VerifyError, View, faults, views
 from .contract import Pass
 from .draft import Draft, Property
@@ -29,12 +30,14 @@ def verify_pass(done: Pass, before: Draft, after: Draft) -> None:
 
 def draft_faults(draft: Draft) -> Iterator[Fault]:
     """Every rule that a draft breaks, of those that its properties ask for."""
+    roles, quantized = dict(draft.quantizations), Property.QUANTIZED in draft.holds
+    formats = Formats(roles, draft.layout) if quantized else None
     for view in views(draft.programs) if draft.programs else _views(draft):
-        yield from faults(view, draft.buffers)
+        yield from faults(view, draft.buffers, formats)
     for conversion in draft.conversions:
         buffers = {buffer.name: buffer for buffer in conversion.buffers}
         for view in views((conversion.program,)):
-            yield from faults(view, buffers)
+            yield from faults(view, buffers, Formats(roles, conversion.layout))
 
 
 def _views(draft: Draft) -> Iterator[View]:
