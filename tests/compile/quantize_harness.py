@@ -210,7 +210,7 @@ def _ratio(fmt: str, block: tuple[int | None, int | None], **more: object) -> ob
     return reference.Quantization(fmt, block, "float32", "max_over_amax", **more)
 
 
-def _mx(fmt: str, block: tuple[int, int], rounding: str) -> object:
+def _mx(fmt: str, block: tuple[int, int], rounding: str = "pow2_up") -> object:
     return reference.Quantization(fmt, block, "e8m0", "mx", round=rounding)
 
 
@@ -238,6 +238,18 @@ RECIPES: dict[str, Recipe] = {
     "nv_1x16_stochastic": Recipe(10, _nv((1, 16), rounding="stochastic")),
     "nv_1x16_hadamard": Recipe(11, _nv((1, 16), hadamard="columnwise")),
     "nv_1x16_both": Recipe(12, _nv((1, 16), rounding="stochastic", hadamard="columnwise")),
+    # Blocks that no shipped recipe has.
+    "block_1x64": Recipe(13, _ratio("e4m3", (1, 64), round="pow2_down")),
+    "block_64x64": Recipe(14, _ratio("e4m3", (64, 64)), square=True),
+    "block_1x32_e5m2": Recipe(15, _ratio("e5m2", (1, 32), epsilon=1e-6)),
+    "block_32x32_e5m2": Recipe(16, _ratio("e5m2", (32, 32), epsilon=1e-6), square=True),
+    "block_1x16": Recipe(17, _ratio("e4m3", (1, 16))),
+    "block_16x16_e2m1": Recipe(18, _ratio("e2m1", (16, 16), round="pow2_down"), square=True),
+    "mx_1x64": Recipe(19, _mx("e4m3", (1, 64))),
+    "mx_1x128_e2m1": Recipe(20, _mx("e2m1", (1, 128))),
+    "mx_128x128_e5m2": Recipe(21, _mx("e5m2", (128, 128), "pow2_down"), square=True),
+    "nv_1x64_stochastic": Recipe(22, _nv((1, 64), rounding="stochastic")),
+    "nv_32x32": Recipe(23, _nv((32, 32)), square=True),
 }
 
 

@@ -35,6 +35,7 @@ RECIPES = (
     "delayed_e4m3",
     "row",
     "block_1x128",
+    "block_1x64",
     "mx_1x32",
     "nv_1x16",
     "nv_1x16_both",

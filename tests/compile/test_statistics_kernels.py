@@ -144,13 +144,14 @@ def test_rows_past_the_groups(
     assert before[0] > 0 and before[4] > 0
 
 
+@pytest.mark.parametrize("recipe", ["block_1x128", "block_1x64"])
 @pytest.mark.parametrize("align", [16, 128])
 @pytest.mark.parametrize("columnwise", [False, True])
-def test_layouts(kernels: Kernels, measure: Any, align: int, columnwise: bool) -> None:
+def test_layouts(kernels: Kernels, measure: Any, align: int, columnwise: bool, recipe: str) -> None:
     for name in ("ragged", "forty groups", "dense"):
         case = _case(name, torch.bfloat16)
         _check(
-            kernels, measure, "block_1x128", case, columnwise,
+            kernels, measure, recipe, case, columnwise,
             align=align, token_major=not columnwise,
         )  # fmt: skip
 

@@ -22,9 +22,9 @@ from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.options import OPTIONS
 from fusegen.passes.draft import NotPossible
-from fusegen.passes.expand import chain_of
 from fusegen.passes.pipeline import resolve_module
 from fusegen.spec.cells import with_options
+from fusegen.spec.chains import chain_of
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
 from fusegen.steps import STEPS

@@ -31,11 +31,12 @@ from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.render import Renderer, RenderError
 from fusegen.families.family import Demand, offers
+from fusegen.families.offered import listed_scalings
 from fusegen.families.registry import FAMILIES, known_family
 from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import GemmKind, Schedule, Store
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import ModulePlan, Variant
+from fusegen.ir.plan import ModulePlan, Status, Variant
 from fusegen.ir.predicate import Comparison, SizeVariable
 from fusegen.ir.quantization import Accumulation
 from fusegen.passes.pipeline import Plan, resolve
@@ -140,7 +141,7 @@ def words_beside(path: Path_, word: str) -> list[str]:
     names: dict[str, list[str]] = {
         "implements": [*BY_NAME],
         "formats": [each.value for each in DType],
-        "scalings": sorted({each for family in FAMILIES for each in family.scalings}),
+        "scalings": ["any", *sorted({each for family in FAMILIES for each in family.scalings})],
         "accumulations": [each.value for each in Accumulation],
         "stores": [each.value for each in Store],
         "schedule": [each.value for each in Schedule],
@@ -278,14 +279,15 @@ def without_tiles(arch: ArchSpec) -> ArchSpec:
 def lists_fewer(arch: ArchSpec, whole: ArchSpec) -> bool:
     """Whether all that a spec lists, in the same order, the whole one lists, too."""
 
-    lists = ("implements", "formats", "scalings", "accumulations", "stores")
+    lists = ("implements", "formats", "accumulations", "stores")
 
     def part(name: str, family: FamilySpec) -> bool:
         other = whole.kernels.get(name)
         if other is None or not family.kinds.items() <= other.kinds.items():
             return False
-        rest = {key: getattr(other, key) for key in (*lists, "kinds")}
+        rest = {key: getattr(other, key) for key in (*lists, "scalings", "kinds")}
         fewer = all({*getattr(family, key)} <= {*getattr(other, key)} for key in lists)
+        fewer &= {*listed_scalings(name, family)} <= {*listed_scalings(name, other)}
         return fewer and replace(family, **rest) == other
 
     same = replace(arch, kernels=whole.kernels) == whole
@@ -318,7 +320,7 @@ def broken_asserts(arch: ArchSpec, path: Path_) -> list[str]:
     template = family.template or str(path[1])
     found: list[str] = []
     for point in family.kinds[kind].points:
-        for adds, block in product((False, True), {"block_1x128" in family.scalings}):
+        for adds, block in product((False, True), {family.scales("block_1x128")}):
             rows, columns, _ = point.tile
             extra = 4 * (rows + (columns if kind is GemmKind.WGRAD else 0)) if block else 0
             fp8 = template == "gemm_fp8_sm90"
@@ -441,7 +443,7 @@ def test_a_sample_of_tiles_changes_nothing_but_units_and_dispatch(renderer: Rend
 
 
 def test_a_sample_that_lists_fewer_is_refused_by_cell() -> None:
-    """Each cell is planned as before, or is refused with a reason; none is computed otherwise."""
+    """Each cell is planned as before, is refused with a reason, or newly emulated with one."""
     before = {each.cell: each for each in planned(ARCH, CELLS).modules}
     for mutant in sample(Verdict.FEWER, 12):
         arch = loaded(mutant)
@@ -449,7 +451,8 @@ def test_a_sample_that_lists_fewer_is_refused_by_cell() -> None:
         plan = planned(arch, CELLS)
         assert all(each.reason for each in plan.unsupported)
         for module in plan.modules:
-            assert module == before[module.cell], mutant.words
+            newly_emulated = module.status is Status.EMULATED != before[module.cell].status
+            assert newly_emulated or module == before[module.cell], mutant.words
 
 
 def test_a_template_that_is_missing_is_refused_by_its_name(renderer: Renderer) -> None:

@@ -80,9 +80,7 @@ FUSIONS = [
     "linear_activation",
 ]
 UNSUPPORTED = {
-    "bias": "the gradient of 'bias' would be summed over rows",
     "interleaved_swiglu": "op 'interleaved_swiglu': no kernel reads the interleaved halves of 'x'",
-    "make_extra_output": "pointwise op 'make_extra_output' has 2 outputs, expected 1",
 }
 """What the catalogue has and the built-in passes do not, each with the reason users read."""
 REFUSED = {

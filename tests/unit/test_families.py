@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from fusegen.checks.load import load
 from fusegen.families import registry, scalings
 from fusegen.families.family import Demand, Family, offers
+from fusegen.families.offered import offered
 from fusegen.families.registry import FAMILIES, known_family
 from fusegen.families.scalings import BLOCK_1X128
 from fusegen.ir.dtypes import DType
@@ -28,10 +29,12 @@ from fusegen.ir.quantization import (
     Orientation,
     QuantizationSpec,
     Role,
+    ScaleRule,
     Scaling,
 )
-from fusegen.passes.pipeline import resolve
+from fusegen.passes.pipeline import Plan, resolve
 from fusegen.publish.paths import builtin_specs, builtin_templates
+from fusegen.spec.arch import Every, FamilySpec
 
 from .device_code import CSRC, constant, traits
 
@@ -56,8 +59,19 @@ def test_numbers_are_those_of_the_device_code() -> None:
 
 
 def test_scalings_are_those_of_the_device_code() -> None:
-    """The names of `Scaling` of the kernels that convert, and of `Fp8Scaling` and its sums."""
-    assert enumerators("quantize.h", "Scaling") == {each.name for each in scalings.ALL}
+    """The blocks that `Scaling` can be instantiated for, and names of `Fp8Scaling` and its sums."""
+    bounds = re.search(
+        r"kLeastBlock = (\d+), kMostBlock = (\d+);",
+        (CSRC / "quantize_config.cuh").read_text(encoding="utf-8"),
+    )
+    assert bounds
+    least, most = map(int, bounds.groups())
+    sizes = [n for n in range(least, most + 1) if n & (n - 1) == 0]
+    assert [*scalings.BLOCKS] == sizes
+    blocks = [each for each in scalings.ALL if each.columns is not Extent.ALL]
+    assert {each.extents for each in blocks} == {(r, n) for n in sizes for r in (1, n)}
+    rules = {each.rule for each in scalings.ALL}
+    assert len(enumerators("quantize_config.cuh", "Rule")) == len(rules) == len(ScaleRule)
     fp8 = known("gemm_fp8_sm90")
     words = {fp8.enumerator(word) for word in fp8.scalings}
     assert enumerators("gemm_fp8.h", "Fp8Scaling") == words
@@ -107,7 +121,6 @@ def test_every_family_has_a_word_for_each_thing_it_accepts() -> None:
     for family in FAMILIES:
         assert family.implements and family.formats and family.stores
         assert {*family.transformed} <= {*family.converts}
-        assert {*(family.grouped or ())} <= {*family.converts}
         assert (family.layout is None) == (not family.scalings)
         assert {*family.enumerators} <= {*family.scalings, *(a.value for a in family.accumulations)}
 
@@ -163,17 +176,26 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
     )
     assert quantised("tensor", history=1024) is None
     assert "a history of 1025" in str(quantised("tensor", history=1025))
-    assert quantised("block_1x64") == "quantize of e2m1_block_1x64"
+    assert quantised("block_1x64") is None
+    assert quantised("block_1x256") == "quantize of e2m1_block_1x256"
+    assert quantised("block_64x128") == "quantize of e2m1_block_64x128"
 
 
-def test_blocks_of_several_rows_are_not_decoded_in_groups() -> None:
-    for scaling in scalings.ALL:
-        demand = Demand(
-            "dequantize", None, Variant((DType.E4M3,), (scaling.name,), ()), grouped=True
-        )
-        reason = known("dequantize").accepts(demand)
-        several = scaling.rows not in (1, Extent.ALL)
-        assert reason == (f"dequantize of {scaling.name} in groups" if several else None)
+def test_what_an_architecture_has_in_words() -> None:
+    assert offered("quantize", ARCH) == (
+        "it has quantize of e4m3, e5m2, e2m1 by tensor, row, block_1xN, mx_1xN, nv_1xN, block_NxN,"
+        " mx_NxN, nv_NxN, N one of 16, 32, 64, 128"
+    )
+    assert offered("gemm", ARCH) == (
+        "it has gemm of what is not quantised; gemm of e4m3, e5m2 by tensor, row in fast sums;"
+        " gemm of e4m3, e5m2 by tensor, row in split_128 sums;"
+        " gemm of e4m3, e5m2 by block_1x128, block_128x128 in split_128 sums; gemm of bfloat16"
+    )
+    bare = replace(ARCH, kernels={"group_sum": ARCH.kernels["group_sum"]})
+    assert offered("gemm", bare) == "it has column_sum, group_sum"
+    assert offered("gemm", replace(ARCH, kernels={})) == "it has none"
+    own = FamilySpec(("quantize",), (DType.E4M3,), Every.ANY, template="mine")
+    assert "nv_NxN" in offered("quantize", replace(ARCH, kernels={"own": own}))
 
 
 # Resources
@@ -189,7 +211,7 @@ CONFIGURATIONS = [
     for point in each.points
     for store in (Store.IO, Store.FP32, Store.ADD)
     for pair in known(spec.template or name).multiplies or (None,)
-    if pair is None or pair.tokens.name in spec.scalings
+    if pair is None or spec.scales(pair.tokens.name)
 ]
 
 
@@ -270,13 +292,17 @@ def test_points_that_do_not_compile_are_refused(
 
 
 def reasons(recipe: str, module: str = "linear", **roles: QuantizationSpec | None) -> list[str]:
-    """Of a recipe with some roles changed, on Hopper."""
+    """Why a recipe with some roles changed cannot be on Hopper."""
+    return [cell.reason for cell in changed(recipe, module, roles).unsupported]
+
+
+def changed(recipe: str, module: str, roles: Mapping[str, QuantizationSpec | None]) -> Plan:
+    """The plan of a recipe with some roles changed, on Hopper."""
     spec = SPECS.recipes[recipe]
-    changed = {**spec.roles, **{Role(name): role for name, role in roles.items() if role}}
-    specs = replace(SPECS, recipes={"toy": replace(spec, recipe="toy", roles=changed)})
+    given = {**spec.roles, **{Role(name): role for name, role in roles.items() if role}}
+    specs = replace(SPECS, recipes={"toy": replace(spec, recipe="toy", roles=given)})
     specs = replace(specs, sources={**SPECS.sources, **_sources("toy", recipe)})
-    plan = resolve(specs, "sm_90a", [Cell(module, "toy")])
-    return [cell.reason for cell in plan.unsupported]
+    return resolve(specs, "sm_90a", [Cell(module, "toy")])
 
 
 def _sources(name: str, origin: str) -> dict[object, object]:
@@ -285,21 +311,60 @@ def _sources(name: str, origin: str) -> dict[object, object]:
     return {(SpecKind.RECIPES, name): SPECS.source(SpecKind.RECIPES, origin)}
 
 
+def emulated(recipe: str, **roles: QuantizationSpec | None) -> str:
+    """Why products of a recipe with some roles changed read decoded operands, if they do."""
+    plan = changed(recipe, "linear", roles)
+    assert not plan.unsupported
+    (module,) = plan.modules
+    return module.reason.removesuffix("; operands are decoded to bfloat16")
+
+
 def test_operands_that_scale_otherwise_than_a_product_reads_them() -> None:
     """Each scaling is among the family's, but its kernels read one pair of scalings only."""
     tensor = SPECS.recipes["fp8_current"].roles
     row = SPECS.recipes["fp8_rowwise"].roles
     block = SPECS.recipes["fp8_block"].roles
-    assert reasons("fp8_current") == []
-    assert reasons("fp8_current", weight=row[Role.WEIGHT]) == [
+    assert emulated("fp8_current") == "compiled kernels"
+    assert emulated("fp8_current", weight=row[Role.WEIGHT]) == (
         "sm_90a has no kernels for fprop of tensor of input and row of weight"
-    ]
-    assert reasons("fp8_current", grad_output=row[Role.GRAD_OUTPUT], weight=row[Role.WEIGHT])
-    assert reasons("fp8_block", weight=block[Role.INPUT]) == [
+    )
+    assert emulated("fp8_current", grad_output=row[Role.GRAD_OUTPUT], weight=row[Role.WEIGHT])
+    assert emulated("fp8_block", weight=block[Role.INPUT]) == (
         "sm_90a has no kernels for fprop of block_1x128 of input and block_1x128 of weight"
-    ]
-    assert reasons("fp8_block", input=block[Role.WEIGHT])
-    assert reasons("fp8_rowwise", input=tensor[Role.INPUT])
+    )
+    assert emulated("fp8_block", input=block[Role.WEIGHT])
+    assert emulated("fp8_rowwise", input=tensor[Role.INPUT])
+
+
+@pytest.mark.parametrize("block", [(1, 64), (64, 64), (1, 16), (16, 16)])
+def test_blocks_that_no_product_reads_are_decoded(block: tuple[int, int]) -> None:
+    for recipe in ("fp8_block", "mxfp8"):
+        roles = {
+            role.value: replace(spec, block=block)
+            for role, spec in SPECS.recipes[recipe].roles.items()
+        }
+        name = roles["input"].scaling
+        for module in ("linear", "grouped_linear", "grouped_mlp", "quantize"):
+            assert not changed(recipe, module, roles).unsupported
+        assert emulated(recipe, **roles).startswith(
+            f"sm_90a has no kernels for gemm of e4m3_e4m3_{name}_"
+        )
+
+
+@pytest.mark.parametrize("block", [(1, 8), (1, 256), (1, 96), (64, 128), (2, 2), (4, Extent.ALL)])
+def test_blocks_that_no_kernel_has_are_refused_with_those_there_are(
+    block: tuple[int | Extent, int | Extent],
+) -> None:
+    roles = {
+        role.value: replace(spec, block=block)
+        for role, spec in SPECS.recipes["fp8_block"].roles.items()
+    }
+    for module in ("linear", "grouped_linear", "quantize"):
+        (reason,) = reasons("fp8_block", module, **roles)
+        assert reason == (
+            f"sm_90a has no kernels for quantize of e4m3_{roles['input'].scaling};"
+            f" {offered('quantize', ARCH)}"
+        )
 
 
 def test_a_longer_history_than_kernels_keep() -> None:
@@ -310,13 +375,13 @@ def test_a_longer_history_than_kernels_keep() -> None:
 
 
 def test_a_transform_that_kernels_do_not_have() -> None:
-    changed = {
+    transformed = {
         role.value: replace(
             SPECS.recipes["mxfp8"].roles[role], hadamard=HadamardSpec(16, Orientation.COLUMNWISE)
         )
         for role in (Role.INPUT, Role.GRAD_OUTPUT)
     }
-    (reason,) = reasons("mxfp8", **changed)
+    (reason,) = reasons("mxfp8", **transformed)
     assert "a transform before mx_1x32" in reason
 
 

@@ -241,7 +241,7 @@ def test_a_quantised_role_goes_through_its_copy_and_back() -> None:
     assert plan.forward.steps[1].reads == ("x_rowwise", "x_rowwise_scale")
     assert plan.forward.flags == ("need_dx",), "a forward without grad leaves the state alone"
     assert plan.backward.steps == () and plan.differentiated == ("x",)
-    assert (plan.exact, plan.exact_output) == ((), "x")
+    assert (plan.exact, plan.exact_outputs) == ((), ("x",))
 
 
 def test_every_role_and_form_has_its_conversion() -> None:
@@ -636,7 +636,9 @@ def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
         "  products: {implements: [grouped_gemm]}\n"
     )
     specs = layer(tmp_path, archs__sm_100=arch)
-    assert reasons(specs, "linear", arch="sm_100") == ["sm_100 has no kernels for gemm"]
+    assert reasons(specs, "linear", arch="sm_100") == [
+        "sm_100 has no kernels for gemm; it has grouped_gemm, pointwise, pointwise_grad"
+    ]
     assert reasons(specs, "grouped_linear", arch="sm_100") == [
         "sm_100: kernel family products has no fprop"
     ]

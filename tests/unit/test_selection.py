@@ -471,7 +471,7 @@ def test_what_a_target_cannot_have_is_reported(tmp_path: Path, older: api.Folder
     done = api.generate(request(tmp_path / "out", targets=("older",), folders=older))
     (report,) = done.bundles
     assert [(cell.cell, cell.reason) for cell in report.unsupported] == [
-        ("linear__bf16", "sm_100 has no kernels for gemm")
+        ("linear__bf16", "sm_100 has no kernels for gemm; it has pointwise, pointwise_grad")
     ]
     assert cells_of(report.bundle) == ["silu__bf16"]
     assert not api.generate(request(tmp_path / "out", folders=older)).drifted
@@ -484,7 +484,8 @@ def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
     with pytest.raises(UsageError) as caught:
         api.generate(request(tmp_path / "out", **named, folders=older))
     assert str(caught.value) == (
-        "linear__bf16 cannot be made for sm_100: sm_100 has no kernels for gemm"
+        "linear__bf16 cannot be made for sm_100: sm_100 has no kernels for gemm;"
+        " it has pointwise, pointwise_grad"
     )
     assert not (tmp_path / "out").exists()
 

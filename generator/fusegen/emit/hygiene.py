@@ -56,7 +56,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Check: ("tensor", "reference"),
     Copy: ("source", "data", "scale", "amax", "groups"),
     Dimension: ("symbol", "keyword"),
-    ModulePlan: ("inputs", "differentiated", "arguments", "outputs", "main_grads", "exact_output"),
+    ModulePlan: ("inputs", "differentiated", "arguments", "outputs", "main_grads", "exact_outputs"),
     Operand: ("buffer",),
     Parameter: ("buffer",),
     Pointwise: ("attributes",),

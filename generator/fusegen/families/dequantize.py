@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..steps import dequantize
 from .family import Family, LayoutNeeds
-from .scalings import ALL, CODES, GROUPS_START, OF_TOKENS
+from .scalings import ALL, CODES, GROUPS_START
 
 DEQUANTIZE = Family(
     "dequantize",
@@ -13,5 +13,4 @@ DEQUANTIZE = Family(
     converts=ALL,
     row_alignment=8,
     layout=LayoutNeeds(GROUPS_START),
-    grouped=OF_TOKENS,
 )

@@ -30,14 +30,12 @@ class Demand:
         kind: of a product.
         variant: formats, scales and store; None where the module's own type is all.
         history: amaxes that a delayed scale looks back on.
-        grouped: whether rows lie in groups of any size.
     """
 
     primitive: str
     kind: GemmKind | None = None
     variant: Variant | None = None
     history: int = 0
-    grouped: bool = False
 
 
 class Offer(Protocol):
@@ -48,11 +46,10 @@ class Offer(Protocol):
     @property
     def formats(self) -> tuple[DType, ...]: ...
     @property
-    def scalings(self) -> tuple[str, ...]: ...
-    @property
     def accumulations(self) -> tuple[Accumulation, ...]: ...
     @property
     def stores(self) -> tuple[Store, ...]: ...
+    def scales(self, scaling: str) -> bool: ...
 
 
 def offers(offer: Offer, demand: Demand) -> bool:
@@ -62,7 +59,7 @@ def offers(offer: Offer, demand: Demand) -> bool:
     return (
         demand.primitive in offer.implements
         and {*variant.formats} <= {*offer.formats}
-        and {*variant.scalings} <= {*offer.scalings}
+        and all(offer.scales(scaling) for scaling in variant.scalings)
         and variant.store in offer.stores
         and (demand.variant is None or not ways or not ways.isdisjoint(variant.traits))
     )
@@ -189,7 +186,6 @@ class Family:
         arch: the only architecture whose instructions it uses; None for every later one, too.
         row_alignment: elements that innermost dimensions are multiples of.
         layout: of the copies that it reads or writes; None where it has none.
-        grouped: how elements may share scales whose rows lie in groups; None for all of them.
         transformed: what it has the Hadamard transform before.
         most_history: amaxes that a delayed scale may look back on.
         configured: what is known of its configurations; None where one instantiation serves.
@@ -206,7 +202,6 @@ class Family:
     arch: str | None = None
     row_alignment: int = 1
     layout: LayoutNeeds | None = None
-    grouped: tuple[Scaling, ...] | None = None
     transformed: tuple[Scaling, ...] = ()
     most_history: int = 0
     configured: Configured | None = None
@@ -217,6 +212,10 @@ class Family:
         """Names of how elements may share scales."""
         both = [each for pair in self.multiplies for each in (pair.tokens, pair.weights)]
         return tuple(dict.fromkeys(each.name for each in (*self.converts, *both)))
+
+    def scales(self, scaling: str) -> bool:
+        """Whether elements may share scales so."""
+        return scaling in self.scalings
 
     @property
     def accumulations(self) -> tuple[Accumulation, ...]:
@@ -253,8 +252,6 @@ class Family:
         if HADAMARD in variant.traits and words not in _names(self.transformed):
             names = ", ".join(_names(self.transformed)) or "nothing"
             return f"a transform before {words}, {self.name} has it before {names}"
-        if demand.grouped and self.grouped is not None and words not in _names(self.grouped):
-            return f"{demand.primitive} of {words} in groups"
         return None
 
     def _accepts_product(self, kind: GemmKind, variant: Variant) -> str | None:

@@ -17,6 +17,7 @@ _DERIVED = re.compile(
     r"|(?:.+_)?(?:input|weight|grad_output)_(?:amax_history|scale)"
     r"|.+_(?:dequantized|decoded|used|padded_sizes|row_sums|row_partials|partials|statistics)"
     r"|.+_(?:partial|row|column)_amax|.+_(?:main_grad|dummy_grad)"
+    r"|d.+_(?:partial_[0-9]+|total|terms)"
 )
 """Names that passes and printers make of others; ``gradient`` has a rule of its own."""
 
@@ -139,6 +140,21 @@ def is_derived(name: str) -> bool:
 def gradient(tensor: str) -> str:
     """Name of the gradient of a tensor."""
     return prefixed("d", tensor)
+
+
+def partial_gradient(name: str, number: int) -> str:
+    """Name of a gradient by way of one of the ops that read the tensor, counted from 1."""
+    return f"{name}_partial_{number}"
+
+
+def total_gradient(name: str) -> str:
+    """Name of the sum of the gradient that comes in for an output and those of its readers."""
+    return f"{name}_total"
+
+
+def terms_of(name: str) -> str:
+    """Name of what the gradient of an operand that all rows share is the column sum of."""
+    return f"{name}_terms"
 
 
 def need(tensor: str) -> str:

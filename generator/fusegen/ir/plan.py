@@ -669,7 +669,7 @@ class ModulePlan:
         saved: what the backward reads of the forward, each with the flags that ask for it.
         kernel_sets: kernels of the steps.
         exact: forward steps without quantisation, what the recipe's error is measured against.
-        exact_output: what they leave the first output in.
+        exact_outputs: what they leave the outputs in.
         quantizations: how each role is quantised.
         layout: of quantised copies.
         conversions: what its functions ``quantize`` and ``dequantize`` offer.
@@ -706,7 +706,7 @@ class ModulePlan:
     saved: tuple[Result, ...]
     kernel_sets: tuple[KernelSet, ...]
     exact: tuple[Step, ...]
-    exact_output: str
+    exact_outputs: tuple[str, ...]
     quantizations: tuple[tuple[Role, QuantizationSpec], ...]
     layout: LayoutSpec
     conversions: tuple[Conversion, ...]

@@ -8,7 +8,8 @@ The text follows the fields of the dataclasses, so that a new field needs nothin
         ...
 
 ``{...}`` is an object: the value of its first field, then the fields that differ from their
-default by name.  ``(...)`` is a tuple, a set or a mapping, ``a:b`` a pair or an object of two
+default by name.  An object of one field is that alone, but in braces where a word or a number may
+stand in its place.  ``(...)`` is a tuple, a set or a mapping, ``a:b`` a pair or an object of two
 fields.  Words stand as they are, strings that are no words in the quotes of JSON, shapes in square
 brackets.
 """
@@ -165,7 +166,14 @@ def _node(value: Any, hint: Any) -> _Node:
         case frozenset():
             (element,) = get_args(_container(hint))
             return _group("()", sorted((_node(v, element) for v in value), key=lambda n: n.flat))
-    return _object_node(value)
+    node = _object_node(value)
+    return _group("{}", [node]) if isinstance(node, _Leaf) and _or_scalar(hint) else node
+
+
+def _or_scalar(hint: Any) -> bool:
+    """Whether a word or a number may stand in the place of an object."""
+    hints = {*_alternatives(hint)} - {NoneType, Shape, *_EXPRS}
+    return not all(dataclasses.is_dataclass(each) for each in hints)
 
 
 def _word(value: bool | float | int | str | Enum | None) -> str:
@@ -235,7 +243,7 @@ def _reading(hint: Any) -> tuple[Callable[[_Node, Any], Any], Any]:
         if get_origin(each) in (tuple, frozenset) or _is_mapping(each):
             return _elements, each
         if dataclasses.is_dataclass(each):
-            return _object, each
+            return (_object_or_scalar, hints) if _or_scalar(hint) else (_object, each)
     return _scalar, hints
 
 
@@ -314,6 +322,15 @@ def _object(node: _Node, of: type) -> Any:
     if missing:
         raise ValueError(f"line {node.line}: {of.__name__} lacks {', '.join(missing)}")
     return _made(of, {**_defaults(of), **given})
+
+
+def _object_or_scalar(node: _Node, hints: tuple[Any, ...]) -> Any:
+    """What stands in braces is an object, what does not is none."""
+    (of,) = [each for each in hints if isinstance(each, type) and dataclasses.is_dataclass(each)]
+    if not isinstance(node, _Group):
+        return _scalar(node, tuple(each for each in hints if each is not of))
+    single = len(_hints(of)) == 1 and len(node.items) == 1
+    return _object(node.items[0] if single else node, of)
 
 
 def _made(of: type, values: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from enum import Enum
 from ..ir.kernel import LayoutSpec
 from ..ir.plan import (
     Attribute,
+    AttributeValue,
     Buffer,
     Conversion,
     KernelSet,
@@ -61,14 +62,14 @@ class Instance:
         op: its spec.
         tensors: the op's tensor names -> the module's buffers.
         dims: the op's symbols -> expressions in the module's symbols.
-        attributes: the op's scalars -> the module's.
+        attributes: the op's scalars -> the module's, or the value of a static one.
     """
 
     item: str
     op: OpSpec
     tensors: Mapping[str, str]
     dims: Mapping[str, Expr]
-    attributes: Mapping[str, str]
+    attributes: Mapping[str, AttributeValue]
 
     @property
     def label(self) -> str:
@@ -96,7 +97,7 @@ class Draft:
         reductions: amaxes that leave the ops, to change state between them.
         gradients: (leaf, gradient) buffers that the backward can be asked for.
         exact: the forward of a recipe without roles, which errors are measured against.
-        exact_output: the buffer of its first output.
+        exact_outputs: the buffers of its outputs.
         quantizations: how each role is quantised.
         layout: of quantised copies.
         saved: what the forward leaves for the backward.
@@ -125,7 +126,7 @@ class Draft:
     constants: frozenset[str] = frozenset()
     emulated: str = ""
     exact: tuple[Step, ...] = ()
-    exact_output: str = ""
+    exact_outputs: tuple[str, ...] = ()
     saved: tuple[Result, ...] = ()
     programs: tuple[Program, ...] = ()
     kernel_sets: tuple[KernelSet, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..families.family import HADAMARD, Demand, offers
+from ..families.offered import offered
 from ..families.registry import known_family
 from ..ir.dtypes import IO_DTYPES, DType
 from ..ir.kernel import GemmKind, Store
@@ -18,6 +19,7 @@ from ..spec.recipe import RecipeSpec
 from ..steps import (
     copies_memory,
     decodes,
+    definition,
     is_printed,
     is_product,
     observes,
@@ -26,6 +28,7 @@ from ..steps import (
     takes,
 )
 from ..steps import sizes as step_sizes
+from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
 DECODED = Variant((DType.BFLOAT16,), (), ())
@@ -100,10 +103,11 @@ def _check_known(step: Step) -> None:
                 f" {list(step.pointwise.attributes)}"
             )
         return
-    if step.pointwise:
+    if step.pointwise and not definition(name).formula:
         raise NotPossible(f"the reference has no {name} with an expression{made_by}")
     for operand in step.inputs:
-        if not (takes(step, operand.slot) or operand.buffer in step.mutates):
+        clears = operand.slot == ROW_GROUPS and step.pointwise and step.pointwise.grouped
+        if not (takes(step, operand.slot) or operand.buffer in step.mutates or clears):
             raise NotPossible(f"the reference has no {name} with {operand.slot!r}{made_by}")
 
 
@@ -135,7 +139,9 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     specs = [recipe.roles[copy.role] for copy in step.copies]
     if decodes(step):
         turned = step.copies[0].orientation is Orientation.COLUMNWISE
-        return Variant((specs[0].format,), (specs[0].scaling,), ("turned",) if turned else ())
+        by_group = specs[0].square > 1 and step.input("groups") is not None and not turned
+        traits = [*(["turned"] if turned else []), *(["by_group"] if by_group else [])]
+        return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
     if observes(step):
         orientation = step.copies[0].orientation
         transform = specs[0].hadamard
@@ -167,20 +173,36 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
     return Store.IO if narrow else Store.FP32
 
 
-def family_of(
-    primitive: str, arch: ArchSpec, variant: Variant | None = None
-) -> tuple[str, FamilySpec]:
-    """The family that implements a primitive, for the formats and scales of a variant.
+def family_of(demand: Demand, arch: ArchSpec) -> tuple[str, FamilySpec]:
+    """The family that does what a step asks for.
 
     Raises:
         NotPossible: there is none.
     """
-    demand = Demand(primitive, variant=variant)
-    for name, family in arch.kernels.items():
-        if offers(family, demand):
-            return name, family
+    variant = demand.variant
     of = f" of {variant}" if variant and str(variant) else ""
-    raise NotPossible(f"{arch.name} has no kernels for {primitive}{of}")
+    missing = f"{demand.primitive}{of}"
+    for name, family in arch.kernels.items():
+        if not offers(family, demand):
+            continue
+        known = known_family(family.template or name)
+        refused = known.accepts(demand) if known else None
+        if not refused:
+            return name, family
+        missing = refused
+    raise NotPossible(f"{arch.name} has no kernels for {missing}")
+
+
+def demand_of(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
+    """What a step asks of its family, beyond what its variant says, too."""
+    makes = quantizes(step) or bool(step.parts)
+    specs = [recipe.roles[copy.role] for copy in step.copies] if makes else []
+    return Demand(
+        step.primitive,
+        GemmKind(step.kind) if is_product(step) else None,
+        variant,
+        history=max((spec.scale.history for spec in specs), default=0),
+    )
 
 
 def kernel_set(
@@ -189,15 +211,14 @@ def kernel_set(
     """The kernels that can run a step on these buffers.
 
     Raises:
-        NotPossible: the arch has none.
+        NotPossible: the arch has none; the message lists what it has.
     """
     variant = variant_of(step, recipe, buffers)
-    name, family = family_of(step.primitive, arch, variant)
+    try:
+        name, family = family_of(demand_of(step, variant, recipe), arch)
+    except NotPossible as missing:
+        raise NotPossible(f"{missing}; {offered(step.primitive, arch)}") from None
     template = family.template or name
-    known = known_family(template)
-    missing = known.accepts(_demand(step, variant, recipe)) if known else None
-    if missing:
-        raise NotPossible(f"{arch.name} has no kernels for {missing}")
     if is_product(step):
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
@@ -212,19 +233,6 @@ def kernel_set(
     unit = KernelUnit(base, template, kernels, pointwise=step.pointwise, variant=variant)
     rules = (_rule(Predicate(()), "", kernels),)
     return KernelSet(base, template, None, (unit,), rules, family.row_alignment)
-
-
-def _demand(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
-    """What a step asks of its family, beyond what its variant says, too."""
-    makes = quantizes(step) or bool(step.parts)
-    specs = [recipe.roles[copy.role] for copy in step.copies] if makes else []
-    return Demand(
-        step.primitive,
-        GemmKind(step.kind) if is_product(step) else None,
-        variant,
-        history=max((spec.scale.history for spec in specs), default=0),
-        grouped=step.input("groups") is not None,
-    )
 
 
 def _rule(when: Predicate, point: str, kernels: tuple[Kernel, ...]) -> SelectionRule:

@@ -143,8 +143,8 @@ def _main_grad(draft: Draft, context: Context) -> Draft:
 
 
 def _exact(draft: Draft, context: Context) -> Draft:
-    exact, output = unquantized(draft)
-    return replace(draft, exact=exact, exact_output=output)
+    exact, outputs = unquantized(draft)
+    return replace(draft, exact=exact, exact_outputs=outputs)
 
 
 def _quantize(draft: Draft, context: Context) -> Draft:

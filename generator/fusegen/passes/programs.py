@@ -81,7 +81,7 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
     arguments += _states(draft, draft.forward)
     amaxes = _amaxes(draft, draft.forward)
-    given = {argument.buffer for argument in arguments}
+    given = {argument.buffer for argument in arguments} | {*draft.outputs}
     kept = tuple(result for result in saved if result.buffer not in given)
     outputs = tuple(Result(name) for name in draft.outputs)
     asked = {flag for result in kept for flag in result.when or flags_of(draft)}

@@ -16,6 +16,7 @@ of every gradient, is the identity, and disappears by renaming its result to its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -63,14 +64,14 @@ def quantize(
     return _Copies(recipe, arch, reduced, backward).insert(draft) if recipe.roles else draft
 
 
-def unquantized(draft: Draft) -> tuple[tuple[Step, ...], str]:
+def unquantized(draft: Draft) -> tuple[tuple[Step, ...], tuple[str, ...]]:
     """The forward of a recipe without roles, what a recipe's error is measured against.
 
     Returns:
-        its steps, and the buffer that holds the first output.
+        its steps, and the buffers that hold the outputs.
     """
     exact = _drop_identities(draft)
-    return exact.forward, exact.outputs[0]
+    return exact.forward, exact.outputs
 
 
 def _round_trips(draft: Draft, recipe: RecipeSpec) -> Draft:
@@ -222,7 +223,7 @@ class _Copies:
             yield step
             return
         self.emulated = self.emulated or reason
-        steps, buffers = decode_operands(step, known, self.arch.layout)
+        steps, buffers = decode_operands(step, known, self.arch.layout, self.recipe)
         self.buffers |= {buffer.name: buffer for buffer in buffers}
         yield from steps
 
@@ -320,6 +321,9 @@ def _drop_identities(draft: Draft) -> Draft:
 
     A result of the module keeps its name where a step writes the operand; otherwise the readers of
     the identity's result read its operand.
+
+    Raises:
+        NotPossible: one of several outputs is another one or an input: an op returns it once.
     """
     steps = (*draft.forward, *draft.backward)
     written = {name for step in steps if not _is_identity(step) for name in step.writes}
@@ -351,6 +355,9 @@ def _drop_identities(draft: Draft) -> Draft:
         return tuple(_rename(step, final) for step in program if not _is_identity(step))
 
     outputs = tuple(final(name) for name in draft.outputs)
+    shared = next((n for n in draft.outputs if Counter(outputs + draft.inputs)[final(n)] > 1), None)
+    if shared and len(outputs) > 1:
+        raise NotPossible(f"{shared!r} is what another output or an input is, and not computed")
     gradients = tuple((leaf, final(name)) for leaf, name in draft.gradients)
     return replace(
         draft,

@@ -41,7 +41,7 @@ def seal(draft: Draft, context: Context) -> ModulePlan:
         kernel_sets=draft.kernel_sets,
         conversions=draft.conversions,
         exact=draft.exact,
-        exact_output=draft.exact_output,
+        exact_outputs=draft.exact_outputs,
         quantizations=draft.quantizations,
         layout=draft.layout,
         tolerance=Tolerance(given.gemm, given.end_to_end, given.float32),

@@ -26,7 +26,7 @@ from ..ir.naming import gradient
 from ..ir.plan import HALVES, Access, Buffer, ModulePlan, Program, Sharding, Step
 from ..ir.quantization import QuantizationSpec, Role
 from ..ir.shapes import split, symbols
-from ..steps import decodes, is_printed, is_product, quantizes, sums_rows
+from ..steps import decodes, is_product, quantizes, sums_rows
 from ..steps.pointwise import ROW_GROUPS
 from ..steps.quantize import SUMMED
 
@@ -150,7 +150,7 @@ class _Ops:
             return False
         if is_product(step) or sums_rows(step):
             return True
-        if is_printed(step):
+        if step.pointwise:
             return self._valid_pointwise(step, parts)
         if quantizes(step):
             return {*self._writes(step)} - {*self._summands(step, parts)} <= parts.keys()

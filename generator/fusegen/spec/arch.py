@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from enum import Enum
 from typing import Annotated
 
 from pydantic import StringConstraints
@@ -33,6 +34,12 @@ class KindSpec:
     select: tuple[RuleSpec, ...]
 
 
+class Every(str, Enum):
+    """In place of a list: all that device code can be instantiated for."""
+
+    ANY = "any"
+
+
 @dataclass(frozen=True, slots=True, config=STRICT)
 class FamilySpec:
     """A family of kernels that implements primitives on an architecture.
@@ -40,7 +47,8 @@ class FamilySpec:
     Attributes:
         implements: primitives.
         formats: element formats of its quantised operands; ``io`` for none.
-        scalings: how their elements share scales, as ``QuantizationSpec.scaling`` says it.
+        scalings: how their elements share scales, as ``QuantizationSpec.scaling`` says it, or
+            ``any``.
         accumulations: of its products of quantised operands; empty for any.
         stores: what may become of its products.
         template: name of its templates, where it is not the family's own.
@@ -50,12 +58,16 @@ class FamilySpec:
 
     implements: tuple[StepName, ...]
     formats: tuple[DType, ...] = (DType.IO,)
-    scalings: tuple[Name, ...] = ()
+    scalings: tuple[Name, ...] | Every = ()
     accumulations: tuple[Accumulation, ...] = ()
     stores: tuple[Store, ...] = (Store.IO,)
     template: Name | None = None
     row_alignment: Positive = 1
     kinds: Mapping[GemmKind, KindSpec] = field(default_factory=dict)
+
+    def scales(self, scaling: str) -> bool:
+        """Whether elements may share scales so."""
+        return isinstance(self.scalings, Every) or scaling in self.scalings
 
 
 def isa_of(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..ir.plan import Step
 from . import gemm
+from .add import ADD
 from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .gemm import GEMM, GROUPED_GEMM
@@ -27,6 +28,7 @@ STEPS: tuple[StepDef, ...] = (
     GROUP_ROW_DOT,
     POINTWISE,
     POINTWISE_GRAD,
+    ADD,
     QUANTIZE,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,

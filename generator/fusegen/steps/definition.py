@@ -83,9 +83,12 @@ class StepDef:
             that passes write.
         infer: its results by slot, where operands and the formats of copies decide them; None where
             ``shapes`` or an expression do.
-        dtypes: types of operands and results by slot, where they are not the module's own.
+        dtypes: types that operands and results may have by slot, where it is not the module's own
+            alone.
         traits: what generic code may ask.
         reference: its function; None where it has none.
+        formula: of a step, the expression of its slots that its kernel is printed from, evaluated
+            in the order it is written in; None where kernels are not, or an op has the expression.
         sizes: what a launch is told by name: dimensions of the rule, or 1 where there is none.
         flops: floating-point operations of a step that has its sizes.
         launch: the arguments of its kernel; None where it has none.
@@ -100,9 +103,10 @@ class StepDef:
     attributes: tuple[AttributeDef, ...] = ()
     shapes: Mapping[str | None, Rule] = field(default_factory=dict)
     infer: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
-    dtypes: Mapping[str, DType] = field(default_factory=dict)
+    dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     traits: frozenset[Trait] = frozenset()
     reference: Reference | None = None
+    formula: Callable[[Step], str] | None = None
     sizes: Mapping[str, str] = field(default_factory=dict)
     flops: Callable[[Step], Expr] | None = None
     launch: Callable[[Step], Launch] | None = None
@@ -118,6 +122,10 @@ class StepDef:
             raise ValueError(f"the reference has no function for {self.name}")
         twin = self.reference.of_copies if of_copies else ""
         return "_".join(filter(None, (twin or self.reference.function, kind)))
+
+    def types(self, slot: str) -> tuple[DType, ...]:
+        """Types that an operand or a result may have, quantised copies apart."""
+        return self.dtypes.get(slot, (DType.IO,))
 
     @property
     def of_passes(self) -> bool:

@@ -97,7 +97,7 @@ GROUPED_GEMM = StepDef(
         "dgrad": {"a": "T N", "b": "E N K", "groups": "E", "out": "T K"},
         "wgrad": {"a": "T N", "b": "T K", "groups": "E", "out": "E N K"},
     },
-    dtypes={"groups": DType.INT64, "add_scales": DType.FLOAT32},
+    dtypes={"groups": (DType.INT64,), "add_scales": (DType.FLOAT32,)},
     traits=frozenset((Trait.PRODUCT,)),
     reference=Reference(
         "steps.grouped_gemm",

@@ -53,7 +53,7 @@ QUANTIZE = StepDef(
     optional=("groups",),
     shapes={None: {"a": "T... K", "groups": "E", "out": "T... K"}},
     infer=infer,
-    dtypes={"groups": DType.INT64},
+    dtypes={"groups": (DType.INT64,)},
     traits=frozenset((Trait.QUANTIZES,)),
     reference=Reference(
         "quantized.quantize", frozenset(("a", "groups", "amax_history", "scale", "rng_state"))

@@ -254,15 +254,15 @@ _CODES = tuple(dtype for dtype in DType if bits(dtype) <= 8)
 
 def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
     """Types that a slot takes: its own, codes of a copy, or the module's."""
-    own = definition(step.primitive).dtypes.get(slot)
-    if own is not None:
-        return (own,)
+    kind = definition(step.primitive)
+    if slot in kind.dtypes:
+        return kind.types(slot)
     if any(name == copy.data for copy in step.copies):
         return _CODES
     if reads_decoded(step) and slot in ("a", "b"):
         return (DType.BFLOAT16,)
     changed = is_product(step) and name in step.mutates
-    return (DType.IO, DType.FLOAT32) if changed else (DType.IO,)
+    return (DType.IO, DType.FLOAT32) if changed else kind.types(slot)
 
 
 def _copies(view: View, _: Buffers) -> Iterator[Fault]:

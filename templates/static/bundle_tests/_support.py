@@ -87,6 +87,16 @@ def split_cases(groups: int, tokens: int) -> list[list[int]]:
     ]
 
 
+def joined(outputs: Sequence[Tensor]) -> Tensor:
+    """Tensors side by side, [..., D] each."""
+    return torch.cat(tuple(outputs), dim=-1)
+
+
+def parts(whole: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """A tensor cut as wide as the outputs are; inverse of `joined`."""
+    return whole.split([output.shape[-1] for output in outputs], dim=-1)
+
+
 def relative_error(got: Tensor, expected: Tensor) -> float:
     """Relative Frobenius error in float64; infinite where anything is not finite."""
     got, expected = got.detach().cpu().double(), expected.detach().cpu().double()

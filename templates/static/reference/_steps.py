@@ -93,6 +93,23 @@ def gemm_wgrad(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor
     return (wide(a).flatten(0, -2).T @ wide(b).flatten(0, -2)).to(dtype or a.dtype)
 
 
+def add(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    d: Tensor | None = None,
+    e: Tensor | None = None,
+    f: Tensor | None = None,
+    g: Tensor | None = None,
+    h: Tensor | None = None,
+) -> Tensor:
+    """The sum from left to right in fp32, rounded once to the type of a."""
+    total = wide(a) + wide(b)
+    for more in (c, d, e, f, g, h):
+        total = total if more is None else total + wide(more)
+    return total.to(a.dtype)
+
+
 def column_sum(a: Tensor) -> Tensor:
     """a [..., N] -> [N]."""
     return wide(a).reshape(-1, a.shape[-1]).sum(dim=0).to(a.dtype)

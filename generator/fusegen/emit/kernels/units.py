@@ -9,7 +9,7 @@ from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.kernel import Store
 from ...ir.plan import Access, KernelSet, KernelUnit, PointwiseOperand, SelectionRule, Variant
-from ...ir.quantization import Accumulation
+from ...ir.quantization import Accumulation, Extent, ScaleRule, Scaling
 from ..text.escape import comment
 
 _ACCESS = {
@@ -65,10 +65,12 @@ class QuantizedText:
     """C++ names of what a kernel of quantised tensors is instantiated for.
 
     Attributes:
-        format, scaling: of a kernel that encodes or decodes.
+        format: of a kernel that encodes or decodes.
+        scaling: of one, ``Scaling`` of quantize_config.cuh.
         stochastic, hadamard: of a quantise kernel, ``true`` or ``false``.
         columnwise: whether a kernel reads a columnwise copy.
         turned: whether a kernel that decodes turns matrices over.
+        by_group: whether blocks of lines begin with their groups.
         a, b: element types of a product's operands.
         product_scaling: scales of a product.
         accumulation: of a product.
@@ -80,6 +82,7 @@ class QuantizedText:
     hadamard: str = ""
     columnwise: str = ""
     turned: str = ""
+    by_group: str = ""
     a: str = ""
     b: str = ""
     product_scaling: str = ""
@@ -199,16 +202,35 @@ def _quantized_text(template: str, variant: Variant | None) -> QuantizedText:
 
     return QuantizedText(
         format=formats[0].value.upper(),
-        scaling=scaling,
+        scaling=_scaling_type(scaling),
         stochastic=has("stochastic"),
         hadamard=has("hadamard"),
         columnwise=has("columnwise"),
         turned=has("turned"),
+        by_group=has("by_group"),
         a=cuda[0],
         b=cuda[-1],
         product_scaling=enumerator(template, scaling),
         accumulation=enumerator(template, next(iter(ways), "")),
     )
+
+
+_RULES = {
+    ScaleRule.MAX_OVER_AMAX: "ratio",
+    ScaleRule.MX: "mx",
+    ScaleRule.NVFP4: "nvfp4",
+}
+_STORED = {DType.FLOAT32: "float", DType.E8M0: "fusegen::E8M0", DType.E4M3: "fusegen::E4M3"}
+
+
+def _scaling_type(name: str) -> str:
+    """The C++ type of a scaling; empty where there is none."""
+    scaling = Scaling.parse(name)
+    if scaling is None:
+        return ""
+    extents = ("fusegen::kWhole" if e is Extent.ALL else str(e) for e in scaling.extents)
+    rule = f"fusegen::Rule::{_RULES[scaling.rule]}"
+    return f"fusegen::Scaling<{', '.join((*extents, _STORED[scaling.dtype], rule))}>"
 
 
 def _operands(operands: tuple[PointwiseOperand, ...]) -> tuple[KernelOperand, ...]:

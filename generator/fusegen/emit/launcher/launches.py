@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...ir import dtypes
 from ...ir.plan import Copy, ModulePlan, Program, Step
-from ...ir.quantization import Extent, Orientation, QuantizationSpec, ScaleRounding, ScaleRule
+from ...ir.quantization import Orientation, QuantizationSpec, ScaleRounding, ScaleRule
 from ...ir.shapes import product, to_cpp
 from ...options import scopes_of
 from ...steps import definition
@@ -219,15 +219,16 @@ def _rounded_down(spec: QuantizationSpec) -> str:
 def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
     """Fields of rows in groups, where scales depend on the group or lie where it begins."""
     groups, copy = step.input("groups"), step.copies[0]
-    own_scale = dict(plan.quantizations)[copy.role].scaling == "tensor"
-    own_place = plan.token_major(copy)
-    if groups is None or not (own_scale or own_place or step.input("a_amax")):
+    spec = dict(plan.quantizations)[copy.role]
+    own_scale, square = spec.scaling == "tensor", spec.square
+    start = plan.layout.token_alignment if plan.token_major(copy) else square
+    if groups is None or not (own_scale or start > 1 or step.input("a_amax")):
         return {}
     return {
         "split_sizes": f"integers({reading(groups)})",
         "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
         "scale_group": "1" if own_scale else "",
-        "row_align": str(plan.layout.token_alignment) if own_place else "",
+        "row_align": str(start) if start > 1 else "",
     }
 
 
@@ -247,12 +248,11 @@ def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
     else:
         line, block = "1", to_cpp(inner[1])
     matrix = to_cpp(product(inner)) if stack else ""
-    square = spec.block[0] if Extent.ALL not in spec.block else 1
     return {
         "scale_matrix": matrix,
         "scale_line": line,
         "scale_block": block,
-        "lines_per_scale": str(square),
+        "lines_per_scale": str(spec.square),
     }
 
 

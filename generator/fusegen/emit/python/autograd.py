@@ -46,7 +46,9 @@ class AutogradText:
         results: of the forward op.
         unpacked: apply_arguments and results, ``_`` for those that the context does not keep.
         taken: those of them that ``forward`` returns.
-        incoming: the gradient of the first of them.
+        incoming: gradients of the outputs.
+        alone: whether there is one output, whose gradient may be absent; autograd gives those of
+            several as zeros where nobody uses the output.
         returns: return type of ``forward``.
         needs: flags that the backward reads, and where autograd tells of each.
         saving_needs: those that decide what is kept, where no flag of ``forward`` tells.
@@ -72,7 +74,8 @@ class AutogradText:
     results: tuple[str, ...]
     unpacked: tuple[tuple[str, ...], tuple[str, ...]]
     taken: tuple[str, ...]
-    incoming: str
+    incoming: tuple[str, ...]
+    alone: bool
     returns: str
     needs: tuple[tuple[str, str], ...]
     saving_needs: tuple[tuple[str, str], ...]
@@ -91,12 +94,18 @@ class AutogradText:
     @property
     def saves_results(self) -> bool:
         """Whether the forward op also returns what is only kept."""
-        return len(self.results) > 1
+        return len(self.results) > len(self.incoming)
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether the twin's context reads any result."""
+        return self.saves_results or any(name != "_" for name in self.unpacked[1])
 
 
 def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> AutogradText:
     """How autograd calls the ops of a module, whose forward has these arguments."""
     given = {argument.name for argument in arguments}
+    known = given | {*plan.outputs}
     told = {a.flag: f"needs[{index}]" for index, a in enumerate(arguments) if a.flag}
     read_flags = {*plan.backward.flags, *map(need, plan.delayed)}
     scalars = tuple(attribute.name for attribute in plan.attributes)
@@ -116,7 +125,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     words = (*groups, *queue, *buffers, *asked)
     op_arguments = (*(a.name for a in arguments), *plan.forward.flags, *scalars)
     apply_arguments = (*op_arguments, *passed, *words)
-    asked_of_inputs = {f for r in plan.saved if r.buffer in given for f in r.when}
+    asked_of_inputs = {f for r in plan.saved if r.buffer in known for f in r.when}
     untold = asked_of_inputs - {*plan.forward.flags}
     saved = tuple(result.buffer for result in plan.saved)
     conditions = named_conditions(
@@ -147,9 +156,10 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         apply_arguments=apply_arguments,
         results=results,
         unpacked=(_only(kept, apply_arguments), _only(kept, results)),
-        taken=(plan.outputs[0], *amaxes),
-        incoming=gradient(plan.outputs[0]),
-        returns="tuple[Tensor, ...]" if amaxes else "Tensor",
+        taken=(*plan.outputs, *amaxes),
+        incoming=tuple(map(gradient, plan.outputs)),
+        alone=len(plan.outputs) == 1,
+        returns="tuple[Tensor, ...]" if len(plan.outputs) + len(amaxes) > 1 else "Tensor",
         needs=tuple(each for each in told.items() if each[0] in read_flags),
         saving_needs=tuple(each for each in told.items() if each[0] in untold),
         conditions=conditions.lines,
@@ -190,7 +200,7 @@ def _only(kept: set[str], names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _conditional(plan: ModulePlan, result: Result) -> bool:
     """Whether what is kept may be there without being asked for."""
-    given = {argument.buffer for argument in plan.forward.arguments}
+    given = {argument.buffer for argument in plan.forward.arguments} | {*plan.outputs}
     return bool(result.when) and (result.buffer in given or not plan.forward.returns_none)
 
 

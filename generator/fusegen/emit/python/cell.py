@@ -23,6 +23,7 @@ from .words import (
     attribute_text,
     pieces,
     program_text,
+    return_annotation,
     tensor_text,
     uses_math,
 )
@@ -85,7 +86,10 @@ class CellContext:
         own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
         differentiable: arguments that can have a gradient.
-        take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
+        outputs: what the function returns.
+        returned: their names.
+        returns: return type of the function.
+        take_outputs: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         base: class that the module's class derives from.
         holders: submodules.
         parts: names of those whose tensors a call reads.
@@ -128,8 +132,10 @@ class CellContext:
     programs: tuple[ProgramText, ...]
     forward: ProgramText
     backward: ProgramText
-    output: TensorText
-    take_output: str
+    outputs: tuple[TensorText, ...]
+    returned: str
+    returns: str
+    take_outputs: str
     parameters: tuple[ParameterText, ...]
     base: str
     holders: tuple[str, ...]
@@ -200,7 +206,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
-    rest = ("*_",) if len(autograd.results) > 1 else ()
+    rest = ("*_",) if autograd.saves_results else ()
+    outputs = tuple(tensor_text(plan, Argument(n, False), plan.gradients) for n in plan.outputs)
     return CellContext(
         cell=plan.cell,
         summary=docstring(plan.summary),
@@ -225,7 +232,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad),
         main_grads=main_grads,
         forward_reductions=tuple(reduction_text(plan, each, each.amax) for each in reductions),
-        take_output=", ".join((plan.outputs[0], *rest)) + " =",
+        take_outputs=", ".join((*plan.outputs, *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],
         own_type=tuple(
@@ -237,7 +244,9 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         programs=programs,
         forward=programs[0],
         backward=programs[1],
-        output=tensor_text(plan, Argument(plan.outputs[0], False), plan.gradients),
+        outputs=outputs,
+        returned=", ".join(plan.outputs),
+        returns=return_annotation(each.annotation for each in outputs),
         parameters=parameters,
         base=base,
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),

@@ -27,7 +27,16 @@ from ...ir.plan import (
 from ...ir.quantization import Extent, Orientation, Role
 from ...ir.shapes import Shape, product, symbols, to_code
 from ...options import scopes_of
-from ...steps import copies_memory, decodes, definition, is_derived, observes, quantizes, row_sum
+from ...steps import (
+    copies_memory,
+    decodes,
+    definition,
+    is_derived,
+    is_printed,
+    observes,
+    quantizes,
+    row_sum,
+)
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
 from ..python.conditions import Conditions, named_conditions
@@ -152,11 +161,12 @@ class CheckedProgram:
 
 @dataclass(frozen=True, slots=True)
 class ExactText:
-    """The forward without quantisation: its parameters, steps and result."""
+    """The forward without quantisation: its parameters, steps, results and their annotation."""
 
     parameters: tuple[str, ...]
     steps: tuple[StepText, ...]
     returned: str
+    returns: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +198,7 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
     """What ``reference/<cell>.py`` states: steps one by one, whatever kernels merge."""
     merged = {program.name: program for _, program in plan.ops}
     plan = plan.unmerged
-    texts = (_pointwise_text(plan, step) for step in plan.steps if step.pointwise)
+    texts = (_pointwise_text(plan, step) for step in plan.steps if is_printed(step))
     pointwise = tuple(dict.fromkeys(texts))  # a step that both directions run is one function
     programs = tuple(_checked(view, each, merged[each.name]) for view, each in plan.ops)
     lines = [line for text in pointwise for line in text.body]
@@ -227,7 +237,8 @@ def _exact_text(plan: ModulePlan) -> ExactText:
     return ExactText(
         parameters=(*tensors, *scalars),
         steps=tuple(filter(None, steps)),
-        returned=plan.exact_output,
+        returned=", ".join(plan.exact_outputs),
+        returns=return_annotation("Tensor" for _ in plan.exact_outputs),
     )
 
 
@@ -442,17 +453,17 @@ def _step_text(
         return StepText(comment, when, step.writes, _dequantize_call(plan, program, step))
     if step.copies:
         return StepText(comment, when, step.writes, _product_of_copies(plan, program, step))
-    if step.pointwise:
+    if step.pointwise and is_printed(step):
         values = [*_buffers(step.pointwise.operands), *_scalars(step)]
         call = f"{_function_name(step)}({', '.join(values)})"
-        groups = step.input(ROW_GROUPS)
-        call = f"steps.within({call}, {groups})" if groups else call
     else:
-        words = _slots(tuple(o for o in step.inputs if o.slot != "accumulate"))
+        words = _slots(tuple(o for o in step.inputs if o.slot not in ("accumulate", ROW_GROUPS)))
         words += [f"{name}={scalar(value)}" for name, value in step.attributes]
         wide = _is_wide(plan, program, step)
         words += ["dtype=torch.float32"] if wide else []
         call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
+    groups = step.input(ROW_GROUPS)
+    call = f"steps.within({call}, {groups})" if groups else call
     return StepText(comment, when, step.writes, call)
 
 

@@ -60,12 +60,24 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class TestContext:
-    """Everything ``tests/test_<cell>.py`` states; most fields are Python source."""
+    """Everything ``tests/test_<cell>.py`` states; most fields are Python source.
+
+    Where a module has several outputs, most tests see them side by side in one tensor.
+
+    Attributes:
+        call: what they call.
+        layer: the class of the modules that they make.
+        several: how many outputs there are; 0 for a single one.
+        outputs_call: what gives them one by one.
+    """
 
     __test__ = False
 
     cell: str
     call: str
+    layer: str
+    several: int
+    outputs_call: str
     function_name: str
     class_name: str
     first: str
@@ -151,6 +163,7 @@ def test_context(plan: ModulePlan) -> TestContext:
     """What ``tests/test_<cell>.py`` states."""
     sizes = sizes_of(plan)
     wanted = _wanted(plan)
+    several = len(plan.outputs) if len(plan.outputs) > 1 else 0
     grouped = plan.groups is not None
     scalars = [repr(attribute.default) for attribute in plan.attributes]
     flags = ["True"] * len(plan.forward.flags) + scalars
@@ -161,7 +174,10 @@ def test_context(plan: ModulePlan) -> TestContext:
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
-        call="call" if plan.wgrad else f"module.{plan.module}",
+        call="call" if plan.wgrad or several else f"module.{plan.module}",
+        layer="Layer" if several else f"module.{plan.class_name}",
+        several=several,
+        outputs_call="outputs" if plan.wgrad else f"module.{plan.module}",
         function_name=plan.module,
         class_name=plan.class_name,
         first=plan.inputs[0],
@@ -171,7 +187,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         groups=plan.groups or "",
         sizes=repr(sizes),
         wanted=_tuple(wanted),
-        tolerances=repr({name: _tolerance(plan, name) for name in (plan.outputs[0], *wanted)}),
+        tolerances=repr(_tolerances(plan, wanted)),
         size_lines=tuple(f'{symbol} = sizes["{symbol}"]' for symbol in _symbols(plan)),
         input_lines=tuple(_input_lines(plan)),
         grouped=grouped,
@@ -187,7 +203,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         backward_flags=", ".join(["True"] * len(plan.backward.flags) + scalars),
         forward_results=_tuple(results),
         results_tuple="results" if len(results) > 1 else "(results,)",
-        saved_names=_tuple([argument.buffer for argument in plan.backward.arguments[1:]]),
+        saved_names=_tuple([a.buffer for a in plan.backward.arguments[len(plan.outputs) :]]),
         constructor=_constructor(plan, sizes),
         meta_constructor=_constructor(plan, sizes, '"meta"'),
         cpu_constructor=_constructor(plan, sizes, '"cpu"'),
@@ -282,6 +298,12 @@ def _outer(plan: ModulePlan, name: str) -> Expr:
     return plan.buffer(name).shape.flat[0]
 
 
+def _tolerances(plan: ModulePlan, wanted: list[str]) -> dict[str, float]:
+    """Of the outputs, by the name of the first, and of gradients by that of the leaf."""
+    outputs = max(_tolerance(plan, name) for name in plan.outputs)
+    return {plan.outputs[0]: outputs} | {name: _tolerance(plan, name) for name in wanted}
+
+
 def _tolerance(plan: ModulePlan, name: str) -> float:
     """A chain rounds between its ops; a single op rounds once, and an fp32 result not at all.
 
@@ -371,15 +393,19 @@ def _root(size: Expr) -> str:
 
 
 def _exact_call(plan: ModulePlan) -> str:
-    """The reference as a function of tensors that returns the result alone."""
+    """The reference as a function of tensors that returns the outputs alone, as tests see them."""
     name = "reference.exact" if plan.quantizations else "reference.forward"
     flags = () if plan.quantizations else plan.forward.flags
     keywords = [*(f"{flag}=True" for flag in flags)]
     keywords += [f"{a.name}={a.default!r}" for a in plan.attributes]
-    first = "[0]" if not plan.quantizations and len(plan.forward.results) > 1 else ""
-    if not keywords and not first:
+    count = len(plan.outputs)
+    kept = not plan.quantizations and len(plan.forward.results) > count
+    call = f"{name}({', '.join(('**tensors', *keywords))})"
+    if count > 1:
+        return f"lambda **tensors: support.joined({call}{f'[:{count}]' if kept else ''})"
+    if not keywords and not kept:
         return name
-    return f"lambda **tensors: {name}(**tensors, {', '.join(keywords)}){first}"
+    return f"lambda **tensors: {call}{'[0]' if kept else ''}"
 
 
 def _constructor(plan: ModulePlan, sizes: dict[str, int], device: str = "device") -> str:

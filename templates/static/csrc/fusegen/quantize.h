@@ -18,18 +18,13 @@ namespace fusegen {
 // meets. Three to an SM.
 inline constexpr int kAmaxPartials = 384;
 
-// Which elements share a scale in the rowwise copy, rows x columns; the columnwise copy swaps the
-// two. Stored scales, row-major, with R all rows, B row blocks as above, K columns:
-enum class Scaling {
-  tensor,         // a group: fp32 [groups]
-  row,            // fp32, rowwise [R], columnwise [groups, K]
-  block_1x128,    // fp32, rowwise [R, ceil(K / 128)], columnwise [B, K]
-  block_128x128,  // fp32, one array [B, ceil(K / 128)]
-  mx_1x32,        // E8M0, rowwise [R, ceil(K / 32)], columnwise [B, K]
-  mx_32x32,       // E8M0, one array [B, ceil(K / 32)]
-  nv_1x16,        // E4M3, rowwise [R, ceil(K / 16)], columnwise [B, K]
-  nv_16x16,       // E4M3, one array [B, ceil(K / 16)]
-};
+// Stored scales, row-major, by the block of elements that share one in the rowwise copy (`Scaling` of
+// quantize_config.cuh; the columnwise copy swaps its two extents), with R all rows, B row blocks as
+// above, K columns:
+//   all x all  [groups]
+//   1 x all    rowwise [R], columnwise [groups, K]
+//   1 x b      rowwise [R, ceil(K / b)], columnwise [B, K]
+//   b x b      one array [B, ceil(K / b)]
 
 // Rows of the rowwise copy are `pitch` bytes apart. The columnwise copy is transposed: ragged
 // [columns, pitch] with group g at row_align * (begin[g] / row_align + g), otherwise
@@ -57,7 +52,7 @@ struct QuantizeArguments {
   // Rows that groups start at a multiple of in columnwise data: a power of two, at most 128, at
   // least 16 (32 where codes have 4 bits).
   int64_t row_align = 32;
-  // Not zero: rowwise scales of blocks of 128 are [ceil(columns / 128), token_pitch] instead, and
+  // Not zero: rowwise fp32 scales of blocks 1 x b are [ceil(columns / b), token_pitch] instead, and
   // rows lie there as in columnwise data.
   int64_t token_pitch = 0;
 
@@ -143,14 +138,14 @@ struct DequantizeArguments {
   const int64_t* split_sizes = nullptr;  // [groups] on the device
   int64_t groups = 0;
   int64_t scale_group = 0;               // stride of scales
-  int64_t row_align = 0;                 // of the scales' groups, or 0: scales follow the lines
+  int64_t row_align = 0;  // lines that groups of scales start at multiples of, or 0: they follow the lines
 };
 
 // The columnwise copy of rows in groups back to 16 bits, rows first again, for a product that runs
 // over padded groups: those start where transposed data has them, and end with zeros.
 struct DequantizeGroupsArguments {
   const void* data;            // [columns, pitch bytes]
-  const void* scale;           // [blocks of rows, columns]
+  const void* scale;           // of the columnwise copy
   void* output;                // [row_align * (rows / row_align + groups), columns]
   const int64_t* split_sizes;  // [groups] on the device
   int64_t* padded_sizes;       // [groups] of the output, or nullptr: not wanted

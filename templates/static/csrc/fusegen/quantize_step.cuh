@@ -142,11 +142,11 @@ Status sum_rows(const QuantizeStepArguments& in, Stream& stream) {
 
 template <class Config, class Source>
 Status quantize_by_scaling(const QuantizeStepArguments& in, Stream& stream, const Source& source) {
-  if constexpr (Config::kScaling == Scaling::tensor) {
+  if constexpr (Config::Scaling::kTensor) {
     if (in.due != nullptr) return quantize_delayed<Config>(in, stream, source);
     return in.quantize.scale != nullptr ? quantize_scaled<Config>(in, stream, source)
                                         : quantize_current<Config>(in, stream, source);
-  } else if constexpr (Config::kScaling == Scaling::row) {
+  } else if constexpr (Config::Scaling::kRow) {
     return quantize_rows<Config>(in, stream, source);
   } else if constexpr (Config::kRule == Rule::nvfp4) {
     return quantize_two_levels<Config>(in, stream, source);

@@ -358,10 +358,10 @@ __device__ __forceinline__ void raise(float* to, float amax) {
 
 // Amaxes of a warp's 16 rows over runs of Lanes lanes, spread over those lanes: half of what is
 // left changes hands at every step. Lane l of a run ends with the pairs of rows
-// [first_pair, first_pair + kPairs); with 32 lanes four lanes end with the same.
+// [first_pair, first_pair + kPairs); with 16 lanes two lanes, with 32 four, end with the same.
 template <class Element, int Lanes>
 struct RowAmaxes {
-  static_assert(Lanes == 4 || Lanes == 8 || Lanes == 32);
+  static_assert(Lanes == 4 || Lanes == 8 || Lanes == 16 || Lanes == 32);
   static constexpr int kPairs = Lanes >= 8 ? 1 : 8 / Lanes;
   static constexpr int kCopies = Lanes >= 8 ? Lanes / 8 : 1;
 
