@@ -167,7 +167,7 @@ def test_explain_and_the_launcher_tell_of_it() -> None:
     context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
     (step,) = [s for p in context.programs for s in p.steps if "snapshot" in s.comment]
     assert step.opening == f"if ({need('fc2_weight')}) {{"
-    copied = "writable(fc2_input_scale_used), pointer(fc2_input_scale), 4 * E"
+    copied = "writable(fc2_input_scale_used), fc2_input_scale, 4 * E"
     assert step.lines == (f"check(kCell, copy_memory({copied}, stream));",)
 
 

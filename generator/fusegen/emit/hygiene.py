@@ -40,6 +40,7 @@ from ..ir.plan import (
     Result,
     Sharding,
     State,
+    StateTensor,
     Step,
 )
 from ..ir.shapes import Binary, Const, Shape, Sym
@@ -67,6 +68,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Shape: ("leading",),
     Sharding: ("symbol", "axes", "partial"),
     State: ("buffer",),
+    StateTensor: ("buffer", "parts"),
     Step: ("when", "mutates"),
     Sym: ("name",),
 }

@@ -6,11 +6,12 @@ all printed from this object, so they cannot drift apart.  Everything here is pl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .dtypes import DType
-from .kernel import GemmKind, LayoutSpec, PointSpec, Store
+from .kernel import GemmKind, LayoutSpec, Store
 from .names import prefixed
 from .naming import Cell
 from .predicate import Predicate
@@ -123,6 +124,19 @@ class State:
     buffer: str
     path: str
     fill: StateFill
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """States that lie in one tensor, which an op takes and changes in their place.
+
+    Attributes:
+        buffer: of the tensor: fp32 ``[rows, E]``, also the function's argument.
+        parts: buffers of the states, one behind the other: ``[n, E]`` is n rows, ``[E]`` is one.
+    """
+
+    buffer: str
+    parts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +531,9 @@ class KernelUnit:
         template: name of its templates.
         kernels: one per element type.
         kind: of a product.
-        point: configuration of a product.
+        point: name of a product's configuration.
+        config: its C++ template arguments.
+        constants: numbers that the device code derives, too, by name.
         pointwise: math of a pointwise kernel.
         variant: formats and scales of a kernel of quantised tensors.
     """
@@ -526,7 +542,9 @@ class KernelUnit:
     template: str
     kernels: tuple[Kernel, ...]
     kind: GemmKind | None = None
-    point: PointSpec | None = None
+    point: str = ""
+    config: str = ""
+    constants: tuple[tuple[str, int], ...] = ()
     pointwise: Pointwise | None = None
     variant: Variant | None = None
 
@@ -658,7 +676,8 @@ class ModulePlan:
         differentiated: arguments that have a gradient, in their order.
         arguments: of the function: first input, required parameters, inputs, optional parameters.
         outputs: names of the module's outputs.
-        states: tensors kept between calls, function keywords.
+        states: tensors kept between calls, by their names in the state dict.
+        state_tensors: those of them that lie in one tensor; it is what ops take.
         main_grads: (parameter, fp32 buffer of the caller's that its gradient goes to).
         reductions: state that moves on between ops, by an amax of all ranks.
         attributes: scalar keywords.
@@ -695,6 +714,7 @@ class ModulePlan:
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     states: tuple[State, ...]
+    state_tensors: tuple[StateTensor, ...]
     main_grads: tuple[tuple[str, str], ...]
     reductions: tuple[Reduction, ...]
     attributes: tuple[Attribute, ...]
@@ -800,6 +820,32 @@ class ModulePlan:
     def state(self, name: str) -> State:
         """The state in a buffer.  Raises KeyError for a buffer without one."""
         return {state.buffer: state for state in self.states}[name]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Tensors kept between calls as ops take them, function keywords: states, some in one."""
+        whole = {part: each.buffer for each in self.state_tensors for part in each.parts}
+        return tuple(dict.fromkeys(whole.get(each.buffer, each.buffer) for each in self.states))
+
+    def state_tensor(self, name: str) -> StateTensor | None:
+        """The tensor of several states that a buffer is; None where it is another one."""
+        return next((each for each in self.state_tensors if each.buffer == name), None)
+
+    def state_tensors_of(self, program: Program) -> tuple[StateTensor, ...]:
+        """Those that a program takes, in the order of its arguments."""
+        found = (self.state_tensor(argument.buffer) for argument in program.arguments)
+        return tuple(each for each in found if each)
+
+    def rows(self, tensor: StateTensor) -> Iterator[tuple[str, int, int | None]]:
+        """Where states lie in their tensor: name, first row, and number of rows; None is a vector.
+
+        This is the one statement of their layout."""
+        first = 0
+        for name in tensor.parts:
+            *leading, _ = self.buffer(name).shape.dims
+            count = leading[0].value if leading and isinstance(leading[0], Const) else None
+            yield name, first, count
+            first += 1 if count is None else count
 
     @property
     def groups(self) -> str | None:

@@ -20,6 +20,7 @@ from ..ir.plan import (
     Rewriting,
     Sharding,
     State,
+    StateTensor,
     Step,
 )
 from ..ir.quantization import QuantizationSpec, Role
@@ -93,6 +94,7 @@ class Draft:
         refresh: steps that quantise weights which the module keeps so.
         wgrad: steps that give gradients of weights after the backward.
         states: tensors that steps change in place.
+        state_tensors: those of them that lie in one tensor.
         main_grads: parameters and the buffers of the caller's that their gradients go to.
         reductions: amaxes that leave the ops, to change state between them.
         gradients: (leaf, gradient) buffers that the backward can be asked for.
@@ -120,6 +122,7 @@ class Draft:
     refresh: tuple[Step, ...] = ()
     wgrad: tuple[Step, ...] = ()
     states: tuple[State, ...] = ()
+    state_tensors: tuple[StateTensor, ...] = ()
     main_grads: tuple[tuple[str, str], ...] = ()
     reductions: tuple[Reduction, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()

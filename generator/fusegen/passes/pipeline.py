@@ -28,6 +28,7 @@ from .draft import EMPTY, Draft, NotPossible, Property
 from .expand import expand
 from .fusions import rules_of
 from .interleave import interleave_halves
+from .join_states import join_states
 from .kernels import choose_kernels, choose_merged
 from .liveness import add_conditions, saved
 from .main_grad import keep_in_main_grad
@@ -360,6 +361,13 @@ PASSES: tuple[Pass, ...] = (
         "as_bytes",
         "Scales of E8M0 cross as bytes between programs of which one changes something.",
         lambda draft, _: pass_as_bytes(draft),
+        needs=_of(Property.KERNELS),
+        before=_of(Property.PROGRAMS),
+    ),
+    Pass(
+        "join_states",
+        "Amax histories and scales that one op moves on lie in one tensor.",
+        lambda draft, _: join_states(draft),
         needs=_of(Property.KERNELS),
         before=_of(Property.PROGRAMS),
     ),

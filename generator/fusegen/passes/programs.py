@@ -190,12 +190,18 @@ def refresh_program(draft: Draft, dims: Dims) -> Program:
 
 def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:
     """State that the steps read, then state that they change, in the module's order."""
-    read = {name for step in steps for name in step.reads}
-    changed = {name for step in steps for name in step.mutates}
+    whole = {part: each.buffer for each in draft.state_tensors for part in each.parts}
+
+    def tensors(names: Iterable[str]) -> set[str]:
+        return {whole.get(name, name) for name in names}
+
+    read = tensors(name for step in steps for name in step.reads)
+    changed = tensors(name for step in steps for name in step.mutates)
+    kept = dict.fromkeys(whole.get(state.buffer, state.buffer) for state in draft.states)
     arguments = [
-        Argument(state.buffer, optional=False, mutated=state.buffer in changed)
-        for state in draft.states
-        if state.buffer in read | changed
+        Argument(name, optional=False, mutated=name in changed)
+        for name in kept
+        if name in read | changed
     ]
     return tuple(sorted(arguments, key=lambda argument: argument.mutated))
 
@@ -374,7 +380,7 @@ def _label(expr: Expr, dims: Dims) -> str:
 
 
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
-    """Innermost dimensions that the steps of a program need to be multiples, each once."""
+    """Lengths of rows that the steps of a program need to be multiples, each once."""
     needed: dict[Expr, int] = {}
     for step in steps:
         if step.pointwise and step.pointwise.interleaved:
@@ -386,7 +392,9 @@ def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
         operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
         results = () if quantizes(step) or decodes(step) else step.writes
         for name in (*(sources or operands), *results):
-            inner = draft.buffers[name].shape.flat[-1]
+            *outer, inner = draft.buffers[name].shape.flat
+            if not outer:  # a vector has no rows: one number for each row of another operand
+                continue
             needed[inner] = max(step.alignment, needed.get(inner, 1))
     plain = {expr for expr in needed if isinstance(expr, Sym)}
     return {

@@ -29,6 +29,7 @@ def seal(draft: Draft, context: Context) -> ModulePlan:
         arguments=draft.arguments,
         outputs=draft.outputs,
         states=draft.states,
+        state_tensors=draft.state_tensors,
         main_grads=draft.main_grads,
         reductions=draft.reductions,
         attributes=draft.attributes,

@@ -32,7 +32,8 @@ def draft_faults(draft: Draft) -> Iterator[Fault]:
     """Every rule that a draft breaks, of those that its properties ask for."""
     roles, quantized = dict(draft.quantizations), Property.QUANTIZED in draft.holds
     formats = Formats(roles, draft.layout) if quantized else None
-    for view in views(draft.programs) if draft.programs else _views(draft):
+    written = views(draft.programs, draft.state_tensors)
+    for view in written if draft.programs else _views(draft):
         yield from faults(view, draft.buffers, formats)
     for conversion in draft.conversions:
         buffers = {buffer.name: buffer for buffer in conversion.buffers}

@@ -6,6 +6,7 @@ writes a step of one kind names that kind, by its ``StepDef``.
 
 from __future__ import annotations
 
+from ..extensions import extended
 from ..ir.plan import Step
 from . import gemm
 from .add import ADD
@@ -20,7 +21,7 @@ from .snapshot import SNAPSHOT
 from .statistics import STATISTICS
 from .sums import COLUMN_SUM, GROUP_SUM
 
-STEPS: tuple[StepDef, ...] = (
+SHIPPED: tuple[StepDef, ...] = (
     GEMM,
     GROUPED_GEMM,
     COLUMN_SUM,
@@ -37,7 +38,21 @@ STEPS: tuple[StepDef, ...] = (
     POINTWISE_QUANTIZE,
     POINTWISE_GRAD_QUANTIZE,
 )
-"""Every kind of step."""
+"""Kinds that come with fusegen."""
+
+
+def _unfit(kind: StepDef) -> str:
+    """Why a kind of an extension cannot be one; empty where it can."""
+    missing = [word for word in ("reference", "launch") if getattr(kind, word) is None]
+    if missing:
+        return f"has no {missing[0]}; every kind has a function of the reference and a kernel"
+    if kind.of_passes:
+        return "has no shapes; a kind that no op names is of no use without a pass"
+    return ""
+
+
+STEPS: tuple[StepDef, ...] = extended(SHIPPED, StepDef, lambda each: each.steps, _unfit)
+"""Every kind of step, those of extensions last."""
 
 BY_NAME: dict[str, StepDef] = {each.name: each for each in STEPS}
 

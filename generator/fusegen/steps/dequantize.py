@@ -28,8 +28,9 @@ def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Resul
 
 _COPY = frozenset(("a", "a_scale", "a_amax", "groups"))
 
-_PLAIN = Launch(
+PLAIN = Launch(
     "DequantizeArguments",
+    "quantize.h",
     (
         Field("data", Source.OPERAND, "a"),
         Field("scale", Source.OPERAND, "a_scale"),
@@ -43,8 +44,9 @@ _PLAIN = Launch(
     assigned=True,
     typed_by="out",
 )
-_PADDED = Launch(
+PADDED = Launch(
     "DequantizeGroupsArguments",
+    "quantize.h",
     (
         Field("data", Source.OPERAND, "a"),
         Field("scale", Source.OPERAND, "a_scale"),
@@ -64,7 +66,7 @@ DEQUANTIZE = StepDef(
     infer=_infer,
     traits=frozenset((Trait.DECODES,)),
     reference=Reference("quantized.dequantize", _COPY | {LIKE}),
-    launch=lambda _: _PLAIN,
+    launch=lambda _: PLAIN,
 )
 
 DEQUANTIZE_GROUPS = StepDef(
@@ -72,6 +74,6 @@ DEQUANTIZE_GROUPS = StepDef(
     infer=_infer,
     traits=frozenset((Trait.DECODES,)),
     reference=Reference("quantized.dequantize", _COPY),
-    launch=lambda _: _PADDED,
+    launch=lambda _: PADDED,
 )
 """Into the padded space that a columnwise copy of rows in groups lies in."""

@@ -67,6 +67,7 @@ class Launch:
 
     Attributes:
         arguments: name of the struct.
+        header: that declares it.
         fields: in order.
         base: the struct that it begins with.
         assigned: whether fields are assigned one by one, since most of them have a default.
@@ -74,6 +75,7 @@ class Launch:
     """
 
     arguments: str
+    header: str
     fields: tuple[Field, ...]
     base: Launch | None = None
     assigned: bool = False

@@ -36,8 +36,9 @@ def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Resul
     return found
 
 
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "PointwiseQuantizeArguments",
+    "pointwise_quantize.h",
     (Field("", Source.PARTS, ROW_PARTIALS),),
     assigned=True,
 )
@@ -47,7 +48,7 @@ POINTWISE_QUANTIZE = StepDef(
     parts=(POINTWISE.name, quantize.QUANTIZE.name),
     infer=_infer,
     flops=POINTWISE.flops,
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )
 
 POINTWISE_GRAD_QUANTIZE = StepDef(
@@ -55,5 +56,5 @@ POINTWISE_GRAD_QUANTIZE = StepDef(
     parts=(POINTWISE_GRAD.name, quantize.QUANTIZE.name),
     infer=_infer,
     flops=POINTWISE_GRAD.flops,
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

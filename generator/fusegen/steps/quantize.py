@@ -41,8 +41,9 @@ def infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Result
     return found | {ROW_SUMS: stored_row_sums(tensor)}
 
 
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "QuantizeStepArguments",
+    "quantize_step.h",
     (Field("quantize.input", Source.OPERAND, "a"), Field("", Source.QUANTIZATION)),
     assigned=True,
 )
@@ -58,5 +59,5 @@ QUANTIZE = StepDef(
     reference=Reference(
         "quantized.quantize", frozenset(("a", "groups", "amax_history", "scale", "rng_state"))
     ),
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

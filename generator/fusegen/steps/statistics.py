@@ -28,8 +28,9 @@ def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Resul
     return RESULTS
 
 
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "StatisticsArguments",
+    "statistics.h",
     (
         Field("input", Source.OPERAND, "a"),
         Field("split_sizes", Source.INTEGER_OPERAND, "groups", optional=True),
@@ -54,5 +55,5 @@ STATISTICS = StepDef(
     reference=Reference(
         "statistics.measure", frozenset(("a", "groups", "copy", "copy_scale", "copy_amax"))
     ),
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..ir.dtypes import DType, bits
-from ..ir.plan import HALVES, Access, Buffer, ModulePlan, PointwiseOperand, Program, Step
+from ..ir.plan import (
+    HALVES,
+    Access,
+    Buffer,
+    ModulePlan,
+    PointwiseOperand,
+    Program,
+    StateTensor,
+    Step,
+)
 from ..ir.shapes import Const, Expr, Shape, mul, product
 from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
 from .copies import Formats
@@ -324,17 +333,29 @@ _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
 )
 
 
-def views(programs: tuple[Program, ...]) -> Iterator[View]:
-    """Programs with arguments and results, as kernels run them and as the reference does."""
+def views(
+    programs: tuple[Program, ...], state_tensors: tuple[StateTensor, ...] = ()
+) -> Iterator[View]:
+    """Programs with arguments and results, as kernels run them and as the reference does.
+
+    Args:
+        programs: all with steps.
+        state_tensors: arguments in whose place steps name the states that lie in them.
+    """
+    parts = {each.buffer: each.parts for each in state_tensors}
+
+    def named(buffer: str) -> tuple[str, ...]:
+        return parts.get(buffer, (buffer,))
+
     for program in programs:
         merged = any(step.parts for step in program.steps)
         for each in (program, program.unmerged) if merged else (program,):
             yield View(
                 name=program.name,
                 steps=each.steps,
-                given={argument.buffer: argument.when for argument in program.arguments},
+                given={n: a.when for a in program.arguments for n in named(a.buffer)},
                 results={result.buffer: result.when for result in program.results},
-                owned=frozenset(program.mutated),
+                owned=frozenset(n for buffer in program.mutated for n in named(buffer)),
                 flags=program.flags,
                 unasked=program.name not in ("backward", "wgrad"),
             )
@@ -347,12 +368,12 @@ def verify_plan(plan: ModulePlan) -> None:
         VerifyError: with every fault.
     """
     roles = dict(plan.quantizations)
-    parts = [(plan.programs, plan.buffers, plan.layout)]
-    parts += [((each.program,), each.buffers, each.layout) for each in plan.conversions]
+    parts = [(plan.programs, plan.buffers, plan.layout, plan.state_tensors)]
+    parts += [((each.program,), each.buffers, each.layout, ()) for each in plan.conversions]
     found = [
         fault
-        for programs, buffers, layout in parts
-        for view in views(programs)
+        for programs, buffers, layout, tensors in parts
+        for view in views(programs, tensors)
         for fault in faults(view, {each.name: each for each in buffers}, Formats(roles, layout))
     ]
     if found:

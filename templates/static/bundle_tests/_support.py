@@ -68,6 +68,11 @@ def fresh(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str,
     return {**tensors, **{name: tensors[name].clone() for name in states}}
 
 
+def state_rows(*states: Tensor) -> Tensor:
+    """States of delayed scaling, ``[n, E]`` or ``[E]``, as rows of one tensor."""
+    return torch.cat([torch.atleast_2d(state) for state in states])
+
+
 def without(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str, Tensor | None]:
     """The tensors that no call changes."""
     return {name: tensor for name, tensor in tensors.items() if name not in states}

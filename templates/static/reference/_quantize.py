@@ -823,6 +823,11 @@ def delayed_update(
     return rolled, new_scale
 
 
+def join_states(*states: Tensor) -> Tensor:
+    """Histories ``[history, E]`` and scales ``[E]`` as rows of one tensor, in their order."""
+    return torch.cat([torch.atleast_2d(state) for state in states])
+
+
 def update_together(
     *states: tuple[Tensor | None, Tensor, Tensor, Quantization, bool],
     group: torch.distributed.ProcessGroup | None,

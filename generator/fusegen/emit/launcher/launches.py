@@ -37,10 +37,13 @@ class LaunchStep:
 
 def launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> LaunchStep:
     given = {argument.buffer for argument in program.arguments if not argument.mutated}
+    addresses = {part for each in plan.state_tensors_of(program) for part in each.parts}
 
     def reading(name: str | None) -> str:
         if name is None:
             return "nullptr"
+        if name in addresses:
+            return name
         return f"pointer({name}_dense)" if name in given else f"pointer({name})"
 
     lines = _launch(_Place(plan, program, step, reading))
@@ -269,8 +272,8 @@ def _state_fields(
         return fields | {"quantize.scale": f"floats({reading(scale)})"}
     spec = dict(plan.quantizations)[step.copies[0].role]
     return fields | {
-        "state.history": f"floats(writable({history}))",
-        "state.scale": f"floats(writable({scale}))",
+        "state.history": history,
+        "state.scale": scale,
         "state.slots": str(spec.scale.history),
         "state.groups": to_cpp(plan.buffer(scale).shape.dims[0]),
         "state.max": f"{dtypes.largest(spec.format)}f",

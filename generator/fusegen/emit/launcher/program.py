@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...ir import dtypes
 from ...ir.plan import Argument, Binding, Check, CheckKind, ModulePlan, Program
-from ...ir.shapes import to_cpp
+from ...ir.shapes import Const, mul, to_cpp
 from ...ir.words import AttributeType
 from ...options import scopes_of
 from ...spec.arch import ArchSpec
@@ -41,6 +41,7 @@ class LaunchProgram:
         changes: whether arguments are changed in place, which threads do in turns.
         uses_sms: whether a launch asks how many multiprocessors there are.
         delays: whether states of delayed scaling move on.
+        states: addresses of states within their tensors.
         operands: contiguous, aligned arguments.
         results: allocations.
         workspace: allocations inside the call.
@@ -59,6 +60,7 @@ class LaunchProgram:
     changes: bool
     uses_sms: bool
     delays: bool
+    states: tuple[str, ...]
     operands: tuple[str, ...]
     results: tuple[str, ...]
     workspace: tuple[str, ...]
@@ -115,9 +117,14 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
     results = tuple(line for r in program.results for line in allocation(plan, program, r))
     workspace = tuple(workspace_lines(plan, program))
     steps = tuple(launch_step(plan, program, s, i) for i, s in enumerate(program.steps, 1))
-    text = "\n".join((*size_checks, *results, *workspace, *(x for s in steps for x in s.lines)))
+    launches = "\n".join(line for step in steps for line in step.lines)
+    states = tuple(_state_lines(plan, program, set(re.findall(r"\w+", launches))))
+    text = "\n".join((*size_checks, *results, *workspace, *states, launches))
     words = set(re.findall(r"\w+", text))
     loaded = {name for step in program.steps for name in step.loads}
+    loaded |= {
+        each.buffer for each in plan.state_tensors_of(program) if not loaded.isdisjoint(each.parts)
+    }
     given = {argument.buffer: argument for argument in program.arguments}
     return LaunchProgram(
         name=program.name,
@@ -131,6 +138,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         changes=bool(program.mutated),
         uses_sms="sms" in words,
         delays=any(keeps_history(step) for step in program.unmerged.steps),
+        states=states,
         operands=tuple(
             f"const auto {name}_dense = dense({name});"
             for name, argument in given.items()
@@ -141,6 +149,20 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         steps=steps,
         returned=_returned(plan, program),
     )
+
+
+def _state_lines(plan: ModulePlan, program: Program, used: set[str]) -> Iterator[str]:
+    """Addresses of the states that launches name, each in its tensor."""
+    for tensor in plan.state_tensors_of(program):
+        changed = tensor.buffer in program.mutated
+        start = f"writable({tensor.buffer})" if changed else f"pointer({tensor.buffer}_dense)"
+        kind = "float*" if changed else "const float*"
+        extent = plan.buffer(tensor.buffer).shape.dims[-1]
+        for name, first, _ in plan.rows(tensor):
+            if name in used:
+                offset = to_cpp(mul(Const(first), extent))
+                place = f"floats({start}) + {offset}" if first else f"floats({start})"
+                yield f"{kind} const {name} = {place};"
 
 
 def _parameters(plan: ModulePlan, program: Program) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from ...ir.naming import gradient, need
 from ...ir.plan import ModulePlan, Reduction, Result
 from .conditions import Conditions, any_of, named_conditions
 from .main_grads import dummy, main_grad_texts
+from .states import state_sources
 from .words import TensorText, attribute_text
 
 _MANY = 3  # values that are not spelled out one by one
@@ -109,12 +110,10 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     told = {a.flag: f"needs[{index}]" for index, a in enumerate(arguments) if a.flag}
     read_flags = {*plan.backward.flags, *map(need, plan.delayed)}
     scalars = tuple(attribute.name for attribute in plan.attributes)
-    own = {state.buffer for state in plan.states}
-    read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in own)
+    read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in plan.kept)
     reductions = plan.reductions_of(plan.backward)
     held = tuple(name for name in read if name in plan.caches)
-    tensors = (*(reduction.history for reduction in reductions), *read)
-    passed = tuple(name for name in tensors if name not in given)
+    passed = tuple(name for name in read if name not in given)
     groups = ("amax_group",) if reductions else ()
     queued = {"wgrad_queue": "WgradQueue", "wgrad_weights": "tuple[Tensor, ...]"}
     queue = queued if plan.wgrad else {}
@@ -132,7 +131,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         plan.forward, lambda names: (_saved_source(plan, each, names) for each in plan.saved)
     )
     results = tuple(result.buffer for result in plan.forward.results)
-    carried = (*(name for name in tensors if name not in held), *words)
+    carried = (*(name for name in read if name not in held), *words)
     kept = {*saved, *held, *carried, *scalars}
     kept |= {flag for result in plan.saved if _conditional(plan, result) for flag in result.when}
     amaxes = tuple(reduction.amax for reduction in plan.reductions_of(plan.forward))
@@ -213,10 +212,11 @@ def _saved_source(plan: ModulePlan, result: Result, conditions: Conditions) -> s
 def reduction_text(
     plan: ModulePlan, reduction: Reduction, amax: str, prefix: str = ""
 ) -> ReductionText:
+    places = {n: s for each in plan.state_tensors for n, s in state_sources(plan, each, prefix)}
     return ReductionText(
         amax,
-        f"{prefix}{reduction.history}",
-        f"{prefix}{reduction.scale}",
+        places[reduction.history],
+        places[reduction.scale],
         reduction.role.value.upper(),
         str(plan.per_group(reduction.scale)),
     )

@@ -86,8 +86,8 @@ class CellContext:
         own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
         differentiable: arguments that can have a gradient.
-        outputs: what the function returns.
-        returned: their names.
+        about_outputs: what the function returns, for people.
+        returned: names of it.
         returns: return type of the function.
         take_outputs: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         base: class that the module's class derives from.
@@ -98,7 +98,6 @@ class CellContext:
         lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
-        trailing_rows: what becomes of rows past the last group.
         description: what ``describe()`` returns, line by line.
     """
 
@@ -132,7 +131,7 @@ class CellContext:
     programs: tuple[ProgramText, ...]
     forward: ProgramText
     backward: ProgramText
-    outputs: tuple[TensorText, ...]
+    about_outputs: tuple[str, ...]
     returned: str
     returns: str
     take_outputs: str
@@ -146,7 +145,6 @@ class CellContext:
     lookups: tuple[str, ...]
     call_arguments: tuple[str, ...]
     representation: tuple[str, ...]
-    trailing_rows: str
     has_bias: bool
     uses_math: bool
     description: tuple[str, ...]
@@ -203,6 +201,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     autograd = autograd_text(plan, tuple(by_name.values()))
     base = _base(plan, states)
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
+    holders += [part.holder for state in states for part in state.parts]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
@@ -244,7 +243,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         programs=programs,
         forward=programs[0],
         backward=programs[1],
-        outputs=outputs,
+        about_outputs=_about_outputs(plan, outputs),
         returned=", ".join(plan.outputs),
         returns=return_annotation(each.annotation for each in outputs),
         parameters=parameters,
@@ -252,18 +251,25 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
         parts=tuple(parts.values()),
         called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
-        uses_parts=bool(any(holders) or base.startswith("_parts.")),
+        uses_parts=bool(any(holders) or plan.state_tensors or base.startswith("_parts.")),
         keywords=keywords,
         lookups=lookups,
         call_arguments=call_arguments,
         representation=_representation(plan, keywords, has_bias),
-        trailing_rows=(f"  Rows past sum({plan.groups}) are zero." if plan.groups else ""),
         has_bias=has_bias,
         uses_math=uses_math(
             (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
         ),
         description=tuple(map(docstring, description)),
     )
+
+
+def _about_outputs(plan: ModulePlan, outputs: tuple[TensorText, ...]) -> tuple[str, ...]:
+    """Shape and type of each output, and what becomes of rows past the last group."""
+    trailing = f"Rows past sum({plan.groups}) are zero." if plan.groups else ""
+    if len(outputs) == 1:
+        return ("  ".join(filter(None, (f"{outputs[0].about}.", trailing))),)
+    return tuple(filter(None, (*(f"{each.name}: {each.about}." for each in outputs), trailing)))
 
 
 def _base(plan: ModulePlan, states: tuple[StateText, ...]) -> str:
@@ -277,7 +283,7 @@ def _called_parts(plan: ModulePlan) -> dict[str, str]:
     """Submodules whose tensors a call reads, and what it calls them: never what an input is."""
     called = called_states(plan)
     paths = [parameter.path for parameter in plan.parameters]
-    paths += [state.path for state in plan.states if state.buffer in called]
+    paths += [state.path for state in plan.states if state.buffer in called]  # none in a tensor
     holders = dict.fromkeys(path.rpartition(".")[0] for path in paths)
     return {h: h if mark(h) in plan.inputs else mark(h) for h in holders if h}
 
@@ -300,7 +306,8 @@ def _call(
         pairs = ", ".join(f'("{paths[name]}", {name})' for name in copied)
         lookups.append(f'_library.check_copied("{plan.cell}", self._copied, {pairs})')
     called = called_states(plan)
-    states = (f"{s.buffer}={reached(s.path, 'buffer')}" for s in plan.states if s.buffer in called)
+    paths_of_states = {state.buffer: state.path for state in plan.states}
+    states = (f"{name}={reached(paths_of_states.get(name, name), 'buffer')}" for name in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
     scalars += ["amax_group=self.amax_group"] if plan.reductions else []
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []

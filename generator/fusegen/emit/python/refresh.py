@@ -21,7 +21,7 @@ class HeldText:
         path: of what stands in its place.
         rowwise: paths of the buffers of its rowwise copy.
         copies: paths of all its buffers, by argument.
-        state: paths and first values of what else its quantisation changes, by argument.
+        state: first values of what else its quantisation changes, by path.
         records: paths of the statistics of its copies, by argument.
     """
 
@@ -45,6 +45,7 @@ class RefreshText:
         caches: those of them that are copies of weights.
         op_arguments: what the op is called with.
         call_arguments: how the class calls it.
+        kept: those of them that the recipe keeps between refreshes; Python source.
         held: the weights, where the class has these copies alone.
     """
 
@@ -55,6 +56,7 @@ class RefreshText:
     caches: tuple[str, ...]
     op_arguments: tuple[str, ...]
     call_arguments: tuple[str, ...]
+    kept: str
     held: tuple[HeldText, ...]
 
 
@@ -82,6 +84,7 @@ def refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshText
             *(f"{state.argument}=self.{state.path}" for state in changed),
             *(f"{flag}={flag}" for flag in printed.flags),
         ),
+        kept=repr(tuple(s.argument for s in changed if not (s.copy or s.argument in plan.records))),
         held=tuple(_held_texts(plan, plan.refresh.steps)) if held else (),
     )
 
@@ -104,13 +107,13 @@ def _held_text(plan: ModulePlan, step: Step, steps: tuple[Step, ...]) -> HeldTex
     rowwise = next(copy for copy in step.copies if copy.orientation is Orientation.ROWWISE)
     copies = [name for copy in step.copies for name in copy.buffers]
     first = {StateFill.ZEROS: 0.0, StateFill.ONES: 1.0}
-    kept = {name: plan.state(name) for name in step.mutates if name not in copies}
+    kept = (plan.state(name) for name in step.mutates if name not in copies)
     return HeldText(
         argument=repr(weight),
         path=repr(path),
         rowwise=repr(tuple(plan.state(name).path for name in rowwise.buffers)),
         copies=repr({name: plan.state(name).path for name in copies}),
-        state=repr({name: (state.path, first.get(state.fill)) for name, state in kept.items()}),
+        state=repr({state.path: first.get(state.fill) for state in kept}),
         records=repr(
             {
                 name: plan.state(name).path

@@ -28,6 +28,7 @@ from ...ir.quantization import Extent, Orientation, Role
 from ...ir.shapes import Shape, product, symbols, to_code
 from ...options import scopes_of
 from ...steps import (
+    SHIPPED,
     copies_memory,
     decodes,
     definition,
@@ -40,6 +41,7 @@ from ...steps import (
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
 from ..python.conditions import Conditions, named_conditions
+from ..python.states import state_sources
 from ..python.words import (
     ProgramText,
     absent_source,
@@ -140,6 +142,7 @@ class CheckedProgram:
         absent: results that stay None where no flag asks for them.
         dims: sizes that the steps need.
         conditions: ``need_da = ...`` lines that they need.
+        states: lines that take states out of their tensors.
         steps: in order.
         scoped: the same by steps of the plan, where each runs in a scope.
         returned: source of the return value.
@@ -153,6 +156,7 @@ class CheckedProgram:
     absent: tuple[str, ...]
     dims: tuple[str, ...]
     conditions: tuple[str, ...]
+    states: tuple[str, ...]
     steps: tuple[StepText, ...]
     scoped: tuple[ScopedText, ...]
     returned: str
@@ -175,6 +179,7 @@ class ReferenceContext:
 
     Attributes:
         constants: how each role is quantised; empty where nothing is.
+        modules: that functions of steps stand in, besides those of fusegen.
         programs: every op's.
         exact: the forward without quantisation, where it differs.
         scopes: modules of what each step runs in.
@@ -192,6 +197,7 @@ class ReferenceContext:
     uses_steps: bool
     scopes: tuple[str, ...]
     uses_statistics: bool
+    modules: tuple[str, ...]
 
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
@@ -221,13 +227,25 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         uses_steps=any("steps." in call for call in calls),
         scopes=tuple(scope.python for scope in scopes_of(plan.options)),
         uses_statistics=bool(plan.records),
+        modules=_modules(plan),
     )
+
+
+_OWN_MODULES = frozenset(
+    kind.reference.function.partition(".")[0] for kind in SHIPPED if kind.reference
+)
+
+
+def _modules(plan: ModulePlan) -> tuple[str, ...]:
+    """Modules of the reference that extensions bring."""
+    kinds = (definition(step.primitive) for step in (*plan.steps, *plan.exact))
+    words = {kind.reference.function.partition(".")[0] for kind in kinds if kind.reference}
+    return tuple(sorted(words - _OWN_MODULES))
 
 
 def _exact_text(plan: ModulePlan) -> ExactText:
     printed = program_text(plan, plan.forward)
-    states = {state.buffer for state in plan.states}
-    given = (each for each in printed.arguments if each.name not in states)
+    given = (each for each in printed.arguments if each.name not in plan.kept)
     tensors = (f"{each.name}: {each.annotation}" for each in given)
     scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
     spelled = Conditions()
@@ -280,6 +298,8 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
     scoped = tuple(_scoped(plan, program, merged, conditions))
     steps = tuple(text for each in scoped for text in each.steps)
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
+    returned = _returned_values(plan, program, conditions)
+    needed = words | {*re.findall(r"\w+", returned)}
     return CheckedProgram(
         text=program_text(plan, program),
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
@@ -294,9 +314,15 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
         ),
         dims=bind_lines(program, words),
         conditions=conditions.lines,
+        states=tuple(
+            f"{name} = {source}"
+            for tensor in plan.state_tensors_of(program)
+            for name, source in state_sources(plan, tensor)
+            if name in needed
+        ),
         steps=steps,
         scoped=scoped if scopes_of(plan.options) else (),
-        returned=_returned_values(plan, program, conditions),
+        returned=returned,
         returns=_reference_returns(program),
     )
 
@@ -343,9 +369,17 @@ def _texts(
 
 def _returned_values(plan: ModulePlan, program: Program, conditions: Conditions) -> str:
     values = [_returned(plan, program, result, conditions) for result in program.results]
-    values += [_stored(plan, name, _part(program, name)) for name in program.mutated]
+    values += [_new_value(plan, program, name) for name in program.mutated]
     alone = len(values) == 1 and program.mutated
     return f"{values[0]}," if alone else ", ".join(values)
+
+
+def _new_value(plan: ModulePlan, program: Program, name: str) -> str:
+    """What an argument that is changed in place holds after the op."""
+    tensor = plan.state_tensor(name)
+    if tensor:
+        return f"quantized.join_states({', '.join(tensor.parts)})"
+    return _stored(plan, name, _part(program, name))
 
 
 def _reference_returns(program: Program) -> str:

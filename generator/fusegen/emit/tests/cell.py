@@ -18,6 +18,7 @@ from ...ir.plan import (
     Parameter,
     PointwiseOperand,
     Program,
+    State,
     StateFill,
 )
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
@@ -230,7 +231,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         refresh_op=op_name(plan, plan.refresh) if plan.refresh else "",
         refresh_arguments=_tuple(refreshed),
         refresh_flags=", ".join(["True"] * len(plan.refresh.flags)) if plan.refresh else "",
-        refresh_alone=_tuple([s.buffer for s in plan.states if s.buffer not in called]),
+        refresh_alone=_tuple([name for name in plan.kept if name not in called]),
         kept_states=_tuple(moving) if len(moving) < len(called) else "STATES",
         delays=plan.wgrad is not None,
         delayed=_tuple(list(plan.delayed)),
@@ -280,10 +281,10 @@ def _same_records(plan: ModulePlan) -> list[str]:
 
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
     """State that a call of a program's direction moves on, inside of the op or after it."""
-    reductions = plan.reductions_of(program)
     own = {*plan.records, *(name for _, name in plan.main_grads)}
     changed = [name for name in program.mutated if name not in own]
-    return [*changed, *(name for r in reductions for name in (r.history, r.scale))]
+    after = plan.state_tensors_of(program) if plan.reductions_of(program) else ()
+    return [*changed, *(each.buffer for each in after)]
 
 
 def _tuple(names: list[str]) -> str:
@@ -357,11 +358,19 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         StateFill.RECORD: "torch.zeros({shape}, device=device)",
         StateFill.COPY: "torch.empty({shape}, device=device, dtype=torch.{dtype})",
     }
-    for state in plan.states:
+
+    def filled(state: State) -> str:
         buffer = plan.buffer(state.buffer)
         dims = ", ".join(to_code(dim) for dim in buffer.shape.dims)
-        dtype = dtypes.info(buffer.dtype).torch
-        yield f'"{state.buffer}": {fills[state.fill].format(shape=dims, dtype=dtype)},'
+        return fills[state.fill].format(shape=dims, dtype=dtypes.info(buffer.dtype).torch)
+
+    for name in plan.kept:
+        tensor = plan.state_tensor(name)
+        if tensor is None:
+            yield f'"{name}": {filled(plan.state(name))},'
+        else:
+            values = ", ".join(filled(plan.state(part)) for part in tensor.parts)
+            yield f'"{name}": support.state_rows({values}),'
     for _, name in plan.main_grads:
         dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
         dtype = ", dtype=dtype" if plan.buffer(name).dtype is DType.IO else ""

@@ -126,8 +126,10 @@ def _place(plan: ModulePlan, name: str) -> str:
         return f"buffer {plan.state(name).path}, filled by refresh"
     if name in plan.records:
         return f"buffer {plan.state(name).path}, for people"
-    if name in {state.buffer for state in plan.states}:
+    if name in plan.kept and plan.state_tensor(name) is None:
         return f"buffer {plan.state(name).path}, changed in place"
+    if place := _place_in_state(plan, name):
+        return place
     if name in plan.inputs:
         return "input"
     if name in plan.outputs:
@@ -139,6 +141,18 @@ def _place(plan: ModulePlan, name: str) -> str:
     if name in {argument.buffer for argument in plan.backward.arguments}:
         return "gradient in" if name not in _names(plan.forward) else "kept for the backward"
     return "workspace"
+
+
+def _place_in_state(plan: ModulePlan, name: str) -> str:
+    """Of a tensor of states, or one of its states; empty for another buffer."""
+    if plan.state_tensor(name):
+        return "state, changed in place"
+    for tensor in plan.state_tensors:
+        for part, first, count in plan.rows(tensor):
+            if part == name:
+                rows = f"row {first}" if count is None else f"rows {first} to {first + count - 1}"
+                return f"{rows} of {tensor.buffer}, {plan.state(name).path} in the state dict"
+    return ""
 
 
 def _program(plan: ModulePlan, program: Program) -> Iterator[str]:

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "rows.h"
 #include "status.cuh"
 
 namespace fusegen {
@@ -120,6 +121,14 @@ struct DelayedArguments {
   DelayedState states[kMost];
   int count = 0;
 };
+
+// What a unit states of histories, as the generator derived it.
+template <class Stated>
+constexpr bool agrees_history() {
+  static_assert(Stated::most_history == DelayedArguments::kMostSlots,
+                "most_history: unit against quantize.h");
+  return true;
+}
 
 // Codes back to 16 bits: matrices of lines.
 struct DequantizeArguments {

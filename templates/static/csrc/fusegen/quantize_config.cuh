@@ -188,7 +188,7 @@ const char* broken_requirement(const QuantizeArguments& in) {
   if (in.rows + kTileRows * (in.groups + 2) > 0x7FFFFFFF) return "padded rows < 2^31";
   if (in.token_pitch < 0 || in.token_pitch > 0x7FFFFFFF) return "token_pitch < 2^31";
   for (const int64_t pitch : {in.rowwise.pitch, in.columnwise.pitch}) {
-    if (pitch % 16 != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";
+    if (pitch % kPitch != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";
   }
   const bool one_scale = Config::kSquare || kTensor;
   if (!one_scale && rowwise && in.rowwise.scale == nullptr) return "rowwise.scale";

@@ -1,0 +1,63 @@
+"""One tensor for the states of delayed scaling that an op moves on.
+
+Each quantised tensor has an amax history and a scale.  As arguments of their own they would be
+most of what an op takes, and each argument costs the host time in every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..ir.dtypes import DType
+from ..ir.plan import Buffer, State, StateFill, StateTensor, Step
+from ..ir.shapes import Const, Expr, Shape
+from .draft import Draft
+
+_JOINED = (StateFill.ZEROS, StateFill.ONES)
+"""What histories and scales start as; other states have another type, or no state dict has them."""
+
+
+def join_states(draft: Draft) -> Draft:
+    """Put the histories and scales of each program into one tensor.
+
+    States of another number of groups, as of a dense layer before grouped ones, have one more.
+    """
+    tensors: list[StateTensor] = []
+    buffers: dict[str, Buffer] = {}
+    for name, steps in _steps(draft):
+        by_extent: dict[Expr, list[State]] = {}
+        for state in _moved_on_by(draft, steps):
+            by_extent.setdefault(_extent(draft, state), []).append(state)
+        for number, (extent, states) in enumerate(by_extent.items(), 1):
+            buffer = f"{name}_state" if number == 1 else f"{name}_state_{number}"
+            rows = sum(_rows(draft, state) for state in states)
+            buffers[buffer] = Buffer(buffer, DType.FLOAT32, Shape(None, (Const(rows), extent)))
+            tensors.append(StateTensor(buffer, tuple(state.buffer for state in states)))
+    return replace(draft.with_buffers(buffers), state_tensors=tuple(tensors))
+
+
+def _steps(draft: Draft) -> Iterator[tuple[str, tuple[Step, ...]]]:
+    yield "forward", draft.forward
+    yield "backward", draft.backward
+    yield "refresh", draft.refresh
+
+
+def _moved_on_by(draft: Draft, steps: tuple[Step, ...]) -> Iterator[State]:
+    """Histories and scales of steps; of those that leave an amax, moved on after the op."""
+    writes = {name for step in steps for name in step.writes}
+    own = {name for step in steps for name in step.mutates}
+    for each in draft.reductions:
+        own |= {each.history, each.scale} if each.amax in writes else set()
+    return (each for each in draft.states if each.buffer in own and each.fill in _JOINED)
+
+
+def _extent(draft: Draft, state: State) -> Expr:
+    return draft.buffers[state.buffer].shape.dims[-1]
+
+
+def _rows(draft: Draft, state: State) -> int:
+    """Rows of its own: one of a vector."""
+    *leading, _ = draft.buffers[state.buffer].shape.dims
+    assert all(isinstance(dim, Const) for dim in leading), state
+    return leading[0].value if leading and isinstance(leading[0], Const) else 1
