@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import pytest
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.memory import allocated
-from fusegen.emit.launcher.program import launcher_context
-from fusegen.emit.launcher.words import any_of
+from fusegen.emit.launcher.program import LaunchProgram, launcher_context
+from fusegen.emit.python.conditions import CPP
 from fusegen.emit.text.explain import explain
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
@@ -31,6 +32,17 @@ PLANS = [
     for plan in resolve(SPECS, arch, CELLS).modules
     if plan.kernel_sets
 ]
+
+
+def spelled_out(launched: LaunchProgram, lines: Iterable[str]) -> str:
+    """Lines of a launcher with every condition in place of its name."""
+    text = "\n".join(lines)
+    for line in launched.conditions:
+        name, _, value = line.removeprefix("const bool ").removesuffix(";").partition(" = ")
+        text = re.sub(rf"\b{name}\b", value, text)
+    return text
+
+
 ROOM = r"    room\((\w+), /\*before=\*/(\d+)\),"
 
 
@@ -40,16 +52,16 @@ def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     assert context.programs
     for (_, program), launched in zip(plan.ops, context.programs, strict=True):
-        text = "\n".join(launched.workspace)
+        text = spelled_out(launched, launched.workspace)
         lives = re.findall(r"\{(.*), (\d+), (\d+)\},  // (\w+)", text)
-        kept = {r.buffer: any_of(r.when) for r in program.results if f"{r.buffer}_kept" in text}
+        kept = {r.buffer: CPP.any_of(r.when) for r in program.results if f"{r.buffer}_kept" in text}
         assert [name for *_, name in lives] == [*program.workspace, *kept]
         for index, (size, first, last, name) in enumerate(lives):
             touching = [i for i, s in enumerate(program.steps, 1) if name in (*s.reads, *s.writes)]
             assert (int(first), int(last)) == (touching[0], touching[-1]), name
             writer = program.steps[int(first) - 1]
             assert name in writer.writes, name
-            when = any_of(writer.wanted(name) or writer.when)
+            when = CPP.any_of(writer.wanted(name) or writer.when)
             value = (
                 re.escape(f"{when} ? ") + r"padded\(.*\) : kUnwanted" if when else r"padded\(.*\)"
             )
@@ -125,7 +137,7 @@ def test_what_only_steps_want_takes_no_tensor() -> None:
     forward = next(program for program in context.programs if program.name == "forward")
     assert "if (need_dfc2_weight) a_kept = empty({T, F}, io, x);" in forward.results
     assert (
-        "    {need_dfc2_weight ? kUnwanted : padded(2 * (T * F)), 2, 3},  // a" in forward.workspace
+        "    {need_dfc2_weight ? kUnwanted : padded(2 * T * F), 2, 3},  // a" in forward.workspace
     )
     assert forward.returned == "{y, h_kept, a_kept}"
 
@@ -163,7 +175,8 @@ def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str,
             range_, words = f"{cell} {program.name} ", launch.comment.partition(":")[0]
             assert launch.lines[0] == f'const Range range("{range_}{words}");'
             assert f"  {words}: " in text
-            assert launch.opening == (f"if ({any_of(step.when)}) {{" if step.when else "{")
+            opening = f"if ({CPP.any_of(step.when)}) {{" if step.when else "{"
+            assert spelled_out(launched, [launch.opening]) == opening
 
 
 @pytest.mark.parametrize("recipe", ["fp8_block", "nvfp4"])

@@ -6,8 +6,9 @@ from operator import itemgetter
 
 from ...ir.plan import Buffer, ModulePlan, Program, Result
 from ...ir.shapes import to_cpp
+from ..python.conditions import Conditions
 from ..text.explain import size_in_bytes
-from .words import any_of, scalar_type
+from .words import scalar_type
 
 
 def _empty(buffer: Buffer, first: Buffer) -> str:
@@ -33,11 +34,13 @@ def allocated(program: Program, result: Result) -> str:
     return f"{result.buffer}_kept" if result in _passing(program) else result.buffer
 
 
-def allocation(plan: ModulePlan, program: Program, result: Result) -> list[str]:
+def allocation(
+    plan: ModulePlan, program: Program, result: Result, conditions: Conditions
+) -> list[str]:
     """Results that the caller wants; one that only steps want lies in the workspace."""
     first = plan.buffer(program.arguments[0].buffer)
     name, source = allocated(program, result), _empty(plan.buffer(result.buffer), first)
-    asked = any_of(result.when or _asked(program, result))
+    asked = conditions.text(result.when or _asked(program, result))
     if not asked:
         return [f"const Tensor {name} = {source};"]
     if not program.returns_none:
@@ -51,7 +54,7 @@ def _nothing(plan: ModulePlan, name: str, first: Buffer) -> str:
     return f"empty({{0}}, {scalar_type(plan.buffer(name).dtype)}, {first.name})"
 
 
-def workspace_lines(plan: ModulePlan, program: Program) -> list[str]:
+def workspace_lines(plan: ModulePlan, program: Program, conditions: Conditions) -> list[str]:
     """One allocation for everything that lives inside the call and has no room in a result."""
     passing = {result.buffer: result for result in _passing(program)}
     names = (*program.workspace, *passing)
@@ -61,10 +64,10 @@ def workspace_lines(plan: ModulePlan, program: Program) -> list[str]:
     lives, addresses = [], []
     for index, name in enumerate(names):
         size = f"padded({to_cpp(size_in_bytes(plan.buffer(name)))})"
-        asked = any_of(writers[name].wanted(name) or writers[name].when)
+        asked = conditions.text(writers[name].wanted(name) or writers[name].when)
         value, address = f"{asked} ? {size} : kUnwanted" if asked else size, f"workspace[{index}]"
         if name in passing:
-            kept = any_of(passing[name].when)
+            kept = conditions.text(passing[name].when)
             rest = f"({value})" if asked else value
             value = f"{kept} ? kUnwanted : {rest}"
             address = f"{kept} ? writable({name}_kept) : {address}"
