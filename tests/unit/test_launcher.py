@@ -43,7 +43,7 @@ def spelled_out(launched: LaunchProgram, lines: Iterable[str]) -> str:
     return text
 
 
-ROOM = r"    room\((\w+), /\*before=\*/(\d+)\),"
+REGION = r"    region\((\w+), /\*before=\*/(\d+)\),"
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.arch}-{plan.cell}")
@@ -76,17 +76,19 @@ def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.arch}-{plan.cell}")
-def test_no_step_touches_a_result_while_it_is_a_room(plan: ModulePlan) -> None:
+def test_no_step_touches_a_result_while_it_is_a_region(plan: ModulePlan) -> None:
     """Nor is memory of the caller's one, or a result that no buffer can use."""
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     for (_, program), launched in zip(plan.ops, context.programs, strict=True):
         text = "\n".join(launched.workspace)
-        rooms = [(name, int(step)) for name, step in re.findall(ROOM, text)]
-        assert ("lives, " in text and ", rooms);" in text) == bool(rooms) == ("rooms{" in text)
-        assert [step for _, step in rooms] == sorted(step for _, step in rooms)
+        regions = [(name, int(step)) for name, step in re.findall(REGION, text)]
+        assert (
+            ("lives, " in text and ", regions);" in text) == bool(regions) == ("regions{" in text)
+        )
+        assert [step for _, step in regions] == sorted(step for _, step in regions)
         lasts = [int(last) for last in re.findall(r"\d+, (\d+)\},  // ", text)]
         made = {allocated(program, result): result.buffer for result in program.results}
-        for name, before in rooms:
+        for name, before in regions:
             *earlier, writer = program.steps[:before]
             assert made[name] in writer.writes and made[name] not in writer.reads
             assert all(made[name] not in (*step.reads, *step.writes) for step in earlier)
@@ -96,7 +98,7 @@ def test_no_step_touches_a_result_while_it_is_a_room(plan: ModulePlan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "rooms"),
+    ("cell", "regions"),
     [
         ("grouped_mlp__bf16", {"dx": 5, "dfc1_weight": 6, "dfc1_bias": 7}),
         ("grouped_mlp__bf16__delayed_wgrad", {"dx": 4, "dfc1_bias": 5}),
@@ -104,16 +106,16 @@ def test_no_step_touches_a_result_while_it_is_a_room(plan: ModulePlan) -> None:
         ("linear__fp8_current", {"dx": 2, "dweight": 3}),
     ],
 )
-def test_gradients_have_room_before_they_are_written(cell: str, rooms: dict[str, int]) -> None:
+def test_gradients_have_room_before_they_are_written(cell: str, regions: dict[str, int]) -> None:
     plan = next(plan for plan in PLANS if plan.cell == cell)
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
     text = "\n".join(backward.workspace)
-    assert [(name, int(step)) for name, step in re.findall(ROOM, text)] == [*rooms.items()]
-    assert "const Workspace workspace(lives, dy, rooms);" in backward.workspace
+    assert [(name, int(step)) for name, step in re.findall(REGION, text)] == [*regions.items()]
+    assert "const Workspace workspace(lives, dy, regions);" in backward.workspace
 
 
-def test_numbers_for_rows_and_groups_are_no_rooms() -> None:
+def test_numbers_for_rows_and_groups_are_no_regions() -> None:
     """An amax pass has sums before y is written, which are not worth a line."""
     plan = next(plan for plan in PLANS if plan.cell == "linear__fp8_current")
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
@@ -126,8 +128,8 @@ def test_a_main_grad_holds_values_before_its_step() -> None:
     (plan,) = resolve(SPECS, "sm_90a", [cell]).modules
     context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
-    rooms = re.findall(ROOM, "\n".join(backward.workspace))
-    assert [name for name, _ in rooms] == ["dx", "dfc1_bias"]
+    regions = re.findall(REGION, "\n".join(backward.workspace))
+    assert [name for name, _ in regions] == ["dx", "dfc1_bias"]
 
 
 def test_what_only_steps_want_takes_no_tensor() -> None:

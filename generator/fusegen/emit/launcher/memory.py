@@ -55,7 +55,7 @@ def _nothing(plan: ModulePlan, name: str, first: Buffer) -> str:
 
 
 def workspace_lines(plan: ModulePlan, program: Program, conditions: Conditions) -> list[str]:
-    """One allocation for everything that lives inside the call and has no room in a result."""
+    """One allocation for everything that lives inside the call and in no result's memory."""
     passing = {result.buffer: result for result in _passing(program)}
     names = (*program.workspace, *passing)
     if not names:
@@ -75,13 +75,13 @@ def workspace_lines(plan: ModulePlan, program: Program, conditions: Conditions) 
         lives.append(f"    {{{value}, {first}, {last}}},  // {name}")
         addresses.append(f"void* const {name} = {address};")
     opening = f"const std::array<Lifetime, {len(names)}> lives{{{{"
-    rooms = _rooms(plan, program, names)
-    given = ["lives", program.arguments[0].buffer, *(["rooms"] if rooms else [])]
+    regions = _regions(plan, program, names)
+    given = ["lives", program.arguments[0].buffer, *(["regions"] if regions else [])]
     making = f"const Workspace workspace({', '.join(given)});"
-    return [opening, *lives, "}};", *rooms, making, *addresses]
+    return [opening, *lives, "}};", *regions, making, *addresses]
 
 
-def _rooms(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[str]:
+def _regions(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[str]:
     """Results whose memory buffers can have until a step touches the result.
 
     Those that are written early come first, because fewer buffers can lie there.
@@ -93,11 +93,11 @@ def _rooms(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[s
         for result in program.results
         if _is_large(plan, result.buffer)
     }
-    rooms = sorted(starts.items(), key=itemgetter(1))
-    lines = [f"    room({name}, /*before=*/{first})," for name, first in rooms if done < first]
-    return ["const std::array rooms{", *lines, "};"] if lines else []
+    regions = sorted(starts.items(), key=itemgetter(1))
+    lines = [f"    region({name}, /*before=*/{first})," for name, first in regions if done < first]
+    return ["const std::array regions{", *lines, "};"] if lines else []
 
 
 def _is_large(plan: ModulePlan, name: str) -> bool:
-    """Whether it grows with two sizes: a number for each row or group is no room to speak of."""
+    """Whether it grows with two sizes: a number for each row or group is too little."""
     return len(plan.buffer(name).shape.symbols()) > 1
