@@ -47,10 +47,12 @@ class Addition:
 
 
 ADDITIONS = (
+    Addition("a recipe with blocks that no matrix instruction reads", "recipe_1x64", 1),
     Addition("an architecture whose MMA is known: a part of Hopper", "known_mma", 1),
     Addition(
         "an option whose code runs around every step, as `nvtx_ranges` does", "pointwise_option", 4
     ),
+    Addition("a kind of step with a kernel, in a package of its own", "log_sum_exp", 6),
 )
 HOPPER = (
     "specs/archs/sm_90a.yaml",
@@ -82,7 +84,7 @@ def changed(patch: str) -> Mapping[str, int]:
 
 def touched(folder: Path) -> Mapping[str, int]:
     """Files that a walk-through adds or changes, and their lines; its README is no part of it."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.suffix in COMMENTS)
     own = [path for path in files if path.parent != folder]
     found = {
         path.relative_to(folder).as_posix(): lines_of(

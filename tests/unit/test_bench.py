@@ -858,7 +858,7 @@ def test_what_is_added_to_main_grad_is_read_and_written_in_fp32(floors: Any) -> 
 
 def test_tiles_load_what_the_schedule_says(floors: Any) -> None:
     """Against every cluster's step, one by one, as schedule.cuh walks them."""
-    from fusegen.ir.kernel import PointSpec
+    from fusegen.families.wgmma import WgmmaConfig
 
     def steps(rows: int, columns: int, cluster: int) -> tuple[int, int]:
         if cluster == 1:
@@ -876,7 +876,7 @@ def test_tiles_load_what_the_schedule_says(floors: Any) -> None:
         for rows in range(1, 8):
             for columns in range(1, 6):
                 assert floors._blocks(rows, columns, cluster) == steps(rows, columns, cluster)
-    point = PointSpec.parse("cooperative_128x256x64_2x1")
+    point = WgmmaConfig.parse("cooperative_128x256x64_2x1")
     sizes = Case(2, 300, 256, 512)
     got = floors.loads(GemmKind.FPROP, point, sizes, [300, 0], (2, 2))
     assert got == 512 * 2 * (3 * 128 + 2 * 256), "three row blocks: two share B, one is alone"

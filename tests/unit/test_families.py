@@ -11,15 +11,20 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass as validated
 
+from fusegen.checks import archs
 from fusegen.checks.load import load
+from fusegen.emit.kernels.units import unit_context
 from fusegen.families import registry, scalings
-from fusegen.families.family import Demand, Family, offers
-from fusegen.families.offered import offered
+from fusegen.families.family import Config, Demand, Family, offers
 from fusegen.families.registry import FAMILIES, known_family
 from fusegen.families.scalings import BLOCK_1X128
+from fusegen.families.wgmma import Schedule, WgmmaConfig
 from fusegen.ir.dtypes import DType
-from fusegen.ir.kernel import GemmKind, PointSpec, Schedule, Store
+from fusegen.ir.fields import STRICT, Positive
+from fusegen.ir.kernel import GemmKind, Store
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import Variant
 from fusegen.ir.quantization import (
@@ -34,7 +39,11 @@ from fusegen.ir.quantization import (
 )
 from fusegen.passes.pipeline import Plan, resolve
 from fusegen.publish.paths import builtin_specs, builtin_templates
+from fusegen.spec import points
 from fusegen.spec.arch import Every, FamilySpec
+from fusegen.spec.offered import offered
+from fusegen.steps import definition
+from fusegen.steps.launch import Source
 
 from .device_code import CSRC, constant, traits
 
@@ -54,8 +63,10 @@ def test_numbers_are_those_of_the_device_code() -> None:
     assert constant("gemm_fp8.h", "kScaleBlock") == BLOCK_1X128.columns
     for family in ("quantize_sm90", "pointwise_quantize_sm90"):
         assert known(family).most_history == constant("quantize.h", "kMostSlots")
-    assert "pitch % 16 != 0" in (CSRC / "quantize_config.cuh").read_text(encoding="utf-8")
-    assert {family.layout.pitch for family in FAMILIES if family.layout} == {16}
+    pitches = {family.layout.pitch for family in FAMILIES if family.layout}
+    assert pitches == {constant("rows.h", "kPitch")}
+    alignments = {family.row_alignment for family in FAMILIES}
+    assert alignments == {1, constant("rows.h", "kRowAlignment")}
 
 
 def test_scalings_are_those_of_the_device_code() -> None:
@@ -105,8 +116,9 @@ def test_every_template_of_kernels_has_a_family() -> None:
     }
     names = [family.name for family in FAMILIES]
     assert len({*names}) == len(names)
-    assert templates - {*names} == {"decode", "expression"}, "parts of others"
-    assert {*names} <= templates
+    own = {family.name for family in FAMILIES if not family.device}
+    assert templates - own == {"constants", "decode", "expression", "plain"}, "parts of others"
+    assert own <= templates
 
 
 def test_every_family_stands_in_a_file_of_its_name() -> None:
@@ -198,6 +210,84 @@ def test_what_an_architecture_has_in_words() -> None:
     assert "nv_NxN" in offered("quantize", replace(ARCH, kernels={"own": own}))
 
 
+# Launches
+
+
+def test_launches_of_steps_are_those_of_their_families() -> None:
+    """The struct that a launcher fills is the one that dispatch headers and units take."""
+    cells = [Cell(m, r) for m in ("grouped_mlp", "grouped_linear") for r in ("bf16", "fp8_delayed")]
+    cells += [Cell("linear", "nvfp4", ("debug",)), Cell("grouped_linear_swiglu", "bf16")]
+    found = set()
+    for plan in resolve(SPECS, "sm_90a", [c for c in cells if c.module in SPECS.modules]).modules:
+        templates = {each.name: each.template for each in plan.kernel_sets}
+        for step in plan.steps:
+            launch = definition(step.primitive).launch
+            if launch is not None:
+                family = known(templates[step.kernels or ""])
+                assert launch(step) == family.launch, step
+                found.add(family.name)
+    assert len(found) > 6
+
+
+def test_structs_are_declared_by_the_headers_that_launches_name() -> None:
+    for family in FAMILIES:
+        text = (CSRC / family.launch.header).read_text(encoding="utf-8")
+        assert f"struct {family.launch.arguments} {{" in text
+        if family.device:
+            device = (CSRC / family.device).read_text(encoding="utf-8")
+            assert f"launch_{family.name}(const {family.launch.arguments}& in" in device
+
+
+def test_only_grids_of_products_know_how_many_multiprocessors_there_are() -> None:
+    """Which CTA computes a tile depends on that number, and no result does: see the schedule."""
+    asking = {
+        family.name
+        for family in FAMILIES
+        for launch in (family.launch, family.launch.base)
+        if launch and any(field.source is Source.MULTIPROCESSORS for field in launch.fields)
+    }
+    assert asking == {name for name in (f.name for f in FAMILIES) if name.startswith("gemm_")}
+    lines = [
+        line.split("//")[0].strip()
+        for path in CSRC.glob("*.cuh")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "sm_count" in line
+    ]
+    assert lines[0] == "const int clusters = in.sm_count / Config::cluster;"
+    assert all("clusters < 1" in line for line in lines[1:])
+
+
+# Constants that units state
+
+
+def test_units_state_what_families_derive() -> None:
+    """Every number of a configuration, in the unit that is compiled for it."""
+    cells = [Cell("grouped_linear", recipe) for recipe in ("bf16", "fp8_block", "nvfp4")]
+    seen: set[str] = set()
+    for plan in resolve(SPECS, "sm_90a", cells).modules:
+        for kernels in plan.kernel_sets:
+            for unit in kernels.units:
+                context = unit_context(unit, "ns")
+                stated = dict(context.constants)
+                seen |= {*stated}
+                if unit.point:
+                    point = WgmmaConfig.parse(unit.point)
+                    assert (stated["tile_m"], stated["tile_n"], stated["tile_k"]) == point.tile
+                    assert context.config.endswith("fusegen::Limits<232448, 65536>")
+    assert seen == compared()
+
+
+def compared() -> set[str]:
+    """Constants that device code holds against its own, each with its name in the message."""
+    found = set()
+    for path in CSRC.glob("*.*h"):
+        claims = r"static_assert\(Stated::(\w+) == [^;]*?\"(\w+): unit against"
+        for name, said in re.findall(claims, path.read_text(encoding="utf-8"), re.S):
+            assert name == said
+            found.add(name)
+    return found
+
+
 # Resources
 
 
@@ -227,7 +317,7 @@ def test_resources_are_what_the_device_code_computes() -> None:
         rows, columns, _ = point.tile
         extra = 4 * (rows + (columns if kind is GemmKind.WGRAD else 0)) if blocks else 0
         control = 1024 if fp8 and kind is not GemmKind.WGRAD else 2048
-        device = traits(point, 1 if fp8 else 2, store is Store.ADD, extra, control)
+        device = traits(point, 1 if fp8 else 2, store is Store.ADD, extra, control, ARCH.limits)
         variant = Variant(family.formats[:1], pair.of(kind) if pair else (), (), store)
         got = configured.resources(point, kind, variant, ARCH.limits)
         assert got.stages == device["kStages"] >= 3
@@ -241,7 +331,7 @@ def test_resources_are_what_the_device_code_computes() -> None:
 
 
 def test_limits_are_what_the_device_code_was_written_for() -> None:
-    limits = {"shared_memory": constant("config_sm90.cuh", "kSharedBytes"), "registers": 512 * 128}
+    limits = {"shared_memory": 227 * 1024, "registers": 64 * 1024}  # CUDA's guide, of 9.0
     for family in FAMILIES:
         assert family.configured is None or dict(family.configured.limits) == limits
     assert dict(ARCH.limits) == limits
@@ -256,8 +346,56 @@ def problems(
     way = Accumulation.SPLIT_128 if split else Accumulation.FAST
     variant = Variant((), (scaling, scaling), (way.value,))
     rows, columns, depth = tile
-    point = PointSpec((rows, columns, depth), cluster, schedule)
+    point = WgmmaConfig(schedule, (rows, columns, depth), cluster)
     return list(configured.problems(point, kind, variant, configured.limits))
+
+
+@validated(frozen=True, slots=True, config=STRICT)
+class WarpConfig:
+    """What another family may have: tiles of warps, and stages of a ring."""
+
+    tile: tuple[Positive, Positive, Positive]
+    warps: Positive
+    stages: Positive
+
+    @property
+    def name(self) -> str:
+        tile = "x".join(map(str, self.tile))
+        return f"warps_{tile}_{self.warps}_{self.stages}"
+
+    @classmethod
+    def parse(cls, name: str) -> WarpConfig:
+        word, tile, warps, stages = name.split("_")
+        m, n, k = map(int, tile.split("x"))
+        if word != "warps":
+            raise ValueError(f"point {name!r}: expected one like warps_128x128x32_4_3")
+        return cls((m, n, k), int(warps), int(stages))
+
+    def cpp(self, limits: Mapping[str, int]) -> str:
+        return ", ".join(map(str, (*self.tile, self.warps, self.stages, limits["shared_memory"])))
+
+
+def test_points_are_of_the_type_that_a_family_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields say which type a point is of; one that is another family's is refused."""
+    monkeypatch.setattr(points, "CONFIGS", (WgmmaConfig, WarpConfig))
+    adapter: TypeAdapter[Config] = TypeAdapter(points.Point)
+    monkeypatch.setattr(points, "_ADAPTER", adapter)
+    said = {"tile": [128, 64, 32], "warps": 4, "stages": 3}
+    point = points.point_of(said)
+    assert point == WarpConfig((128, 64, 32), 4, 3)
+    assert points.as_spec(point) == said
+    assert points.parse_point(point.name) == point
+    own = WgmmaConfig(COOPERATIVE, (128, 256, 64), (2, 1))
+    assert points.parse_point(own.name) == own
+    assert {"WgmmaConfig", "WarpConfig"} <= {*adapter.json_schema()["$defs"]}
+    family, spec = known("gemm_sm90"), ARCH.kernels["gemm_sm90"]
+    assert family.configured
+    (problem,) = archs._point_problems(
+        family.configured, GemmKind.FPROP, point, "gemm_sm90", spec, family
+    )
+    assert problem == "its points say schedule, tile, cluster; this one is another family's"
+    with pytest.raises(ValueError, match="expected one like cooperative_128x256x64_2x1"):
+        points.parse_point("sideways_1_2_3")
 
 
 def test_points_that_compile_are_accepted() -> None:

@@ -55,9 +55,10 @@ def importers(top: str) -> set[str]:
 
 STOREYS = (
     ("ir", "math", "options"),
+    ("extensions",),  # registries take what they bring
     ("steps",),  # specs name kinds of steps
+    ("families",),  # and configurations of families
     ("spec",),
-    ("families",),
     ("checks", "passes"),
     ("emit",),
     ("build",),

@@ -101,7 +101,7 @@ def test_a_pass_adds_what_it_gives() -> None:
 
 def test_steps_are_in_programs_once_these_are_there() -> None:
     draft = observed("grouped_mlp__fp8_block__delayed_wgrad")[-1][2]
-    assert [program.name for program in draft.programs] == ["forward", "backward", "wgrad"]
+    assert [each.name for each in draft.directions] == ["forward", "backward", "wgrad"]
     assert not (draft.forward or draft.backward or draft.refresh or draft.wgrad)
 
 

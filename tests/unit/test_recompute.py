@@ -122,7 +122,8 @@ def test_a_scale_is_kept_as_the_forward_used_it(arch: str, options: tuple[str, .
     (step,) = quantizing(again.backward.steps, "a")
     assert step.input("scale") == "fc2_input_scale_used" and step.input("amax_history") is None
     assert "a_amax" not in step.writes
-    assert again.states == saving.states and again.reductions == saving.reductions
+    assert again.states == saving.states
+    assert [each.starts for each in again.directions] == [d.starts for d in saving.directions]
     for one, other in ((saving.forward, again.forward), (saving.backward, again.backward)):
         assert one.mutated == other.mutated
 

@@ -237,7 +237,7 @@ def test_every_attribute_exists(path: Path) -> None:
     assert not wrong, f"{label(path)}: {', '.join(wrong)}"
 
 
-ADDING_FILES = ("debug", "scaled_bias")
+ADDING_FILES = ("debug", "reduced_amax", "scaled_bias")
 """Options with templates or kernels of their own."""
 INCLUDE = re.compile(r'<% include "(.+)" %>')
 

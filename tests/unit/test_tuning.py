@@ -16,7 +16,8 @@ import pytest
 from fusegen import api
 from fusegen.build.library import read_sources
 from fusegen.checks.load import load
-from fusegen.ir.kernel import GemmKind, PointSpec
+from fusegen.families.wgmma import WgmmaConfig
+from fusegen.ir.kernel import GemmKind
 from fusegen.ir.predicate import Comparison, Condition, Predicate, SizeVariable
 from fusegen.publish import paths
 from fusegen.spec.arch import RuleSpec
@@ -461,7 +462,7 @@ def test_a_point_with_a_rule_comes_back(specs: SpecSet, tmp_path: Path) -> None:
     kind = checked(back, tmp_path).archs[ARCH].kernels[FAMILY].kinds[GemmKind.DGRAD]
     assert kind == before and back == text
     for point in before.points:
-        assert PointSpec.parse(point.name) == point
+        assert WgmmaConfig.parse(point.name) == point
     with pytest.raises(ValueError, match="point 'largest': expected one like cooperative_"):
         rewrite.with_rules(text, FAMILY, {GemmKind.DGRAD: [rule("largest")]})
 

@@ -20,7 +20,8 @@ from fusegen.passes.verify import draft_faults, verify_pass
 from fusegen.publish.inputs import derivations
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import words_of
-from fusegen.steps.verify import VerifyError, verify_plan
+from fusegen.steps.verify import VerifyError
+from fusegen.steps.verify_directions import verify_plan
 
 SPECS = load([builtin_specs()])
 
@@ -184,9 +185,11 @@ def test_parts_of_merged_steps_keep_the_rules() -> None:
 def test_a_broken_plan_is_refused() -> None:
     plan = resolve_module(SPECS, Cell.parse(LINEAR), "cpu")
     verify_plan(plan)
-    backward = replace(plan.backward, steps=plan.backward.steps[1:])
+    forward, backward = plan.directions
+    program = replace(plan.backward, steps=plan.backward.steps[1:])
+    directions = (forward, replace(backward, segments=(program,)))
     with pytest.raises(VerifyError, match="plan of linear__bf16 on cpu is broken\n  backward: dx"):
-        verify_plan(replace(plan, backward=backward))
+        verify_plan(replace(plan, directions=directions))
 
 
 def test_a_broken_conversion_is_refused() -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from itertools import product
+from typing import Any
 
-from ..families.family import Configured, Family
-from ..families.offered import listed_scalings
+from ..families.family import Config, Configured, Family
 from ..families.registry import FAMILIES, known_family
 from ..families.scalings import in_words
 from ..ir.dtypes import DType
-from ..ir.kernel import GemmKind, PointSpec
+from ..ir.kernel import GemmKind
 from ..ir.plan import Variant
 from ..ir.quantization import Accumulation, Scaling
 from ..spec.arch import ArchSpec, Every, FamilySpec, KindSpec
 from ..spec.diagnostics import Problem
 from ..spec.load import Source
+from ..spec.offered import listed_scalings
 from .common import unknown
 
 _LIMITS = sorted(
@@ -201,14 +203,17 @@ def _check_configurations(
 
 
 def _point_problems(
-    configured: Configured,
+    configured: Configured[Any],
     kind: GemmKind,
-    point: PointSpec,
+    point: Config,
     name: str,
     family: FamilySpec,
     known: Family,
 ) -> Iterable[str]:
     """Problems of a configuration in any product that a spec lists, each once."""
+    if not isinstance(point, configured.config):
+        own = ", ".join(each.name for each in fields(configured.config))
+        return (f"its points say {own}; this one is another family's",)
     variants = [
         Variant(family.formats[:1], scalings, tuple(way.value for way in ways), store)
         for scalings in _scalings_of(kind, name, family, known)

@@ -16,10 +16,15 @@ from ..passes.pipeline import resolve
 from ..passes.verify import verify_pass
 from ..publish import paths
 from ..publish.changes import diff
-from ..publish.folders import relative_folders, used_specs, used_templates
+from ..publish.folders import (
+    relative_folders,
+    used_extensions,
+    used_specs,
+    used_templates,
+)
 from ..publish.inputs import Inputs, derivations
 from ..publish.remedies import removal
-from ..publish.selection import Selection, check_cells
+from ..publish.selection import Selection, UsedExtension, check_cells
 from ..spec.cells import without_fusions
 from ..spec.usage import UsageError
 from .report import BundleReport
@@ -80,6 +85,10 @@ def _render(job: Job, inputs: Inputs, observe: Observer | None) -> Rendered:
         cells=tuple(Cell.parse(each.cell) for each in plan.modules),
         specs=relative_folders(job.bundle, specs_in_use),
         templates=relative_folders(job.bundle, templates_in_use),
+        extensions=tuple(
+            UsedExtension(each.name, each.package, each.version, each.digest)
+            for each in used_extensions(specs, plan.modules, files)
+        ),
     )
     return Rendered(job, settled, files, plan.unsupported)
 
@@ -105,4 +114,5 @@ def _report(
         changes=changes,
         selection_changed=recorded != rendered.selection,
         unsupported=rendered.unsupported,
+        recorded=recorded,
     )

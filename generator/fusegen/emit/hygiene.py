@@ -36,13 +36,13 @@ from ..ir.plan import (
     Pointwise,
     PointwiseOperand,
     Program,
-    Reduction,
     Result,
     Sharding,
     State,
     StateTensor,
     Step,
 )
+from ..ir.segments import Start, Wait
 from ..ir.shapes import Binary, Const, Shape, Sym
 from .fileset import ArtifactKind, RenderError
 
@@ -62,15 +62,16 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Parameter: ("buffer",),
     Pointwise: ("attributes",),
     PointwiseOperand: ("symbol", "buffer"),
-    Program: ("flags",),
-    Reduction: ("amax", "history", "scale"),
+    Program: ("flags", "when"),
     Result: ("buffer", "when"),
     Shape: ("leading",),
     Sharding: ("symbol", "axes", "partial"),
+    Start: ("sources", "future", "when"),
     State: ("buffer",),
     StateTensor: ("buffer", "parts"),
     Step: ("when", "mutates"),
     Sym: ("name",),
+    Wait: ("future", "results", "when"),
 }
 """The fields of a plan that hold names, or tuples of names."""
 

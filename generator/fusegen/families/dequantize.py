@@ -9,6 +9,8 @@ from .scalings import ALL, CODES, GROUPS_START
 DEQUANTIZE = Family(
     "dequantize",
     (dequantize.DEQUANTIZE.name,),
+    launch=dequantize.PLAIN,
+    summary="Decodes a quantised copy.",
     formats=CODES,
     converts=ALL,
     row_alignment=8,

@@ -9,6 +9,8 @@ from .scalings import ALL, CODES, GROUPS_START
 DEQUANTIZE_GROUPS = Family(
     "dequantize_groups",
     (dequantize.DEQUANTIZE_GROUPS.name,),
+    launch=dequantize.PADDED,
+    summary="Decodes the columnwise copy of rows in groups.",
     formats=CODES,
     converts=ALL,
     row_alignment=8,

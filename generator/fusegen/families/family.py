@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..ir.dtypes import DType
-from ..ir.kernel import GemmKind, LayoutSpec, PointSpec, Store
+from ..ir.kernel import GemmKind, LayoutSpec, Store
 from ..ir.plan import Variant
 from ..ir.quantization import OPERANDS, Accumulation, Role, Scaling
+from ..steps.launch import Launch
 
 HADAMARD = "hadamard"
 """Trait of a variant whose values are transformed before they are quantised."""
@@ -155,19 +156,52 @@ class Resources:
     registers: int
 
 
+Constants = tuple[tuple[str, int], ...]
+"""Numbers by name that a kernel depends on: printed to its unit, and compared there with those that
+the device code derives by itself."""
+
+
+class Config(Protocol):
+    """One configuration of a kernel, in the terms of its family: a validated, frozen dataclass.
+
+    Its fields are what an architecture's spec says of a point.
+    """
+
+    @property
+    def name(self) -> str:
+        """A word, and numbers behind it: everything the configuration says."""
+        ...
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Inverse of ``name``.  Raises ValueError for what is no name of one."""
+        ...
+
+    def cpp(self, limits: Mapping[str, int]) -> str:
+        """Template arguments of the device code's configuration, for an architecture's limits."""
+        ...
+
+
+C = TypeVar("C", bound=Config)
+
+
 @dataclass(frozen=True, slots=True)
-class Configured:
+class Configured(Generic[C]):
     """What is known of a family that has configurations to choose among.
 
     Attributes:
+        config: type of its configurations.
         limits: of the architecture that device code was written for, by name.
         resources: of a configuration, for a kind, a variant and an architecture's limits.
         problems: why device code refuses a configuration, for a kind and a variant.
+        constants: that device code derives of a configuration, too, for a kind and a variant.
     """
 
+    config: type[C]
     limits: Mapping[str, int]
-    resources: Callable[[PointSpec, GemmKind, Variant, Mapping[str, int]], Resources]
-    problems: Callable[[PointSpec, GemmKind, Variant, Mapping[str, int]], Iterator[str]]
+    resources: Callable[[C, GemmKind, Variant, Mapping[str, int]], Resources]
+    problems: Callable[[C, GemmKind, Variant, Mapping[str, int]], Iterator[str]]
+    constants: Callable[[C, GemmKind, Variant, Mapping[str, int]], Constants]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +209,12 @@ class Family:
     """All that is known of the device code of one template.
 
     Attributes:
-        name: of its templates, ``csrc/<name>.cu.j2`` and ``csrc/<name>.h.j2``.
+        name: what specs call it, and of the template of its units, ``csrc/<name>.cu.j2``.
         implements: primitives it has code for.
+        launch: arguments of its kernels.
+        summary: sentence of its dispatch headers; ``{kind}`` stands for the kind of a product.
+        device: header of device code that has ``launch_<name><Element>``; empty where units need
+            more than an element type, and a template of their own.
         formats: element formats of what it reads and writes quantised; ``io`` for none.
         converts: how elements that it encodes or decodes may share scales.
         multiplies: how the operands of its products may share scales.
@@ -194,6 +232,9 @@ class Family:
 
     name: str
     implements: tuple[str, ...]
+    launch: Launch
+    summary: str
+    device: str = ""
     formats: tuple[DType, ...] = (DType.IO,)
     converts: tuple[Scaling, ...] = ()
     multiplies: tuple[ProductScaling, ...] = ()
@@ -204,7 +245,7 @@ class Family:
     layout: LayoutNeeds | None = None
     transformed: tuple[Scaling, ...] = ()
     most_history: int = 0
-    configured: Configured | None = None
+    configured: Configured[Any] | None = None
     enumerators: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -222,6 +263,33 @@ class Family:
         """Of products of quantised operands; empty where sums are kept in fp32."""
         every = (way for pair in self.multiplies for way in pair.accumulations)
         return tuple(dict.fromkeys(every))
+
+    def constants(
+        self,
+        config: Config | None,
+        kind: GemmKind | None,
+        variant: Variant | None,
+        limits: Mapping[str, int],
+    ) -> Constants:
+        """What a unit states of its kernel, for device code to compare with what it derives.
+
+        Args:
+            config: where there are some to choose among.
+            kind: of a product.
+            variant: formats, scales and store; None where the module's own type is all.
+            limits: of the architecture.
+        """
+        stated = {"row_alignment": self.row_alignment} if self.row_alignment > 1 else {}
+        if self.layout:
+            stated["pitch"] = self.layout.pitch
+            if len(self.layout.token_alignments) == 1:
+                stated["token_alignment"] = self.layout.token_alignments[0]
+        if self.most_history:
+            stated["most_history"] = self.most_history
+        if self.configured is None or config is None or kind is None:
+            return tuple(stated.items())
+        store = variant or Variant((DType.IO,), (), ())
+        return (*stated.items(), *self.configured.constants(config, kind, store, limits))
 
     def cannot_run_on(self, arch: str, capability: tuple[int, int]) -> str:
         """Why an architecture has not the instructions; empty where it has them."""

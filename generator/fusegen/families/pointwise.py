@@ -6,5 +6,8 @@ from ..steps import add, pointwise
 from .family import Family
 
 POINTWISE = Family(
-    "pointwise", (pointwise.POINTWISE.name, pointwise.POINTWISE_GRAD.name, add.ADD.name)
+    "pointwise",
+    (pointwise.POINTWISE.name, pointwise.POINTWISE_GRAD.name, add.ADD.name),
+    launch=pointwise.LAUNCH,
+    summary="A pointwise kernel per element type.",
 )

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .dtypes import IO_DTYPES, DType
-from .kernel import GemmKind, PointSpec
+from .kernel import GemmKind
 from .names import prefixed
 
 UPDATE_STATE = "update_state"
@@ -54,7 +54,8 @@ class Cell:
 class GemmUnit:
     """Name of the unit of a matrix product, such as ``gemm_sm90_fprop_pingpong_64x256x64_2x1``.
 
-    The first part is the family.  Quantised operands put their variant before the point:
+    The first part is the family; a point is a word and numbers behind it.  Quantised operands put
+    their variant before the point:
     ``gemm_fp8_sm90_dgrad_e5m2_e4m3_tensor_split_...``.
     """
 
@@ -75,10 +76,9 @@ class GemmUnit:
     def parse(cls, text: str) -> GemmUnit:
         """Inverse of ``str``.  Raises ValueError for text that no unit prints."""
         kinds = "|".join(kind.value for kind in GemmKind)
-        match = re.fullmatch(rf"(\w+)_({kinds})(?:_(\w+))?_([a-z]+(?:_\d+(?:x\d+)+){{2}})", text)
+        match = re.fullmatch(rf"(\w+)_({kinds})(?:_(\w+))?_([a-z]+(?:_\d+(?:x\d+)*)+)", text)
         if not match:
             raise ValueError(f"{text!r} is not <family>_<kind>[_<variant>]_<point>")
-        PointSpec.parse(match[4])
         return cls(match[1], GemmKind(match[2]), match[4], match[3] or "")
 
 

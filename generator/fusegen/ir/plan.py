@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .dtypes import DType
-from .kernel import GemmKind, LayoutSpec, PointSpec, Store
+from .kernel import GemmKind, LayoutSpec, Store
 from .names import prefixed
 from .naming import Cell
 from .predicate import Predicate
 from .quantization import Orientation, QuantizationSpec, Role
+from .segments import Group, Start, Wait
 from .shapes import Const, Expr, Shape
 from .words import AttributeType, Init
 
@@ -137,22 +138,6 @@ class StateTensor:
 
     buffer: str
     parts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """An amax that ranks share before it moves the state of delayed scaling on.
-
-    Attributes:
-        amax: result of the op that quantised.
-        history, scale: the state.
-        role: whose format the scale is for.
-    """
-
-    amax: str
-    history: str
-    scale: str
-    role: Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,13 +422,15 @@ class Program:
     """One op of a module.
 
     Attributes:
-        name: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
+        name: of its direction: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
         arguments: tensors in schema order; the first one gives device, dtype and leading shape.
         flags: gradient flags in schema order; of ``refresh``, whether state moves on.
         results: tensors returned.
         steps: in order.
         bindings: dimensions the steps need.
         checks: of the arguments.
+        part: which of several ops of its direction it is, counted from 1; 0 where it is alone.
+        when: its direction calls it if any of these flags is set; empty is always.
     """
 
     name: str
@@ -453,6 +440,23 @@ class Program:
     steps: tuple[Step, ...]
     bindings: tuple[Binding, ...]
     checks: tuple[Check, ...]
+    part: int = 0
+    when: tuple[str, ...] = ()
+
+    @property
+    def function(self) -> str:
+        """What its function is called: ``forward``, or ``forward_2`` where there are several."""
+        return f"{self.name}_{self.part}" if self.part else self.name
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """What it reads or changes."""
+        return tuple(argument.buffer for argument in self.arguments)
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """What it makes."""
+        return tuple(result.buffer for result in self.results)
 
     @property
     def workspace(self) -> tuple[str, ...]:
@@ -488,6 +492,96 @@ class Program:
         An op that mutates returns empty tensors instead: functionalisation knows optional results
         of functional ops only."""
         return not self.mutated
+
+
+Segment = Program | Start | Wait
+"""What a direction consists of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """Segments that run in their order: ops, and what starts collectives and waits for them.
+
+    What is in a buffer crosses from one op to another only as a result of the one and an argument
+    of the other.
+
+    Attributes:
+        name: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
+        segments: in order.
+    """
+
+    name: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Its ops."""
+        return tuple(each for each in self.segments if isinstance(each, Program))
+
+    @property
+    def starts(self) -> tuple[Start, ...]:
+        """Where collectives start."""
+        return tuple(each for each in self.segments if isinstance(each, Start))
+
+    @property
+    def made(self) -> dict[str, tuple[str, ...]]:
+        """What ops and collectives give, and the flags under which it is there."""
+        found: dict[str, tuple[str, ...]] = {}
+        sources: dict[str, tuple[str, ...]] = {}
+        for each in self.segments:
+            match each:
+                case Program():
+                    found |= {r.buffer: r.when or each.when for r in each.results}
+                case Start():
+                    sources[each.future] = each.sources
+                case Wait():
+                    of = zip(each.results, sources.get(each.future, ()), strict=False)
+                    found |= {name: found.get(source) or each.when for name, source in of}
+        return found
+
+    @property
+    def unmerged(self) -> Direction:
+        """The same with the parts of every step in its place."""
+        return replace(
+            self,
+            segments=tuple(s.unmerged if isinstance(s, Program) else s for s in self.segments),
+        )
+
+    def whole(self, leaving: tuple[str, ...]) -> Program:
+        """All of it as one: what goes in and comes out, and the steps of its ops.
+
+        Its checks are those that every call makes.
+
+        Args:
+            leaving: what is read after it, in the order of its results; what only its own segments
+                read is no result of it.
+        """
+        first, *others = self.programs
+        if not others and len(self.segments) == 1:
+            return first
+        programs, made = (first, *others), self.made
+        taken: dict[str, Argument] = {}
+        for each in (argument for program in programs for argument in program.arguments):
+            known = taken.get(each.buffer, each)
+            if each.buffer not in made:
+                taken[each.buffer] = replace(
+                    known,
+                    optional=known.optional and each.optional,
+                    mutated=known.mutated or each.mutated,
+                )
+        bindings = {b.symbol: b for p in reversed(programs) for b in p.bindings}
+        always = (program for program in programs if not program.when)
+        checks = (c for program in always for c in program.checks if c.tensor in taken)
+        return replace(
+            first,
+            arguments=tuple(sorted(taken.values(), key=lambda argument: argument.mutated)),
+            flags=tuple(dict.fromkeys(flag for p in programs for flag in p.flags)),
+            results=tuple(Result(n, made[n]) for n in dict.fromkeys(leaving) if n in made),
+            steps=tuple(step for program in programs for step in program.steps),
+            bindings=tuple(bindings.values()),
+            checks=tuple(dict.fromkeys(checks)),
+            part=0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,7 +625,9 @@ class KernelUnit:
         template: name of its templates.
         kernels: one per element type.
         kind: of a product.
-        point: configuration of a product.
+        point: name of a product's configuration.
+        config: its C++ template arguments.
+        constants: numbers that the device code derives, too, by name.
         pointwise: math of a pointwise kernel.
         variant: formats and scales of a kernel of quantised tensors.
     """
@@ -540,7 +636,9 @@ class KernelUnit:
     template: str
     kernels: tuple[Kernel, ...]
     kind: GemmKind | None = None
-    point: PointSpec | None = None
+    point: str = ""
+    config: str = ""
+    constants: tuple[tuple[str, int], ...] = ()
     pointwise: Pointwise | None = None
     variant: Variant | None = None
 
@@ -675,12 +773,11 @@ class ModulePlan:
         states: tensors kept between calls, by their names in the state dict.
         state_tensors: those of them that lie in one tensor; it is what ops take.
         main_grads: (parameter, fp32 buffer of the caller's that its gradient goes to).
-        reductions: state that moves on between ops, by an amax of all ranks.
         attributes: scalar keywords.
         buffers: every buffer by name, in order of first use.
-        forward, backward: the programs of a training step.
-        refresh: the one that quantises the weights, where the module keeps them so.
-        wgrad: the one that gives gradients of weights after the backward, where they are delayed.
+        directions: forward and backward, the halves of a training step; ``refresh``, which
+            quantises the weights, where the module keeps them so; ``wgrad``, which gives gradients
+            of weights after the backward, where they are delayed.
         saved: what the backward reads of the forward, each with the flags that ask for it.
         kernel_sets: kernels of the steps.
         exact: forward steps without quantisation, what the recipe's error is measured against.
@@ -712,13 +809,9 @@ class ModulePlan:
     states: tuple[State, ...]
     state_tensors: tuple[StateTensor, ...]
     main_grads: tuple[tuple[str, str], ...]
-    reductions: tuple[Reduction, ...]
     attributes: tuple[Attribute, ...]
     buffers: tuple[Buffer, ...]
-    forward: Program
-    backward: Program
-    refresh: Program | None
-    wgrad: Program | None
+    directions: tuple[Direction, ...]
     saved: tuple[Result, ...]
     kernel_sets: tuple[KernelSet, ...]
     exact: tuple[Step, ...]
@@ -731,6 +824,38 @@ class ModulePlan:
     shardings: tuple[Sharding, ...] = ()
     rewrites: tuple[Rewriting, ...] = field(default=(), compare=False)
 
+    def direction(self, name: str) -> Direction | None:
+        """The direction of a name, or None where the module has none."""
+        return next((each for each in self.directions if each.name == name), None)
+
+    def _whole(self, name: str) -> Program | None:
+        found = self.direction(name)
+        return found.whole(self.leaving) if found else None
+
+    @property
+    def forward(self) -> Program:
+        """The forward as a whole."""
+        whole = self._whole("forward")
+        assert whole is not None, "a plan has a forward"
+        return whole
+
+    @property
+    def backward(self) -> Program:
+        """The backward as a whole."""
+        whole = self._whole("backward")
+        assert whole is not None, "a plan has a backward"
+        return whole
+
+    @property
+    def refresh(self) -> Program | None:
+        """What quantises weights that are kept so, as a whole."""
+        return self._whole("refresh")
+
+    @property
+    def wgrad(self) -> Program | None:
+        """What gives delayed gradients of weights, as a whole."""
+        return self._whole("wgrad")
+
     @property
     def options(self) -> tuple[str, ...]:
         """Words of what was chosen for the module."""
@@ -738,8 +863,28 @@ class ModulePlan:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """Every program of the module."""
-        return (self.forward, self.backward, *filter(None, (self.refresh, self.wgrad)))
+        """Every direction of the module as a whole."""
+        return tuple(each.whole(self.leaving) for each in self.directions)
+
+    def returns_none(self, name: str) -> bool:
+        """Whether absent results of a direction are None: a lone op may give empty tensors."""
+        found = self.direction(name)
+        return found is None or len(found.segments) > 1 or found.programs[0].returns_none
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """What directions give to others or to the caller, outputs first."""
+        later = self.direction("wgrad")
+        read = (a.buffer for p in (later.programs if later else ()) for a in p.arguments)
+        saved = (result.buffer for result in self.saved)
+        gradients = (prefixed("d", leaf) for leaf in self.differentiated)
+        return (*self.outputs, *saved, *gradients, *read)
+
+    @property
+    def process_groups(self) -> tuple[Group, ...]:
+        """Groups that its collectives are over, each once."""
+        starts = (start for each in self.directions for start in each.starts)
+        return tuple(dict.fromkeys(start.group for start in starts))
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -749,7 +894,7 @@ class ModulePlan:
     @property
     def unmerged(self) -> ModulePlan:
         """The plan with the parts of every step in its place, the same for every architecture."""
-        return replace(self, forward=self.forward.unmerged, backward=self.backward.unmerged)
+        return replace(self, directions=tuple(each.unmerged for each in self.directions))
 
     @property
     def caches(self) -> tuple[str, ...]:
@@ -799,12 +944,6 @@ class ModulePlan:
         """Whether scales of neighbouring tokens are neighbours, as ``LayoutSpec`` says it."""
         spec = dict(self.quantizations)[copy.role]
         return self.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
-
-    def reductions_of(self, program: Program) -> tuple[Reduction, ...]:
-        """Those whose amaxes the program returns, in the order of its results."""
-        by_amax = {reduction.amax: reduction for reduction in self.reductions}
-        names = (result.buffer for result in program.results)
-        return tuple(by_amax[name] for name in names if name in by_amax)
 
     def buffer(self, name: str) -> Buffer:
         """A buffer by name.  Raises KeyError for an unknown one."""
@@ -869,7 +1008,8 @@ class ModulePlan:
     @property
     def ops(self) -> tuple[tuple[ModulePlan, Program], ...]:
         """Every op: a program with steps, and the plan that its names are of."""
-        own = [(self, each) for each in self.programs if each.steps]
+        programs = (program for each in self.directions for program in each.programs)
+        own = [(self, each) for each in programs if each.steps]
         return (*own, *((self.of(each), each.program) for each in self.conversions))
 
     def of(self, conversion: Conversion) -> ModulePlan:

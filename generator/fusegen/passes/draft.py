@@ -11,10 +11,10 @@ from ..ir.plan import (
     AttributeValue,
     Buffer,
     Conversion,
+    Direction,
     KernelSet,
     Parameter,
     Program,
-    Reduction,
     Result,
     Rewriting,
     Sharding,
@@ -22,6 +22,7 @@ from ..ir.plan import (
     StateTensor,
     Step,
 )
+from ..ir.segments import Collective
 from ..ir.shapes import Expr
 from ..spec.op import OpSpec
 
@@ -38,7 +39,7 @@ class Property(str, Enum):
     QUANTIZED: products read what the recipe says.  FLAGGED: each backward step has the flags under
     which it runs, and each is needed.  SAVED: what the forward leaves for the backward is settled.
     KERNELS: every step has the kernels that run it.  PROGRAMS: the steps are in programs, with
-    arguments and results.
+    arguments and results.  CUT: collectives have their places between ops.
     """
 
     EXPANDED = "expanded"
@@ -50,6 +51,7 @@ class Property(str, Enum):
     SAVED = "saved"
     KERNELS = "kernels"
     PROGRAMS = "programs"
+    CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,13 @@ class Draft:
         states: tensors that steps change in place.
         state_tensors: those of them that lie in one tensor.
         main_grads: parameters and the buffers of the caller's that their gradients go to.
-        reductions: amaxes that leave the ops, to change state between them.
+        collectives: what ranks exchange within a direction, in order.
         gradients: (leaf, gradient) buffers that the backward can be asked for.
         exact: the forward of a recipe without roles, which errors are measured against.
         exact_outputs: the buffers of its outputs.
         saved: what the forward leaves for the backward.
         programs: forward, backward, refresh and wgrad; once they are there, all steps are in them.
+        directions: these cut into segments; once they are there, all programs are in them.
         kernel_sets: what runs the steps.
         conversions: ops of the public function ``quantize``.
         shardings: ways in which ranks may run the ops on shards.
@@ -120,7 +123,7 @@ class Draft:
     states: tuple[State, ...] = ()
     state_tensors: tuple[StateTensor, ...] = ()
     main_grads: tuple[tuple[str, str], ...] = ()
-    reductions: tuple[Reduction, ...] = ()
+    collectives: tuple[Collective, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
     constants: frozenset[str] = frozenset()
     emulated: str = ""
@@ -128,6 +131,7 @@ class Draft:
     exact_outputs: tuple[str, ...] = ()
     saved: tuple[Result, ...] = ()
     programs: tuple[Program, ...] = ()
+    directions: tuple[Direction, ...] = ()
     kernel_sets: tuple[KernelSet, ...] = ()
     conversions: tuple[Conversion, ...] = ()
     shardings: tuple[Sharding, ...] = ()

@@ -44,11 +44,8 @@ def _steps(draft: Draft) -> Iterator[tuple[str, tuple[Step, ...]]]:
 
 
 def _moved_on_by(draft: Draft, steps: tuple[Step, ...]) -> Iterator[State]:
-    """Histories and scales of steps; of those that leave an amax, moved on after the op."""
-    writes = {name for step in steps for name in step.writes}
+    """Histories and scales of steps."""
     own = {name for step in steps for name in step.mutates}
-    for each in draft.reductions:
-        own |= {each.history, each.scale} if each.amax in writes else set()
     return (each for each in draft.states if each.buffer in own and each.fill in _JOINED)
 
 

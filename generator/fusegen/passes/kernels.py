@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..families.family import HADAMARD, Demand, offers
-from ..families.offered import offered
+from ..families.family import HADAMARD, Config, Demand, offers
 from ..families.registry import known_family
 from ..ir.dtypes import IO_DTYPES, DType
 from ..ir.kernel import GemmKind, Store
@@ -14,7 +13,8 @@ from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
 from ..ir.plan import Buffer, Kernel, KernelSet, KernelUnit, SelectionRule, Step, Variant
 from ..ir.predicate import Predicate
 from ..ir.quantization import Orientation, Rounding
-from ..spec.arch import ArchSpec, FamilySpec, KindSpec
+from ..spec.arch import ArchSpec, FamilySpec
+from ..spec.offered import offered
 from ..spec.recipe import RecipeSpec
 from ..steps import (
     copies_memory,
@@ -92,23 +92,32 @@ def _check_known(step: Step) -> None:
         NotPossible: no such step, no such operand, or math that the step does not print.
     """
     name, made_by = step.primitive, _made_by(step)
-    if is_printed(step):
-        results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
-        if results != {*step.writes}:
-            raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
-        told = tuple(attribute for attribute, _ in step.attributes)
-        if step.pointwise and told != step.pointwise.attributes:
-            raise NotPossible(
-                f"{name}{made_by} is told {list(told)}, its expression reads"
-                f" {list(step.pointwise.attributes)}"
-            )
-        return
-    if step.pointwise and not definition(name).formula:
+    if is_printed(step) or definition(name).formula:
+        _check_expression(step)
+    elif step.pointwise:
         raise NotPossible(f"the reference has no {name} with an expression{made_by}")
-    for operand in step.inputs:
+    for operand in () if is_printed(step) else step.inputs:
         clears = operand.slot == ROW_GROUPS and step.pointwise and step.pointwise.grouped
         if not (takes(step, operand.slot) or operand.buffer in step.mutates or clears):
             raise NotPossible(f"the reference has no {name} with {operand.slot!r}{made_by}")
+
+
+def _check_expression(step: Step) -> None:
+    """Refuse a step that its expression does not compute.
+
+    Raises:
+        NotPossible: there is none, or it gives other results or reads other scalars.
+    """
+    name, made_by = step.primitive, _made_by(step)
+    results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
+    if results != {*step.writes}:
+        raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
+    told = tuple(attribute for attribute, _ in step.attributes)
+    if step.pointwise and told != step.pointwise.attributes:
+        raise NotPossible(
+            f"{name}{made_by} is told {list(told)}, its expression reads"
+            f" {list(step.pointwise.attributes)}"
+        )
 
 
 def with_sizes(draft: Draft, step: Step) -> Step:
@@ -224,13 +233,17 @@ def kernel_set(
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
         words = replace(variant, formats=()) if variant and reads_decoded(step) else variant
-        chosen = _gemm_set(name, template, kind, family.kinds[kind], words)
+        chosen = _gemm_set(name, template, kind, arch, words)
         return replace(chosen, row_alignment=family.row_alignment)
     base = step.pointwise.kernel if step.pointwise else name
     base = f"{base}_quantize" if step.parts else base
     base = f"{base}_{variant}" if variant else base
     kernels = tuple(Kernel(str(ElementKernel(base, dtype)), dtype) for dtype in IO_DTYPES)
-    unit = KernelUnit(base, template, kernels, pointwise=step.pointwise, variant=variant)
+    known = known_family(template)
+    stated = known.constants(None, None, variant, arch.limits) if known else ()
+    unit = KernelUnit(
+        base, template, kernels, constants=stated, pointwise=step.pointwise, variant=variant
+    )
     rules = (_rule(Predicate(()), "", kernels),)
     return KernelSet(base, template, None, (unit,), rules, family.row_alignment)
 
@@ -240,17 +253,32 @@ def _rule(when: Predicate, point: str, kernels: tuple[Kernel, ...]) -> Selection
 
 
 def _gemm_set(
-    family: str, template: str, kind: GemmKind, spec: KindSpec, variant: Variant | None
+    family: str, template: str, kind: GemmKind, arch: ArchSpec, variant: Variant | None
 ) -> KernelSet:
+    spec = arch.kernels[family].kinds[kind]
     words = str(variant) if variant else ""
-    names = [GemmUnit(family, kind, point.name, words) for point in spec.points]
-    kernels = [
-        tuple(Kernel(str(GemmKernel(name, dtype)), dtype) for dtype in IO_DTYPES) for name in names
-    ]
     units = tuple(
-        KernelUnit(str(name), template, each, kind, point, variant=variant)
-        for name, each, point in zip(names, kernels, spec.points, strict=True)
+        _gemm_unit(GemmUnit(family, kind, point.name, words), template, point, arch, variant)
+        for point in spec.points
     )
-    of_point = {name.point: each for name, each in zip(names, kernels, strict=True)}
+    of_point = {unit.point: unit.kernels for unit in units}
     rules = tuple(_rule(each.when, each.use, of_point[each.use]) for each in spec.select)
-    return KernelSet(names[0].stem, template, kind, units, rules)
+    return KernelSet(GemmUnit(family, kind, "", words).stem, template, kind, units, rules)
+
+
+def _gemm_unit(
+    name: GemmUnit, template: str, point: Config, arch: ArchSpec, variant: Variant | None
+) -> KernelUnit:
+    """The unit of one configuration, with what its family derives of it."""
+    known = known_family(template)
+    stated = known.constants(point, name.kind, variant, arch.limits) if known else ()
+    return KernelUnit(
+        str(name),
+        template,
+        tuple(Kernel(str(GemmKernel(name, dtype)), dtype) for dtype in IO_DTYPES),
+        name.kind,
+        point=point.name,
+        config=point.cpp(arch.limits),
+        constants=stated,
+        variant=variant,
+    )

@@ -23,6 +23,7 @@ from .as_bytes import pass_as_bytes
 from .backward import write_backward
 from .contract import Context, Observer, Pass
 from .conversions import conversions
+from .cut import cut
 from .delay_wgrad import delay_wgrad, delayed_steps
 from .draft import EMPTY, Draft, NotPossible, Property
 from .expand import expand
@@ -46,6 +47,7 @@ from .rewrite import Facts, Stage, rewrite
 from .scaled_bias import scale_bias
 from .seal import seal
 from .sharding import module_shardings
+from .share_amaxes import share_amaxes
 from .statistics import take_statistics
 from .sums import fold_sums
 from .weight_cache import keep_quantized
@@ -154,7 +156,6 @@ def _quantize(draft: Draft, context: Context) -> Draft:
         draft,
         context.recipe,
         context.arch,
-        reduced=REDUCED_AMAX in context.options,
         backward=next(chosen, BackwardPrecision.QUANTIZED),
     )
 
@@ -204,7 +205,7 @@ def _rewrite_copies(draft: Draft, context: Context) -> Draft:
 
 def _conversions(draft: Draft, context: Context) -> Draft:
     """A module that does nothing but quantise a tensor of a role that the recipe names has them."""
-    if draft.exact or not draft.programs[0].steps:
+    if draft.exact or not draft.directions[0].programs[0].steps:
         return draft
     offered, further = conversions(context.recipe, context.arch)
     sets = {each.name: each for each in (*draft.kernel_sets, *further)}
@@ -319,6 +320,14 @@ PASSES: tuple[Pass, ...] = (
         gives=_of(Property.FLAGGED),
     ),
     Pass(
+        "share_amaxes",
+        "Amaxes of delayed scaling are reduced over ranks before they move its state on.",
+        lambda draft, _: share_amaxes(draft),
+        needs=_of(Property.FLAGGED),
+        before=_of(Property.SAVED),
+        options=(REDUCED_AMAX,),
+    ),
+    Pass(
         "lengths",
         "Steps that decode padded copies read the weight that has the same length.",
         _lengths,
@@ -382,18 +391,26 @@ PASSES: tuple[Pass, ...] = (
         " gives become one step of one kernel.",
         _rewrite_copies,
         needs=_of(Property.PROGRAMS),
+        before=_of(Property.CUT),
+    ),
+    Pass(
+        "cut",
+        "Programs become segments: ops, and collectives between them.",
+        lambda draft, context: cut(draft, context.dims),
+        needs=_of(Property.PROGRAMS),
+        gives=_of(Property.CUT),
     ),
     Pass(
         "conversions",
         "A module that only quantises gets the ops of `quantize` and `dequantize`.",
         _conversions,
-        needs=_of(Property.PROGRAMS),
+        needs=_of(Property.CUT),
     ),
     Pass(
         "sharding",
         "The ways in which ranks may run the ops on shards.",
         _sharding,
-        needs=_of(Property.PROGRAMS),
+        needs=_of(Property.CUT),
     ),
 )
 """Every pass in its order, which is checked wherever they run."""

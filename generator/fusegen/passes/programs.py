@@ -80,18 +80,19 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     """The forward op: results, then what it saves for the backward under flags."""
     arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
     arguments += _states(draft, draft.forward)
-    amaxes = _amaxes(draft, draft.forward)
+    sent = frozenset(
+        name for each in draft.collectives if each.direction == "forward" for name in each.sources
+    )
     given = {argument.buffer for argument in arguments} | {*draft.outputs}
     kept = tuple(result for result in saved if result.buffer not in given)
     outputs = tuple(Result(name) for name in draft.outputs)
     asked = {flag for result in kept for flag in result.when or flags_of(draft)}
-    if amaxes or any(step.updates for step in draft.forward):  # a call without grad changes none
+    if any(step.updates for step in draft.forward):  # a call without grad changes none
         asked = {*flags_of(draft)}
     flags = tuple(flag for flag in flags_of(draft) if flag in asked)
     kept = tuple(Result(result.buffer, result.when or flags) for result in kept)
-    shared = tuple(Result(step_amax, flags) for step_amax, _ in amaxes)
-    steps = forward_conditions(draft.forward, (*kept, *shared))
-    return program("forward", draft, steps, arguments, flags, (*outputs, *kept, *shared), dims)
+    steps = forward_conditions(draft.forward, kept, sent)
+    return program("forward", draft, steps, arguments, flags, (*outputs, *kept), dims)
 
 
 def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
@@ -118,7 +119,6 @@ def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Pro
         for leaf, name in draft.gradients
         if name not in own
     )
-    results += tuple(Result(name, when) for name, when in _amaxes(draft, draft.backward))
     asked = _asked_by(draft.wgrad, flags)
     results += tuple(Result(name, asked[name]) for name in asked if name in made)
     main_grads = tuple(
@@ -204,12 +204,6 @@ def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:
         if name in read | changed
     ]
     return tuple(sorted(arguments, key=lambda argument: argument.mutated))
-
-
-def _amaxes(draft: Draft, steps: tuple[Step, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Amaxes that leave a program to be reduced over ranks, and when they are there."""
-    shared = {reduction.amax for reduction in draft.reductions}
-    return tuple((name, step.when) for step in steps for name in step.writes if name in shared)
 
 
 def program(
@@ -352,14 +346,14 @@ def _checks(
 def _type_checks(buffer: Buffer, argument: Argument, first: str) -> Iterable[Check]:
     optional = argument.optional
     shape = buffer.shape
-    if buffer.name == first:
+    if buffer.name != first:
+        yield Check(CheckKind.DEVICE, buffer.name, optional, reference=first)
+    if buffer.dtype is not DType.IO:
+        yield Check(CheckKind.DTYPE, buffer.name, optional, dtype=buffer.dtype)
+    elif buffer.name == first:
         yield Check(CheckKind.IO_DTYPE, buffer.name)
     else:
-        yield Check(CheckKind.DEVICE, buffer.name, optional, reference=first)
-        if buffer.dtype is DType.IO:
-            yield Check(CheckKind.SAME_DTYPE, buffer.name, optional, reference=first)
-        else:
-            yield Check(CheckKind.DTYPE, buffer.name, optional, dtype=buffer.dtype)
+        yield Check(CheckKind.SAME_DTYPE, buffer.name, optional, reference=first)
     yield Check(
         CheckKind.RANK,
         buffer.name,
@@ -380,7 +374,7 @@ def _label(expr: Expr, dims: Dims) -> str:
 
 
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
-    """Innermost dimensions that the steps of a program need to be multiples, each once."""
+    """Lengths of rows that the steps of a program need to be multiples, each once."""
     needed: dict[Expr, int] = {}
     for step in steps:
         if step.pointwise and step.pointwise.interleaved:
@@ -392,7 +386,9 @@ def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
         operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
         results = () if quantizes(step) or decodes(step) else step.writes
         for name in (*(sources or operands), *results):
-            inner = draft.buffers[name].shape.flat[-1]
+            *outer, inner = draft.buffers[name].shape.flat
+            if not outer:  # a vector has no rows: one number for each row of another operand
+                continue
             needed[inner] = max(step.alignment, needed.get(inner, 1))
     plain = {expr for expr in needed if isinstance(expr, Sym)}
     return {

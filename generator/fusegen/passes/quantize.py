@@ -24,7 +24,7 @@ from typing import NamedTuple
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.naming import gradient
-from ..ir.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
+from ..ir.plan import Buffer, Copy, Operand, State, StateFill, Step
 from ..ir.quantization import OPERANDS, AmaxSource, Orientation, Role, Rounding
 from ..ir.shapes import Const, Shape
 from ..options.backward_precision import BackwardPrecision
@@ -44,7 +44,6 @@ def quantize(
     recipe: RecipeSpec,
     arch: ArchSpec,
     *,
-    reduced: bool = False,
     backward: BackwardPrecision = BackwardPrecision.QUANTIZED,
 ) -> Draft:
     """Insert quantisation where the recipe asks for it.
@@ -53,14 +52,13 @@ def quantize(
         draft: the module.
         recipe: formats of its operands.
         arch: how copies are laid out, and whether kernels make them.
-        reduced: amaxes leave the ops to be reduced over ranks, and state moves on between ops.
         backward: what products of the backward read.
 
     Raises:
         NotPossible: a product would have one quantised operand only.
     """
     draft = _drop_identities(_round_trips(draft, recipe))
-    return _Copies(recipe, arch, reduced, backward).insert(draft) if recipe.roles else draft
+    return _Copies(recipe, arch, backward).insert(draft) if recipe.roles else draft
 
 
 def unquantized(draft: Draft) -> tuple[tuple[Step, ...], tuple[str, ...]]:
@@ -99,13 +97,11 @@ class _Copies:
 
     recipe: RecipeSpec
     arch: ArchSpec
-    reduced: bool
     backward: BackwardPrecision
     made: dict[_Tensor, dict[Orientation, Copy]] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     kept: dict[_Tensor, tuple[Operand, ...]] = field(default_factory=dict)
-    reductions: list[Reduction] = field(default_factory=list)
     emulated: str = ""
 
     def insert(self, draft: Draft) -> Draft:
@@ -122,7 +118,6 @@ class _Copies:
             forward=forward,
             backward=backward,
             states=tuple(self.states.values()),
-            reductions=tuple(self.reductions),
             emulated=self.emulated,
         )
 
@@ -235,14 +230,8 @@ class _Copies:
         states = self._states(copies[0], item) if earlier is None else self._used(key, earlier)
         self.kept[key] = states
         needed = scratch(tensor, copies, self.recipe.roles[key.role])
-        kept = {operand.slot: operand.buffer for operand in states}
-        if self.reduced and "amax_history" in kept:
-            amax = dict(needed)["amax"].name
-            self.reductions.append(
-                Reduction(amax, kept["amax_history"], kept["scale"], copies[0].role)
-            )
-            states = tuple(o for o in states if o.slot != "amax_history")
-        elif not self.arch.has_kernels or "scale" in kept:
+        kept = {operand.slot for operand in states}
+        if not self.arch.has_kernels or "scale" in kept:
             needed = ()
         self.buffers |= {buffer.name: buffer for _, buffer in needed}
         step = quantize_step(tensor, copies, states, needed)

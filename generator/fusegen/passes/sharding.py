@@ -35,7 +35,7 @@ Axis = tuple[str, int]
 
 def module_shardings(plan: ModulePlan) -> tuple[Sharding, ...]:
     """Every way to split the ops of a training step alike, and those of a forward alone."""
-    if plan.states or plan.main_grads or plan.wgrad:
+    if plan.states or plan.main_grads or plan.wgrad or plan.process_groups:
         return ()
     ends = tuple((name, gradient(name)) for name in plan.outputs)
     buffers = {buffer.name: buffer for buffer in plan.buffers}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..ir.naming import gradient, need
 from ..ir.plan import Step
 from ..steps.verify import Fault, VerifyError, View, faults, views
+from ..steps.verify_directions import direction_faults
 from .contract import Pass
 from .draft import Draft, Property
 from .liveness import flags_of
@@ -29,9 +30,15 @@ def verify_pass(done: Pass, before: Draft, after: Draft) -> None:
 
 def draft_faults(draft: Draft) -> Iterator[Fault]:
     """Every rule that a draft breaks, of those that its properties ask for."""
-    written = views(draft.programs, draft.state_tensors)
-    for view in written if draft.programs else _views(draft):
+    programs = tuple(program for each in draft.directions for program in each.programs)
+    if programs or draft.programs:
+        found = views(programs or draft.programs, draft.state_tensors, draft.collectives)
+    else:
+        found = _views(draft)
+    for view in found:
         yield from faults(view, draft.buffers)
+    for direction in draft.directions:
+        yield from direction_faults(direction, draft.buffers)
     for conversion in draft.conversions:
         buffers = {buffer.name: buffer for buffer in conversion.buffers}
         for view in views((conversion.program,)):
@@ -54,11 +61,11 @@ def _forward(draft: Draft) -> View:
     settled = Property.SAVED in draft.holds
     results: When = dict.fromkeys(draft.outputs, ())
     results |= {result.buffer: result.when for result in draft.saved}
-    results |= _shared(draft, draft.forward)
+    results |= _sent(draft, draft.forward)
     return View(
         name="forward",
         steps=draft.forward,
-        given=_always((*draft.arguments, *_states(draft))),
+        given=_always((*draft.arguments, *_states(draft), *_received(draft, "forward"))),
         results=results,
         owned=frozenset(_states(draft)),
         needed=settled,
@@ -74,11 +81,11 @@ def _backward(draft: Draft) -> View:
             results[name] = (*results.get(name, ()), need(leaf))
     made = {name for step in draft.backward for name in step.writes}
     results |= {name: step.when for step in draft.wgrad for name in step.reads if name in made}
-    results |= _shared(draft, draft.backward)
+    results |= _sent(draft, draft.backward)
     return View(
         name="backward",
         steps=draft.backward,
-        given=_before_backward(draft),
+        given=_before_backward(draft) | _always(_received(draft, "backward")),
         results=results,
         owned=_owned(draft),
         flags=flags_of(draft),
@@ -130,10 +137,16 @@ def _owned(draft: Draft) -> frozenset[str]:
     return frozenset((*_states(draft), *dict(draft.main_grads).values()))
 
 
-def _shared(draft: Draft, steps: tuple[Step, ...]) -> When:
-    """Amaxes that leave the op to be reduced over ranks."""
-    amaxes = {reduction.amax for reduction in draft.reductions}
-    return {name: step.when for step in steps for name in step.writes if name in amaxes}
+def _sent(draft: Draft, steps: tuple[Step, ...]) -> When:
+    """What collectives read of these steps."""
+    sources = {name for each in draft.collectives for name in each.sources}
+    return {name: step.when for step in steps for name in step.writes if name in sources}
+
+
+def _received(draft: Draft, direction: str) -> tuple[str, ...]:
+    """What collectives give to the steps of a direction."""
+    own = (each for each in draft.collectives if each.direction == direction)
+    return tuple(name for each in own for name in each.results)
 
 
 def _always(names: tuple[str, ...]) -> When:

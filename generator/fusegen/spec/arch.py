@@ -12,10 +12,11 @@ from pydantic.dataclasses import dataclass
 
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT, Positive
-from ..ir.kernel import GemmKind, LayoutSpec, PointSpec, Store
+from ..ir.kernel import GemmKind, LayoutSpec, Store
 from ..ir.predicate import Predicate
 from ..ir.quantization import Accumulation
 from .fields import ARCH, GENCODE, VERSION, Edition, Line, Name, PredicateField, StepName
+from .points import Point
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -30,7 +31,7 @@ class RuleSpec:
 class KindSpec:
     """Configurations of one kind of product and the ordered rules that choose among them."""
 
-    points: tuple[PointSpec, ...]
+    points: tuple[Point, ...]
     select: tuple[RuleSpec, ...]
 
 

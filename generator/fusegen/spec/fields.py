@@ -13,7 +13,7 @@ from ..ir.names import MARK
 from ..ir.predicate import Comparison, Predicate, SizeVariable, parse_predicate
 from ..ir.shapes import Binary, Const, Expr, Shape, Sym, parse_expr
 from ..options import OPTIONS
-from ..steps import BY_NAME
+from ..steps import BY_NAME, SHIPPED
 from .diagnostics import did_you_mean
 
 _NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
@@ -136,12 +136,19 @@ def _option_name(word: str) -> str:
     return word
 
 
+_FROM_PACKAGES = (
+    "a kind of an extension comes with its package: pip install it (fusegen list extensions shows"
+    " what is installed)"
+)
+
+
 def step_name(word: object, *path: str) -> str:
     """The name of a kind of step, read from a spec."""
     if not isinstance(word, str) or word not in BY_NAME:
         hint = did_you_mean(str(word), BY_NAME)
         listed = f" Known: {', '.join(sorted(BY_NAME))}" if hint.endswith("?") else ""
-        raise problem_at("unknown", f"unknown step {word!r}{hint}{listed}", *path)
+        others = "" if listed else f"; {_FROM_PACKAGES}"
+        raise problem_at("unknown", f"unknown step {word!r}{hint}{listed}{others}", *path)
     return word
 
 
@@ -168,7 +175,9 @@ Line = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterVali
 """What people read in comments, docstrings and tables: one line of printable text."""
 
 
-StepName = Annotated[str, BeforeValidator(step_name), WithJsonSchema({"enum": list(BY_NAME)})]
+StepName = Annotated[
+    str, BeforeValidator(step_name), WithJsonSchema({"enum": [each.name for each in SHIPPED]})
+]
 
 
 """A kind of step."""

@@ -22,7 +22,7 @@ class Trait(str, Enum):
     and kernels are printed; DERIVED, too, and that expression is the derivative of an op's.
     COPIES_MEMORY keeps what a buffer holds before it changes: PyTorch and CUDA do that themselves,
     without a function of the reference or a kernel.  OBSERVES leaves numbers for people: no step
-    runs for its sake.
+    runs for its sake.  MOVES_STATE moves the state of delayed scaling on, and nothing else.
     """
 
     PRODUCT = "product"
@@ -33,6 +33,7 @@ class Trait(str, Enum):
     DERIVED = "derived"
     COPIES_MEMORY = "copies_memory"
     OBSERVES = "observes"
+    MOVES_STATE = "moves_state"
 
 
 Rule = Mapping[str, str]

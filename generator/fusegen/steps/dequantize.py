@@ -11,8 +11,9 @@ PADDED_SIZES = "padded_sizes"
 
 _COPY = frozenset(("a", "a_scale", "a_amax", "groups"))
 
-_PLAIN = Launch(
+PLAIN = Launch(
     "DequantizeArguments",
+    "quantize.h",
     (
         Field("data", Source.OPERAND, "a"),
         Field("scale", Source.OPERAND, "a_scale"),
@@ -26,8 +27,9 @@ _PLAIN = Launch(
     assigned=True,
     typed_by="out",
 )
-_PADDED = Launch(
+PADDED = Launch(
     "DequantizeGroupsArguments",
+    "quantize.h",
     (
         Field("data", Source.OPERAND, "a"),
         Field("scale", Source.OPERAND, "a_scale"),
@@ -46,13 +48,13 @@ DEQUANTIZE = StepDef(
     "dequantize",
     traits=frozenset((Trait.DECODES,)),
     reference=Reference("quantized.dequantize", _COPY | {LIKE}),
-    launch=lambda _: _PLAIN,
+    launch=lambda _: PLAIN,
 )
 
 DEQUANTIZE_GROUPS = StepDef(
     "dequantize_groups",
     traits=frozenset((Trait.DECODES,)),
     reference=Reference("quantized.dequantize", _COPY),
-    launch=lambda _: _PADDED,
+    launch=lambda _: PADDED,
 )
 """Into the padded space that a columnwise copy of rows in groups lies in."""

@@ -13,8 +13,9 @@ _KINDS = tuple(kind.value for kind in GemmKind)
 _COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
 _SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": "K"}
 
-_PLAIN = Launch(
+PLAIN = Launch(
     "GemmArguments",
+    "gemm.h",
     (
         Field("a", Source.OPERAND, "a"),
         Field("b", Source.OPERAND, "b"),
@@ -26,23 +27,25 @@ _PLAIN = Launch(
         Field("row_scales", Source.FLOAT_OPERAND, "add_scales", optional=True),
     ),
 )
-_OF_COPIES = Launch(
+OF_COPIES = Launch(
     "Fp8GemmArguments",
+    "gemm_fp8.h",
     (
         Field("pitch_a", Source.PITCH, "a"),
         Field("pitch_b", Source.PITCH, "b"),
         Field("scale_a", Source.FLOAT_OPERAND, "a_scale"),
         Field("scale_b", Source.FLOAT_OPERAND, "b_scale"),
     ),
-    base=_PLAIN,
+    base=PLAIN,
 )
-_DECODED = Launch(
+DECODED = Launch(
     "DecodedGemmArguments",
+    "gemm.h",
     (
         Field("amax_a", Source.FLOAT_OPERAND, "a_amax"),
         Field("amax_b", Source.FLOAT_OPERAND, "b_amax"),
     ),
-    base=_PLAIN,
+    base=PLAIN,
 )
 
 
@@ -53,8 +56,8 @@ def reads_decoded(step: Step) -> bool:
 
 def _launch(step: Step) -> Launch:
     if not step.copies:
-        return _PLAIN
-    return _DECODED if reads_decoded(step) else _OF_COPIES
+        return PLAIN
+    return DECODED if reads_decoded(step) else OF_COPIES
 
 
 def _flops(step: Step) -> Expr:

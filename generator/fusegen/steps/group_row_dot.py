@@ -8,8 +8,9 @@ from ..ir.shapes import Const, Expr, mul, product
 from .definition import Reference, StepDef
 from .launch import SPLIT_SIZES, Field, Launch, Source, sizes
 
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "GroupRowDotArguments",
+    "group_row_dot.h",
     (
         Field("a", Source.OPERAND, "a"),
         Field("b", Source.OPERAND, "b"),
@@ -35,5 +36,5 @@ GROUP_ROW_DOT = StepDef(
     reference=Reference("steps.group_row_dot", frozenset(("a", "b", "groups", "add"))),
     sizes={"tokens": "T", "groups": "E", "n": "N", "k": ""},
     flops=_flops,
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

@@ -10,8 +10,9 @@ from .quantize import QUANTIZE
 ROW_PARTIALS = "row_partials"
 """Slot of what a merged step leaves of a sum over a row, one number per tile of columns."""
 
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "PointwiseQuantizeArguments",
+    "pointwise_quantize.h",
     (Field("", Source.PARTS, ROW_PARTIALS),),
     assigned=True,
 )
@@ -20,12 +21,12 @@ POINTWISE_QUANTIZE = StepDef(
     "pointwise_quantize",
     parts=(POINTWISE.name, QUANTIZE.name),
     flops=POINTWISE.flops,
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )
 
 POINTWISE_GRAD_QUANTIZE = StepDef(
     "pointwise_grad_quantize",
     parts=(POINTWISE_GRAD.name, QUANTIZE.name),
     flops=POINTWISE_GRAD.flops,
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

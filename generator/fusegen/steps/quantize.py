@@ -9,8 +9,9 @@ from .launch import Field, Launch, Source
 SUMMED = "sum"
 """Slot of a sum over rows that a step which quantises them leaves, too."""
 
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "QuantizeStepArguments",
+    "quantize_step.h",
     (Field("quantize.input", Source.OPERAND, "a"), Field("", Source.QUANTIZATION)),
     assigned=True,
 )
@@ -25,5 +26,5 @@ QUANTIZE = StepDef(
     reference=Reference(
         "quantized.quantize", frozenset(("a", "groups", "amax_history", "scale", "rng_state"))
     ),
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

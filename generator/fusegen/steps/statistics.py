@@ -8,8 +8,9 @@ from .launch import Field, Launch, Source, sizes
 PARTIALS = "partials"
 """Slot of what the blocks of threads leave of statistics, to be added up in a fixed order."""
 
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "StatisticsArguments",
+    "statistics.h",
     (
         Field("input", Source.OPERAND, "a"),
         Field("split_sizes", Source.INTEGER_OPERAND, "groups", optional=True),
@@ -33,5 +34,5 @@ STATISTICS = StepDef(
     reference=Reference(
         "statistics.measure", frozenset(("a", "groups", "copy", "copy_scale", "copy_amax"))
     ),
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

@@ -10,16 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..ir.dtypes import DType, bits
-from ..ir.plan import (
-    HALVES,
-    Access,
-    Buffer,
-    ModulePlan,
-    PointwiseOperand,
-    Program,
-    StateTensor,
-    Step,
-)
+from ..ir.plan import HALVES, Access, Buffer, PointwiseOperand, Program, StateTensor, Step
+from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, mul, product
 from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
 
@@ -315,13 +307,16 @@ _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
 
 
 def views(
-    programs: tuple[Program, ...], state_tensors: tuple[StateTensor, ...] = ()
+    programs: tuple[Program, ...],
+    state_tensors: tuple[StateTensor, ...] = (),
+    collectives: tuple[Collective, ...] = (),
 ) -> Iterator[View]:
     """Programs with arguments and results, as kernels run them and as the reference does.
 
     Args:
         programs: all with steps.
         state_tensors: arguments in whose place steps name the states that lie in them.
+        collectives: that are to cut them: what these read is a result, what they give is there.
     """
     parts = {each.buffer: each.parts for each in state_tensors}
 
@@ -329,33 +324,20 @@ def views(
         return parts.get(buffer, (buffer,))
 
     for program in programs:
+        own = [each for each in collectives if each.direction == program.name]
+        sources = {name for each in own for name in each.sources}
+        when = {name: s.wanted(name) or s.when for s in program.steps for name in s.writes}
+        sent = {name: when[name] for name in sources if name in when}
+        pairs = (pair for each in own for pair in zip(each.results, each.sources, strict=True))
+        received = {result: when.get(source, ()) for result, source in pairs}
         merged = any(step.parts for step in program.steps)
         for each in (program, program.unmerged) if merged else (program,):
             yield View(
                 name=program.name,
                 steps=each.steps,
-                given={n: a.when for a in program.arguments for n in named(a.buffer)},
-                results={result.buffer: result.when for result in program.results},
+                given=received | {n: a.when for a in program.arguments for n in named(a.buffer)},
+                results={r.buffer: r.when for r in program.results} | sent,
                 owned=frozenset(n for buffer in program.mutated for n in named(buffer)),
                 flags=program.flags,
                 unasked=program.name not in ("backward", "wgrad"),
             )
-
-
-def verify_plan(plan: ModulePlan) -> None:
-    """Check every program of a plan.
-
-    Raises:
-        VerifyError: with every fault.
-    """
-    found = [
-        fault
-        for each in views(plan.programs, plan.state_tensors)
-        for fault in faults(each, {buffer.name: buffer for buffer in plan.buffers})
-    ]
-    for conversion in plan.conversions:
-        buffers = {buffer.name: buffer for buffer in conversion.buffers}
-        found += [fault for each in views((conversion.program,)) for fault in faults(each, buffers)]
-    if found:
-        lines = "\n".join(f"  {fault}" for fault in found)
-        raise VerifyError(f"the plan of {plan.cell} on {plan.arch} is broken\n{lines}")

@@ -68,7 +68,7 @@ def fresh(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str,
     return {**tensors, **{name: tensors[name].clone() for name in states}}
 
 
-def joined(*states: Tensor) -> Tensor:
+def state_rows(*states: Tensor) -> Tensor:
     """States of delayed scaling, ``[n, E]`` or ``[E]``, as rows of one tensor."""
     return torch.cat([torch.atleast_2d(state) for state in states])
 

@@ -828,33 +828,6 @@ def join_states(*states: Tensor) -> Tensor:
     return torch.cat([torch.atleast_2d(state) for state in states])
 
 
-def update_together(
-    *states: tuple[Tensor | None, Tensor, Tensor, Quantization, bool],
-    group: torch.distributed.ProcessGroup | None,
-) -> None:
-    """Move states on in place, by the largest amaxes over ranks: one collective for all.
-
-    Args:
-        states: (amax ``[E]``, history, scale, how it quantises, whether rows are in groups); those
-            without an amax stay as they are, and are the same ones on every rank.
-        group: the ranks; None for all.
-
-    Raises:
-        ValueError: torch.distributed has not been initialised.
-    """
-    amaxes = [amax for amax, *_ in states if amax is not None]
-    if not amaxes:
-        return
-    largest = torch.cat(amaxes)
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=group)
-    parts = iter(largest.split([len(amax) for amax in amaxes]))
-    for amax, history, scale, q, grouped in states:
-        if amax is not None:
-            new = delayed_update(history, scale, next(parts), q, grouped=grouped)
-            history.copy_(new[0])
-            scale.copy_(new[1])
-
-
 # Layouts of scales that kernels read
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...families.registry import enumerator
+from ...families.registry import enumerator, known_family
 from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.kernel import Store
@@ -39,9 +39,19 @@ class DispatchRule:
 
 @dataclass(frozen=True, slots=True)
 class DispatchContext:
-    """Everything a dispatch header states; ``template`` is named after the kernel family."""
+    """Everything a dispatch header states.
+
+    Attributes:
+        template: of the family, or of all that are known.
+        header: that declares the arguments; of a family that is known, as the next two.
+        arguments: their struct.
+        summary: what the kernels do.
+    """
 
     template: str
+    header: str
+    arguments: str
+    summary: str
     namespace: str
     name: str
     kind: str
@@ -99,15 +109,24 @@ class KernelFunction:
 
 @dataclass(frozen=True, slots=True)
 class UnitContext:
-    """Everything a kernel unit states; ``template`` is named after the kernel family."""
+    """Everything a kernel unit states.
+
+    Attributes:
+        template: of the family, or of those whose kernels need no more than an element type.
+        family: its name.
+        device: header of device code of a family that has no template of its own.
+        arguments: struct of a known family's launch.
+    """
 
     template: str
+    family: str
+    device: str
+    arguments: str
     namespace: str
     kernels: tuple[KernelFunction, ...]
     kind: str
-    tile: str
-    cluster: int
-    schedule: str
+    config: str
+    constants: tuple[tuple[str, int], ...]
     store: str
     formula: str
     cost: int
@@ -143,11 +162,16 @@ def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
         {c.variable.value for rule in kernels.rules for c in rule.predicate.conditions}
     )
     last = len(kernels.rules) - 1
+    known = known_family(kernels.template)
+    kind = kernels.kind.value if kernels.kind else ""
     return DispatchContext(
-        template=f"csrc/{kernels.template}.h.j2",
+        template=f"csrc/{'family' if known else kernels.template}.h.j2",
+        header=known.launch.header if known else "",
+        arguments=known.launch.arguments if known else "",
+        summary=known.summary.format(kind=kind) if known else "",
         namespace=namespace,
         name=kernels.name,
-        kind=kernels.kind.value if kernels.kind else "",
+        kind=kind,
         kernels=tuple(kernel.name for kernel in kernels.kernels),
         variables=tuple(variables),
         rules=tuple(_rule(rule, i == last) for i, rule in enumerate(kernels.rules)),
@@ -167,15 +191,19 @@ def _rule(rule: SelectionRule, last: bool) -> DispatchRule:
 
 def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
     """What ``csrc/kernels/<unit>.cu`` states."""
-    point, math = unit.point, unit.pointwise
+    math = unit.pointwise
+    known = known_family(unit.template)
+    device = known.device if known else ""
     return UnitContext(
-        template=f"csrc/{unit.template}.cu.j2",
+        template=f"csrc/{'plain' if device else unit.template}.cu.j2",
+        family=unit.template,
+        device=device,
+        arguments=known.launch.arguments if known else "",
         namespace=namespace,
         kernels=tuple(KernelFunction(k.name, dtypes.info(k.dtype).cuda) for k in unit.kernels),
         kind=unit.kind.value if unit.kind else "",
-        tile=", ".join(str(extent) for extent in point.tile) if point else "",
-        cluster=point.cluster[0] * point.cluster[1] if point else 1,
-        schedule=point.schedule.value if point else "",
+        config=unit.config,
+        constants=unit.constants,
         store=unit.variant.store.value if unit.variant else Store.IO.value,
         formula=comment(math.formula) if math else "",
         cost=math.cost if math else 0,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...ir import dtypes
 from ...ir.plan import Copy, ModulePlan, Program, Step
-from ...ir.quantization import Orientation, QuantizationSpec, ScaleRounding, ScaleRule
+from ...ir.quantization import Orientation, QuantizationSpec, Role, ScaleRounding, ScaleRule
 from ...ir.shapes import product, to_cpp
 from ...options import scopes_of
 from ...steps import definition
@@ -15,6 +15,7 @@ from ...steps.launch import Field, Launch, Source
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.pointwise_quantize import ROW_PARTIALS
 from ...steps.quantize import SUMMED
+from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
 from ..python.words import scalar, scope_name, step_comment
 from ..text.explain import size_in_bytes
@@ -265,7 +266,7 @@ def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
 
 def _state_fields(at: _Place) -> dict[str, str]:
     """Fields of what outlives the step; a forward without grad leaves it alone."""
-    plan, step = at.plan, at.step
+    step = at.step
     history, scale, rng = (step.input(slot) for slot in ("amax_history", "scale", "rng_state"))
     update = at.conditions.text(at.program.updated_when(step)) or "true"
     fields = {"rng_state": f"integers(writable({rng}))", "update": update} if rng else {}
@@ -273,8 +274,15 @@ def _state_fields(at: _Place) -> dict[str, str]:
         return fields
     if history is None:
         return fields | {"quantize.scale": f"floats({at.reading(scale)})"}
-    spec = dict(plan.quantizations)[step.copies[0].role]
-    return fields | {
+    return fields | _delayed_fields(at, step.copies[0].role)
+
+
+def _delayed_fields(at: _Place, role: Role) -> dict[str, str]:
+    """Fields of a history and of the scale of a role that follows from it."""
+    plan, step = at.plan, at.step
+    history, scale = step.input("amax_history") or "", step.input("scale") or ""
+    spec = dict(plan.quantizations)[role]
+    return {
         "state.history": history,
         "state.scale": scale,
         "state.slots": str(spec.scale.history),
@@ -284,7 +292,7 @@ def _state_fields(at: _Place) -> dict[str, str]:
         "state.grouped": "true" if plan.per_group(scale) else "",
         "due": "&due",
         "moves_states": _moves_states(at),
-        "update": update,
+        "update": at.conditions.text(at.program.updated_when(step)) or "true",
     }
 
 
@@ -348,5 +356,6 @@ _SEVERAL: Mapping[Source, Callable[[_Place, str], dict[str, str]]] = {
     Source.PARTS: _parts_fields,
     Source.SCALE_STRIDES: lambda at, slot: _scale_strides(at.plan, at.copy(slot)),
     Source.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
+    Source.DELAYED_STATE: lambda at, _: _delayed_fields(at, role_of(at.step)),
 }
 """Sources of several fields."""

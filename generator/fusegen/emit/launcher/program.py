@@ -129,7 +129,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
     }
     given = {argument.buffer: argument for argument in program.arguments}
     return LaunchProgram(
-        name=program.name,
+        name=program.function,
         op=op_name(plan, program),
         parameters=_parameters(plan, program, words),
         returns=_return_type(program),

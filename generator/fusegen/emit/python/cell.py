@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from ...ir.dtypes import DType
 from ...ir.names import mark
 from ...ir.plan import Argument, ModulePlan
+from ...ir.segments import Group
 from ...ir.shapes import Expr, Sym, substitute, to_python
 from ...ir.words import Init
 from ..text.escape import docstring
-from .autograd import AutogradText, ReductionText, autograd_text, reduction_text
+from .autograd import AutogradText, autograd_text
+from .directions import DirectionText, direction_texts
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .refresh import RefreshText, refresh_text
 from .states import RecordText, StateText, called_states, record_text, state_texts
@@ -79,15 +81,16 @@ class CellContext:
         refresh: the function that quantises the weights, where they are kept so.
         wgrad: the function that gives gradients of weights later, where they are delayed.
         keyword_only: whether the function has keywords besides its tensors.
-        forward_reductions: state that moves on after the forward op.
+        process_groups: that collectives are over.
         main_grads: gradients that go to buffers of the caller's.
         first: the argument that gives device and dtype.
         without_memory: names of arguments that stand for quantised copies.
         own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
+        directions: functions of those directions that are more than one op.
         differentiable: arguments that can have a gradient.
-        outputs: what the function returns.
-        returned: their names.
+        about_outputs: what the function returns, for people.
+        returned: names of it.
         returns: return type of the function.
         take_outputs: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         base: class that the module's class derives from.
@@ -98,7 +101,6 @@ class CellContext:
         lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
-        trailing_rows: what becomes of rows past the last group.
         description: what ``describe()`` returns, line by line.
     """
 
@@ -123,16 +125,17 @@ class CellContext:
     refresh: RefreshText | None
     wgrad: WgradText | None
     keyword_only: bool
-    forward_reductions: tuple[ReductionText, ...]
+    process_groups: tuple[Group, ...]
     main_grads: tuple[MainGradText, ...]
     differentiable: tuple[TensorText, ...]
     first: str
     own_type: tuple[TensorText, ...]
     without_memory: tuple[str, ...]
     programs: tuple[ProgramText, ...]
+    directions: tuple[DirectionText, ...]
     forward: ProgramText
     backward: ProgramText
-    outputs: tuple[TensorText, ...]
+    about_outputs: tuple[str, ...]
     returned: str
     returns: str
     take_outputs: str
@@ -146,7 +149,6 @@ class CellContext:
     lookups: tuple[str, ...]
     call_arguments: tuple[str, ...]
     representation: tuple[str, ...]
-    trailing_rows: str
     has_bias: bool
     uses_math: bool
     description: tuple[str, ...]
@@ -194,9 +196,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         description: what ``describe()`` returns, line by line.
     """
     by_name = {a.buffer: tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments}
-    reductions = plan.reductions_of(plan.forward)
     main_grads = () if plan.wgrad else main_grad_texts(plan)
-    programs = tuple(program_text(plan, program) for program in plan.programs)
+    programs = tuple(program_text(plan, p) for each in plan.directions for p in each.programs)
     parameters, states = _parameter_texts(plan), state_texts(plan)
     called, parts = called_states(plan), _called_parts(plan)
     lookups, call_arguments = _call(plan, main_grads, parts)
@@ -230,9 +231,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         records=tuple(record_text(plan, name) for name in plan.records),
         refresh=refresh_text(plan, states),
         wgrad=wgrad_text(plan, autograd.left_names),
-        keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad),
+        keyword_only=bool(
+            called or plan.attributes or main_grads or plan.wgrad or plan.process_groups
+        ),
         main_grads=main_grads,
-        forward_reductions=tuple(reduction_text(plan, each, each.amax) for each in reductions),
+        process_groups=plan.process_groups,
         take_outputs=", ".join((*plan.outputs, *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],
@@ -243,9 +246,10 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         ),
         without_memory=without_memory,
         programs=programs,
-        forward=programs[0],
-        backward=programs[1],
-        outputs=outputs,
+        directions=direction_texts(plan),
+        forward=program_text(plan, plan.forward),
+        backward=program_text(plan, plan.backward),
+        about_outputs=_about_outputs(plan, outputs),
         returned=", ".join(plan.outputs),
         returns=return_annotation(each.annotation for each in outputs),
         parameters=parameters,
@@ -258,13 +262,20 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         lookups=lookups,
         call_arguments=call_arguments,
         representation=_representation(plan, keywords, has_bias),
-        trailing_rows=(f"  Rows past sum({plan.groups}) are zero." if plan.groups else ""),
         has_bias=has_bias,
         uses_math=uses_math(
             (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
         ),
         description=tuple(map(docstring, description)),
     )
+
+
+def _about_outputs(plan: ModulePlan, outputs: tuple[TensorText, ...]) -> tuple[str, ...]:
+    """Shape and type of each output, and what becomes of rows past the last group."""
+    trailing = f"Rows past sum({plan.groups}) are zero." if plan.groups else ""
+    if len(outputs) == 1:
+        return ("  ".join(filter(None, (f"{outputs[0].about}.", trailing))),)
+    return tuple(filter(None, (*(f"{each.name}: {each.about}." for each in outputs), trailing)))
 
 
 def _base(plan: ModulePlan, states: tuple[StateText, ...]) -> str:
@@ -304,7 +315,7 @@ def _call(
     paths_of_states = {state.buffer: state.path for state in plan.states}
     states = (f"{name}={reached(paths_of_states.get(name, name), 'buffer')}" for name in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
-    scalars += ["amax_group=self.amax_group"] if plan.reductions else []
+    scalars += [f"{group.name}=self.{group.name}" for group in plan.process_groups]
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
     for m in main_grads:
         buffer = main_grad_call(plan, "_library", m.argument, m.path, m.argument)

@@ -149,7 +149,7 @@ def state_sources(
 
 
 def called_states(plan: ModulePlan) -> tuple[str, ...]:
-    """Tensors of state that the function takes, for its forward, its backward or what follows."""
+    """Tensors of state that the function takes, for its forward or its backward."""
     taken = {a.buffer for p in (plan.forward, plan.backward) for a in p.arguments}
     return tuple(name for name in plan.kept if name in taken)
 

@@ -28,17 +28,20 @@ from ...ir.quantization import Extent, Orientation, Role
 from ...ir.shapes import Shape, product, symbols, to_code
 from ...options import scopes_of
 from ...steps import (
+    SHIPPED,
     copies_memory,
     decodes,
     definition,
     is_derived,
     is_printed,
+    moves_state,
     observes,
     quantizes,
     row_sum,
 )
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
+from ...steps.update_scale import role_of
 from ..python.conditions import Conditions, named_conditions
 from ..python.states import state_sources
 from ..python.words import (
@@ -178,6 +181,7 @@ class ReferenceContext:
 
     Attributes:
         constants: how each role is quantised; empty where nothing is.
+        modules: that functions of steps stand in, besides those of fusegen.
         programs: every op's.
         exact: the forward without quantisation, where it differs.
         scopes: modules of what each step runs in.
@@ -195,15 +199,16 @@ class ReferenceContext:
     uses_steps: bool
     scopes: tuple[str, ...]
     uses_statistics: bool
+    modules: tuple[str, ...]
 
 
 def reference_context(plan: ModulePlan) -> ReferenceContext:
     """What ``reference/<cell>.py`` states: steps one by one, whatever kernels merge."""
-    merged = {program.name: program for _, program in plan.ops}
+    merged = {program.function: program for _, program in plan.ops}
     plan = plan.unmerged
     texts = (_pointwise_text(plan, step) for step in plan.steps if is_printed(step))
     pointwise = tuple(dict.fromkeys(texts))  # a step that both directions run is one function
-    programs = tuple(_checked(view, each, merged[each.name]) for view, each in plan.ops)
+    programs = tuple(_checked(view, each, merged[each.function]) for view, each in plan.ops)
     lines = [line for text in pointwise for line in text.body]
     lines += [line for program in programs for line in program.type_checks]
     exact = _exact_text(plan) if plan.quantizations else None
@@ -224,7 +229,20 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         uses_steps=any("steps." in call for call in calls),
         scopes=tuple(scope.python for scope in scopes_of(plan.options)),
         uses_statistics=bool(plan.records),
+        modules=_modules(plan),
     )
+
+
+_OWN_MODULES = frozenset(
+    kind.reference.function.partition(".")[0] for kind in SHIPPED if kind.reference
+)
+
+
+def _modules(plan: ModulePlan) -> tuple[str, ...]:
+    """Modules of the reference that extensions bring."""
+    kinds = (definition(step.primitive) for step in (*plan.steps, *plan.exact))
+    words = {kind.reference.function.partition(".")[0] for kind in kinds if kind.reference}
+    return tuple(sorted(words - _OWN_MODULES))
 
 
 def _exact_text(plan: ModulePlan) -> ExactText:
@@ -463,6 +481,8 @@ def _step_text(
         return StepText(comment, when, step.writes, f"{step.reads[0]}.clone()")
     if quantizes(step):
         return StepText(comment, when, *_quantize_call(plan, step, conditions))
+    if moves_state(step):
+        return StepText(comment, when, step.updates, _delayed_update(plan, step))
     if observes(step):
         return StepText(comment, when, (step.out,), _statistics_call(plan, step))
     if decodes(step) and plan.buffer(step.out).dtype is not DType.IO:
@@ -576,9 +596,19 @@ def _update_text(
     rng = step.input("rng_state")
     if rng:
         return StepText(comment, updated, (rng,), f"quantized.advance({rng})")
-    role, grouped = step.copies[0].role.value.upper(), plan.per_group(step.updates[-1])
-    words = f"{', '.join(step.updates)}, {_group_amax(plan, step)}, {role}, grouped={grouped}"
-    return StepText(comment, updated, step.updates, f"quantized.delayed_update({words})")
+    call = _moved(plan, step.updates, _group_amax(plan, step), step.copies[0].role)
+    return StepText(comment, updated, step.updates, call)
+
+
+def _delayed_update(plan: ModulePlan, step: Step) -> str:
+    """The call that moves a state on by an amax which is given."""
+    return _moved(plan, step.updates, step.input("amax") or "", role_of(step))
+
+
+def _moved(plan: ModulePlan, states: tuple[str, ...], amax: str, role: Role) -> str:
+    """A history and its scale after a step."""
+    words = (*states, amax, role.value.upper(), f"grouped={plan.per_group(states[-1])}")
+    return f"quantized.delayed_update({', '.join(words)})"
 
 
 def _read_copies(plan: ModulePlan, program: Program, step: Step) -> list[str]:

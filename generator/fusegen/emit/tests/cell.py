@@ -98,6 +98,7 @@ class TestContext:
     row_inputs: str
     row_gradients: str
     group_gradients: str
+    ops: str
     forward_op: str
     backward_op: str
     forward_flags: str
@@ -198,6 +199,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         row_inputs=_tuple([name for name in plan.inputs if _outer(plan, name) == plan.token_axis]),
         row_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.token_axis]),
         group_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.group_axis]),
+        ops=_ops(plan) if any(len(each.segments) > 1 for each in plan.directions) else "",
         forward_op=op_name(plan, plan.forward),
         backward_op=op_name(plan, plan.backward),
         forward_flags=", ".join(flags),
@@ -224,7 +226,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
         forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
         backward_states=_tuple(_changed(plan, plan.backward)),
-        reduces=bool(plan.reductions),
+        reduces=bool(plan.process_groups),
         caches=_tuple(list(plan.caches)) if plan.caches else "",
         quantized=_tuple([p.path for p in plan.quantized]) if plan.quantized else "",
         reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
@@ -244,6 +246,12 @@ def test_context(plan: ModulePlan) -> TestContext:
         keeps_records=bool(plan.records),
         same_records=_tuple(_same_records(plan)),
     )
+
+
+def _ops(plan: ModulePlan) -> str:
+    """Ops of forward and backward by name."""
+    directions = (each for each in plan.directions if each.name in ("forward", "backward"))
+    return _tuple([op_name(plan, program) for each in directions for program in each.programs])
 
 
 def _main_grad_dtype(plan: ModulePlan) -> str:
@@ -280,11 +288,9 @@ def _same_records(plan: ModulePlan) -> list[str]:
 
 
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
-    """State that a call of a program's direction moves on, inside of the op or after it."""
+    """State that a call of a direction moves on."""
     own = {*plan.records, *(name for _, name in plan.main_grads)}
-    changed = [name for name in program.mutated if name not in own]
-    after = plan.state_tensors_of(program) if plan.reductions_of(program) else ()
-    return [*changed, *(each.buffer for each in after)]
+    return [name for name in program.mutated if name not in own]
 
 
 def _tuple(names: list[str]) -> str:
@@ -370,7 +376,7 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
             yield f'"{name}": {filled(plan.state(name))},'
         else:
             values = ", ".join(filled(plan.state(part)) for part in tensor.parts)
-            yield f'"{name}": support.joined({values}),'
+            yield f'"{name}": support.state_rows({values}),'
     for _, name in plan.main_grads:
         dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
         dtype = ", dtype=dtype" if plan.buffer(name).dtype is DType.IO else ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ...ir import dtypes
-from ...ir.plan import Buffer, KernelSet, ModulePlan, Program, Result, Status, Step
+from ...ir.plan import Buffer, Direction, KernelSet, ModulePlan, Program, Result, Status, Step
+from ...ir.segments import Start, Wait
 from ...ir.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
 from ...steps import decodes
 from ..python.conditions import any_of
@@ -60,9 +61,9 @@ def _lines(plan: ModulePlan) -> Iterator[str]:
     yield ""
     yield "buffers"
     yield from _table(_buffer_rows(plan))
-    for program in plan.programs:
+    for direction in plan.directions:
         yield ""
-        yield from _program(plan, program)
+        yield from _direction(plan, direction)
     yield ""
     yield from _saved(plan)
     for conversion in plan.conversions:
@@ -140,7 +141,29 @@ def _place(plan: ModulePlan, name: str) -> str:
         return "gradient"
     if name in {argument.buffer for argument in plan.backward.arguments}:
         return "gradient in" if name not in _names(plan.forward) else "kept for the backward"
+    if any(name in direction.made for direction in plan.directions):
+        return "between ops"
     return "workspace"
+
+
+def _direction(plan: ModulePlan, direction: Direction) -> Iterator[str]:
+    """Its op; where it is several segments, one behind the other."""
+    for segment in direction.segments:
+        match segment:
+            case Program():
+                yield from _program(plan, segment)
+            case Start():
+                words = "".join(f" {value}" for _, value in segment.attributes)
+                sources = ", ".join(segment.sources)
+                head = f"start {segment.kind}{words} over {segment.group.name}: {sources}"
+                yield f"{head} -> {segment.future}{_under(segment.when)}"
+            case Wait():
+                results = ", ".join(segment.results)
+                yield f"wait {segment.future} -> {results}{_under(segment.when)}"
+
+
+def _under(when: tuple[str, ...]) -> str:
+    return f", if {any_of(when)}" if when else ""
 
 
 def _place_in_state(plan: ModulePlan, name: str) -> str:
@@ -159,7 +182,8 @@ def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
     arguments = ", ".join(argument.buffer for argument in program.arguments)
     results = ", ".join(result.buffer for result in program.results)
     changed = f", changes {', '.join(program.mutated)}" if not program.results else ""
-    yield f"{program.name} ({arguments}) -> {results or 'nothing'}{changed}"
+    called = _under(program.when)
+    yield f"{program.function} ({arguments}) -> {results or 'nothing'}{changed}{called}"
     yield from _table(_step_row(plan, step, i) for i, step in enumerate(program.steps, 1))
 
 

@@ -2,7 +2,7 @@
 // what a copy stands for.
 //
 // Every element is code * scale in fp32, rounded once; with a scale that is a power of two, or E4M3
-// times an E2M1 code, the product is exact in bf16, where others are rounded. Output as stored, or turned: columnwise copies
+// times an E2M1 code, the product is exact in bf16. Output as stored, or turned: columnwise copies
 // [columns, rows] become the row-major operand [rows, columns] of a 16-bit product. Tiles of
 // 64 x 64 turn over in shared memory.
 #pragma once
@@ -177,32 +177,36 @@ inline constexpr Space kGroupTiles{kTileRows, 0};  // whose tiles are of one gro
 template <class Config>
 inline constexpr int kDecodedRows = Config::kBlock < 32 ? Config::kBlock : 32;
 
-// Scales of a columnwise copy, from those of a tile's first row and a column on.
+// Index of the first scale that a tile of a columnwise copy reads.
 template <class Config>
-struct ColumnScales {
-  const void* scales;
-  int64_t first;   // of the tile
-  int64_t across;  // of one block of rows
-
-  __device__ ColumnScales(const DequantizeGroupsArguments& in, const RowGroups& groups,
-                          const Slice& tile)
-      : scales(in.scale), first(tile.group), across(in.columns) {
-    if constexpr (Config::Scaling::kSquare) {
-      across = (in.columns + Config::kBlock - 1) / Config::kBlock;
-    }
-    if constexpr (Config::kBlocks) first = block_of<Config::kBlock>(groups, tile);
-    if constexpr (!Config::Scaling::kTensor) first *= across;
+__device__ __forceinline__ int64_t first_scale_of(const DequantizeGroupsArguments& in,
+                                                  const RowGroups& groups, const Slice& tile,
+                                                  int64_t first_column) {
+  using Scaling = typename Config::Scaling;
+  if constexpr (Scaling::kTensor) return tile.group;
+  if constexpr (Scaling::kRow) return tile.group * in.columns + first_column;
+  if constexpr (Scaling::kSquare) {
+    static_assert(kTurnTile % Config::kBlock == 0 || Config::kBlock % kTurnTile == 0);
+    const int64_t across = (in.columns + Config::kBlock - 1) / Config::kBlock;
+    return block_of<Config::kBlock>(groups, tile) * across + first_column / Config::kBlock;
+  } else {
+    return block_of<Config::kBlock>(groups, tile) * in.columns + first_column;
   }
+}
 
-  __device__ __forceinline__ float of(int32_t row, int64_t column) const {
-    int64_t at = first;
-    if constexpr (Config::kBlocks) at += row / Config::kBlock * across;
-    if constexpr (!Config::Scaling::kTensor) {
-      at += Config::Scaling::kSquare ? column / Config::kBlock : column;
-    }
-    return scale_at<typename Config::Scaling>(scales, at);
+// Of an element of the tile, counted from that.
+template <class Config>
+__device__ __forceinline__ int64_t scale_offset(const DequantizeGroupsArguments& in, int32_t row,
+                                                int column) {
+  using Scaling = typename Config::Scaling;
+  if constexpr (Scaling::kTensor) return 0;
+  if constexpr (Scaling::kRow) return column;
+  if constexpr (Scaling::kSquare) {
+    const int64_t across = (in.columns + Config::kBlock - 1) / Config::kBlock;
+    return row / Config::kBlock * across + column / Config::kBlock;
   }
-};
+  return row / Config::kBlock * in.columns + column;
+}
 
 // A block of threads owns a tile of 128 rows of one group, the padding after a group's last row
 // included, and 64 columns. Places past all groups are left alone: no product reads them.
@@ -231,7 +235,7 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t rows = (tile.rows(kTileRows) + kTogether - 1) / kTogether * kTogether;
   const int64_t first_column = int64_t(blockIdx.y) * kTurnTile;
   const auto* codes = static_cast<const uint8_t*>(in.data) + first_column * in.pitch;
-  const ColumnScales<Config> scales(in, groups, tile);
+  const int64_t first_scale = first_scale_of<Config>(in, groups, tile, first_column);
   auto* output = static_cast<Output*>(in.output) + place * in.columns + first_column;
 #pragma unroll 1
   for (int32_t first = 0; first < owned; first += kTurnTile) {
@@ -242,7 +246,8 @@ __global__ void __launch_bounds__(kThreads)
       if (first_column + column >= in.columns) continue;
       float values[kOctet] = {};
       if (row < rows) {
-        const float scale = scales.of(row, first_column + column);
+        const float scale = scale_at<typename Config::Scaling>(
+            in.scale, first_scale + scale_offset<Config>(in, row, column));
         decode_octet<Format>(values, codes + column * in.pitch, place + row, scale);
       }
       turn_octet(shared, column, octet, values);
@@ -260,9 +265,9 @@ __global__ void __launch_bounds__(kThreads)
 template <class Config>
 static Status launch_dequantize(const DequantizeArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  if (in.length % 8 != 0) return {kInvalid, "length: a multiple of 8"};
-  if (Config::kTurned && in.lines % 8 != 0) return {kInvalid, "lines: a multiple of 8"};
-  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.length % kRowAlignment != 0) return {kInvalid, "length: a multiple of 8"};
+  if (Config::kTurned && in.lines % kRowAlignment != 0) return {kInvalid, "lines: a multiple of 8"};
+  if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   if (in.lines_per_scale < 1) return {kInvalid, "lines_per_scale >= 1"};
   if (in.matrices == 0 || in.lines == 0 || in.length == 0) return {};
   constexpr int64_t kTile = quantizing::kTurnTile;
@@ -282,7 +287,7 @@ static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, Stre
   if (!quantizing::is_alignment(in.row_align) || in.row_align < quantizing::kDecodedRows<Config>) {
     return {kInvalid, "row_align: a power of two from 32 rows, or one block's, to 128"};
   }
-  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   return quantizing::launch_tiles<quantizing::kTurnTile>(
       "cudaLaunchKernelEx(dequantize_groups)", &quantizing::dequantize_groups_kernel<Config>, in,
       quantizing::kGroupTiles, stream);

@@ -93,7 +93,7 @@ static Status launch_group_row_dot(const GroupRowDotArguments& in, Stream& strea
   constexpr int64_t kRows = group_row_dot::kThreads / group_row_dot::kWarp;
   if (in.tokens < 0 || in.tokens > INT32_MAX) return {kInvalid, "0 <= tokens < 2^31"};
   if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
-  if (in.n < 8 || in.n % 8 != 0) return {kInvalid, "n: a multiple of 8"};
+  if (in.n < kRowAlignment || in.n % kRowAlignment != 0) return {kInvalid, "n: a multiple of 8"};
   if (in.tokens == 0) return {};
   const Grid grid{dim3(unsigned((in.tokens + kRows - 1) / kRows)), group_row_dot::kThreads};
   return launch_kernel("cudaLaunchKernelEx(group_row_dot)", &group_row_dot::kernel<Element>, grid,

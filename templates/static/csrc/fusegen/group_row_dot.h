@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "rows.h"
 #include "status.cuh"
 
 namespace fusegen {

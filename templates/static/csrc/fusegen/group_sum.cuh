@@ -163,21 +163,20 @@ static __global__ void __launch_bounds__(kThreads)
 
 }  // namespace group_sum
 
-template <class Element, class Output>
+template <class Element, class Output = Element>
 static Status launch_group_sum(const GroupSumArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (in.tokens < 0) return {kInvalid, "tokens >= 0"};
   if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
   if (in.split_sizes == nullptr && in.groups != 1) return {kInvalid, "dense: groups = 1"};
-  if (in.n < 8 || in.n % 8 != 0) return {kInvalid, "n: a multiple of 8"};
+  if (in.n < kRowAlignment || in.n % kRowAlignment != 0) return {kInvalid, "n: a multiple of 8"};
   const int64_t column_blocks = (in.n + group_sum::kColumns - 1) / group_sum::kColumns;
   if (column_blocks > 65535) return {kInvalid, "n <= 65535 * 64"};
 
-  // Splits until every SM has a few CTAs: a fixed function of the sizes, as results depend on it.
-  constexpr int kCtasPerSm = 4;
+  // Splits until a GPU is busy, whichever it is: a function of the sizes, as results depend on it.
+  constexpr int64_t kCtas = 4 * 132;  // four to an SM of an H100
   int splits = 1;
-  while (splits < group_sum::kMostSplits &&
-         splits * column_blocks * in.groups < int64_t(kCtasPerSm) * in.sm_count) {
+  while (splits < group_sum::kMostSplits && splits * column_blocks * in.groups < kCtas) {
     splits *= 2;
   }
   const auto kernel = in.scales != nullptr ? &group_sum::kernel<Element, Output, true>

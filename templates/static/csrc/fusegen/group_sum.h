@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "rows.h"
 #include "status.cuh"
 
 namespace fusegen {
@@ -14,7 +15,6 @@ struct GroupSumArguments {
   int64_t tokens;
   int64_t groups;
   int64_t n;  // a multiple of 8
-  int sm_count;
   const float* scales = nullptr;  // [tokens], which rows are multiplied by; nullptr: by none
 };
 

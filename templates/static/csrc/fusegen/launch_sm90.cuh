@@ -63,8 +63,11 @@ inline Status check_arguments(const GemmArguments& in) {
   if (in.tokens < 0 || in.tokens > kRaggedRows) return {kInvalid, "0 <= tokens <= 2^30"};
   if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
   if (in.split_sizes == nullptr && in.groups != 1) return {kInvalid, "dense: groups = 1"};
-  if (in.n < 8 || in.n % 8 != 0 || in.n >= 1 << 30) return {kInvalid, "n: a multiple of 8"};
-  if (in.k < 8 || in.k % 8 != 0 || in.k >= 1 << 30) return {kInvalid, "k: a multiple of 8"};
+  const auto fits = [](int64_t row) {
+    return row >= kRowAlignment && row % kRowAlignment == 0 && row < 1 << 30;
+  };
+  if (!fits(in.n)) return {kInvalid, "n: a multiple of 8"};
+  if (!fits(in.k)) return {kInvalid, "k: a multiple of 8"};
   return {};
 }
 

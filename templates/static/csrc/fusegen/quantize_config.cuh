@@ -16,8 +16,8 @@ enum class Rule {
 
 inline constexpr int kWhole = 0;  // extent of a block that spans the whole dimension
 
-// Which elements share a scale in the rowwise copy: `rows` x `columns`; the columnwise copy swaps the
-// two. A warp has whole blocks of 16 rows, a tile of 128: see quantize_tile.cuh.
+// Which elements share a scale in the rowwise copy: `rows` x `columns`; the columnwise copy swaps
+// the two. A warp has whole blocks of 16 rows, a tile of 128: see quantize_tile.cuh.
 template <int rows, int columns, class StoredFormat_, Rule rule>
 struct Scaling {
   using StoredFormat = StoredFormat_;
@@ -188,7 +188,7 @@ const char* broken_requirement(const QuantizeArguments& in) {
   if (in.rows + kTileRows * (in.groups + 2) > 0x7FFFFFFF) return "padded rows < 2^31";
   if (in.token_pitch < 0 || in.token_pitch > 0x7FFFFFFF) return "token_pitch < 2^31";
   for (const int64_t pitch : {in.rowwise.pitch, in.columnwise.pitch}) {
-    if (pitch % 16 != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";
+    if (pitch % kPitch != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";
   }
   const bool one_scale = Config::kSquare || kTensor;
   if (!one_scale && rowwise && in.rowwise.scale == nullptr) return "rowwise.scale";

@@ -366,11 +366,10 @@ class TileQuantizer : TileWriter<Config> {
 
   // Of a warp without rows.
   __device__ void pad_token_scales() {
-    constexpr int kScales = kWarpRows * (kTileColumns / kBlock);
     const Stored padding[1] = {kPadding};
 #pragma unroll
-    for (int i = lane_; i < kScales; i += 32) {
-      store_row_scales(i % kWarpRows, first_column_ / kBlock + i / kWarpRows, padding);
+    for (int i = 0; i < kTileColumns / kBlock; ++i) {
+      if (lane_ < kWarpRows) store_row_scales(lane_, first_column_ / kBlock + i, padding);
     }
   }
 

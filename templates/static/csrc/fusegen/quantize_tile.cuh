@@ -420,7 +420,9 @@ Status check_rows(const Arguments& in) {
   constexpr int64_t kMostRows = int64_t(1) << 30;
   if (in.rows < 0 || in.rows > kMostRows) return {kInvalid, "0 <= rows <= 2^30"};
   if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
-  if (in.columns < 8 || in.columns % 8 != 0) return {kInvalid, "columns: a multiple of 8"};
+  if (in.columns < kRowAlignment || in.columns % kRowAlignment != 0) {
+    return {kInvalid, "columns: a multiple of 8"};
+  }
   return {};
 }
 

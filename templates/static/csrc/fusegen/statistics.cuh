@@ -254,7 +254,7 @@ static Status launch_statistics(const StatisticsArguments& in, Stream& stream) {
   static_assert(sizeof(Tally) == 48, "what the workspace has room for");
   if (Status status = check_rows(in); !status.ok()) return status;
   if (in.blocks < 1 || in.blocks > 65535) return {kInvalid, "1 <= blocks <= 65535"};
-  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   if (!is_alignment(in.row_align)) {
     return {kInvalid, "row_align: a power of two from 16 to 128 rows"};
   }
