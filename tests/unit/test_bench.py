@@ -23,7 +23,8 @@ from click.testing import CliRunner, Result
 
 from fusegen import api, cli
 from fusegen.build import gpu
-from fusegen.build.library import HOST_FLAGS, HOST_STRICT, read_sources
+from fusegen.build.compilation import HOST_FLAGS, HOST_STRICT
+from fusegen.build.sources import read_sources
 from fusegen.build.toolchain import find_toolchain
 from fusegen.commands import bench
 from fusegen.ir.kernel import GemmKind
@@ -569,7 +570,7 @@ def test_a_sweep_is_on_record_and_can_be_fitted_again(
     words = ("bench", "--sweep", FAMILY, "--recorded", "--results", tmp_path / "results")
     done = run(*words, "--dry-run")
     assert done.exit_code == 0 and own_specs.read_bytes() == original
-    assert "\n-          - {when: {depth: {ge: 6144}}" in done.stdout
+    assert "\n-          - {when: {k: {ge: 6144}}" in done.stdout
     assert "\n+          - {when: {mean_group_tokens: {ge: " in done.stdout
     assert "gemm_sm90 fprop:" in done.stdout and "mean regret" in done.stdout
     done = run(*words, "--json")

@@ -31,9 +31,10 @@ from ..options.backward_precision import BackwardPrecision
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import decodes, is_product, quantizes
+from ..steps.copies import Original, copy_slots
 from ..steps.dequantize import DEQUANTIZE
 from ..steps.snapshot import SNAPSHOT
-from .copies import Original, copy_slots, make_copy, quantize_step, scratch
+from .copies import make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible
 from .kernels import with_sizes
@@ -228,9 +229,7 @@ class _Copies:
 
     def _step(self, draft: Draft, key: _Tensor, item: str) -> Step:
         copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
-        groups = copies[0].groups
-        extent = draft.buffers[groups].shape.dims[0] if groups else None
-        tensor = Original.of(draft.buffers[key.name].shape, key.role, extent)
+        tensor = Original.of_copy(copies[0], draft.buffers)
         earlier = self.kept.get(key._replace(again=False)) if key.again else None
         states = self._states(copies[0], item) if earlier is None else self._used(key, earlier)
         self.kept[key] = states
