@@ -63,6 +63,15 @@ E2M1 times a scale in E4M3.  Other fp32 scales, of blocks, rows or tensors, roun
 1.5e-3 rms: a result in bfloat16 is within 3e-3 of the exact product of the copies, where its own
 rounding takes 1.7e-3, and one in fp32 within 2.5e-3.  Sums are kept in fp32 whatever less a recipe
 allows.  The reference multiplies the copies as they are, without that rounding.
+
+**Gradients of several readers** are added by one step: in fp32, from left to right, the caller's
+first where the module returns the tensor, then those of the ops that read it, the last one first.
+The sum is rounded once, to the type of the tensor; each part was rounded before, as the gradient of
+its reader.  Up to eight parts are one sum.
+
+**Operands that all rows share** get a term of each element, rounded to 16 bits as any gradient is,
+and the sum of these over all rows: in fp32, in the fixed order of every such sum, rounded
+once.  A term that is the incoming gradient itself is not written again.
 """
 
 

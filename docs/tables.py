@@ -83,8 +83,14 @@ def changed(patch: str) -> Mapping[str, int]:
 
 
 def touched(folder: Path) -> Mapping[str, int]:
-    """Files that a walk-through adds or changes, and their lines; its README is no part of it."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in COMMENTS)
+    """Files that a walk-through adds or changes, and their lines.
+
+    What lies beside its folders is no part of it: its README, the metadata of a package.
+
+    Raises:
+        KeyError: of the suffix of a file in which nobody said what a comment is.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_source(path))
     own = [path for path in files if path.parent != folder]
     found = {
         path.relative_to(folder).as_posix(): lines_of(
@@ -94,6 +100,11 @@ def touched(folder: Path) -> Mapping[str, int]:
     }
     patch = folder / PATCH
     return found | (changed(patch.read_text("utf-8")) if patch.exists() else {})
+
+
+def _is_source(path: Path) -> bool:
+    """Whether it was written, and not left there by Python."""
+    return not {"__pycache__", ".ruff_cache"} & {*path.parts}
 
 
 def additions() -> Iterator[str]:

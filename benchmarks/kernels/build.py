@@ -175,7 +175,8 @@ class Target:
             "TILE_K": str(self.tile.k),
             "TILE_CLUSTER": str(self.tile.cluster),
             "TILE_BUFFERS": str(self.tile.buffers),
-            "LIMITS": f"Limits<{','.join(map(str, LIMITS.values()))}>",
+            "SHARED_MEMORY": str(LIMITS["shared_memory"]),
+            "REGISTERS": str(LIMITS["registers"]),
         }
 
 

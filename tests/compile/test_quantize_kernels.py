@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusegen.ir.shapes import Const
-from fusegen.passes import copies
+from fusegen.steps import copies
 
 from .quantize_harness import (
     AMAX_PARTIALS,

@@ -23,7 +23,8 @@ from click.testing import CliRunner, Result
 
 from fusegen import api, cli
 from fusegen.build import gpu
-from fusegen.build.library import HOST_FLAGS, HOST_STRICT, read_sources
+from fusegen.build.compilation import HOST_FLAGS, HOST_STRICT
+from fusegen.build.sources import read_sources
 from fusegen.build.toolchain import find_toolchain
 from fusegen.commands import bench
 from fusegen.ir.kernel import GemmKind

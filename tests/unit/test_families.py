@@ -11,15 +11,19 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass as validated
 
+from fusegen.checks import archs
 from fusegen.checks.load import load
 from fusegen.emit.kernels.units import unit_context
 from fusegen.families import registry, scalings
-from fusegen.families.family import Demand, Family, offers
+from fusegen.families.family import Config, Demand, Family, offers
 from fusegen.families.registry import FAMILIES, known_family
 from fusegen.families.scalings import BLOCK_1X128
 from fusegen.families.wgmma import Schedule, WgmmaConfig
 from fusegen.ir.dtypes import DType
+from fusegen.ir.fields import STRICT, Positive
 from fusegen.ir.kernel import GemmKind, Store
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import Variant
@@ -35,6 +39,7 @@ from fusegen.ir.quantization import (
 )
 from fusegen.passes.pipeline import Plan, resolve
 from fusegen.publish.paths import builtin_specs, builtin_templates
+from fusegen.spec import points
 from fusegen.spec.arch import Every, FamilySpec
 from fusegen.spec.offered import offered
 from fusegen.steps import definition
@@ -343,6 +348,54 @@ def problems(
     rows, columns, depth = tile
     point = WgmmaConfig(schedule, (rows, columns, depth), cluster)
     return list(configured.problems(point, kind, variant, configured.limits))
+
+
+@validated(frozen=True, slots=True, config=STRICT)
+class WarpConfig:
+    """What another family may have: tiles of warps, and stages of a ring."""
+
+    tile: tuple[Positive, Positive, Positive]
+    warps: Positive
+    stages: Positive
+
+    @property
+    def name(self) -> str:
+        tile = "x".join(map(str, self.tile))
+        return f"warps_{tile}_{self.warps}_{self.stages}"
+
+    @classmethod
+    def parse(cls, name: str) -> WarpConfig:
+        word, tile, warps, stages = name.split("_")
+        m, n, k = map(int, tile.split("x"))
+        if word != "warps":
+            raise ValueError(f"point {name!r}: expected one like warps_128x128x32_4_3")
+        return cls((m, n, k), int(warps), int(stages))
+
+    def cpp(self, limits: Mapping[str, int]) -> str:
+        return ", ".join(map(str, (*self.tile, self.warps, self.stages, limits["shared_memory"])))
+
+
+def test_points_are_of_the_type_that_a_family_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields say which type a point is of; one that is another family's is refused."""
+    monkeypatch.setattr(points, "CONFIGS", (WgmmaConfig, WarpConfig))
+    adapter: TypeAdapter[Config] = TypeAdapter(points.Point)
+    monkeypatch.setattr(points, "_ADAPTER", adapter)
+    said = {"tile": [128, 64, 32], "warps": 4, "stages": 3}
+    point = points.point_of(said)
+    assert point == WarpConfig((128, 64, 32), 4, 3)
+    assert points.as_spec(point) == said
+    assert points.parse_point(point.name) == point
+    own = WgmmaConfig(COOPERATIVE, (128, 256, 64), (2, 1))
+    assert points.parse_point(own.name) == own
+    assert {"WgmmaConfig", "WarpConfig"} <= {*adapter.json_schema()["$defs"]}
+    family, spec = known("gemm_sm90"), ARCH.kernels["gemm_sm90"]
+    assert family.configured
+    (problem,) = archs._point_problems(
+        family.configured, GemmKind.FPROP, point, "gemm_sm90", spec, family
+    )
+    assert problem == "its points say schedule, tile, cluster; this one is another family's"
+    with pytest.raises(ValueError, match="expected one like cooperative_128x256x64_2x1"):
+        points.parse_point("sideways_1_2_3")
 
 
 def test_points_that_compile_are_accepted() -> None:

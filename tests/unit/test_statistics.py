@@ -52,7 +52,12 @@ every_pair = pytest.mark.parametrize(
 
 
 def test_who_offers_it() -> None:
-    offering = {"linear", "grouped_linear", *(m for m in SPECS.modules if "grouped_mlp" in m)}
+    offering = {
+        "linear",
+        "grouped_linear",
+        "quantize",
+        *(m for m in SPECS.modules if "grouped_mlp" in m),
+    }
     assert {*OFFERING} == offering and len(offering) > 5
 
 

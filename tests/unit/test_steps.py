@@ -28,6 +28,7 @@ from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.offers import words_of
 from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_product, reads_decoded
+from fusegen.steps.copies import Formats
 from fusegen.steps.definition import AttributeDef, Reference, StepDef, Trait
 from fusegen.steps.launch import Launch, Source
 from fusegen.steps.sizes import bound, with_sizes
@@ -186,6 +187,26 @@ def test_rules_give_the_shapes_of_every_plan() -> None:
         seen.add((step.primitive, step.kind))
     wanted = {(kind.name, each) for kind in STEPS for each in kind.shapes}
     assert wanted - seen <= {("quantize", None)}
+
+
+@named("kind")
+def test_results_follow_from_a_rule(kind: StepDef) -> None:
+    """Of dimensions, of copies, or the expression's own."""
+    assert kind.shapes or kind.infer or Trait.PRINTED in kind.traits
+
+
+def test_rules_of_copies_say_all_results_of_every_plan() -> None:
+    found = set()
+    for plan, step in steps():
+        kind = definition(step.primitive)
+        if kind.infer:
+            found.add(kind.name)
+            formats = Formats(dict(plan.quantizations), plan.layout)
+            stored = kind.infer(step, {each.name: each for each in plan.buffers}, formats)
+            own = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
+            slots = {operand.slot for operand in step.outputs if operand.buffer not in own}
+            assert slots <= stored.keys(), (plan.cell, step.primitive)
+    assert found == {kind.name for kind in STEPS if kind.infer}
 
 
 def test_an_operand_of_another_shape_is_refused() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fusegen import api
-from fusegen.build.library import read_sources
+from fusegen.build.sources import read_sources
 from fusegen.checks.load import load
 from fusegen.families.wgmma import WgmmaConfig
 from fusegen.ir.kernel import GemmKind

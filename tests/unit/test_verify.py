@@ -63,6 +63,11 @@ MAIN_GRAD = "grouped_linear__bf16__add_to_main_grad"
 DELAYED = "linear__fp8_delayed"
 
 
+DEBUG = "grouped_linear__mxfp8__debug"
+ROWWISE = "linear__fp8_rowwise"
+EXPERTS = "grouped_mlp__fp8_block"
+
+
 @pytest.mark.parametrize(
     ("cell", "after", "old", "new", "says"),
     [
@@ -170,6 +175,74 @@ def test_a_broken_draft_is_refused(cell: str, after: str, old: str, new: str, sa
         verify_pass(done, draft, broken)
     assert f"after pass {after!r}" in str(error.value)
     assert says in str(error.value), error.value
+
+
+@pytest.mark.parametrize(
+    ("cell", "after", "old", "new", "says"),
+    [
+        # copies: codes in the pitch, scales of blocks, a byte where 8 bits may be one
+        (DEBUG, "statistics", "K, align(32 * (T // 32 + E), 16)]", "K, T]", "but columnwise is [K"),
+        (
+            DEBUG,
+            "statistics",
+            "x_columnwise_scale dtype=e8m0 shape=[T // 32 + E",
+            "x_columnwise_scale dtype=e8m0 shape=[T // 16 + E",
+            "x_columnwise_scale is [T // 16 + E, K], but columnwise_scale is [T // 32 + E, K]",
+        ),
+        (
+            DEBUG,
+            "statistics",
+            "x_columnwise_scale dtype=e8m0",
+            "x_columnwise_scale dtype=e4m3",
+            "x_columnwise_scale is e4m3, but columnwise_scale is e8m0",
+        ),
+        # amaxes and sums that kernels leave
+        (ROWWISE, "sums", "[1, K]", "[K, 1]", "x_column_amax is [K, 1], but column_amax is [1, K]"),
+        (ROWWISE, "sums", "[T // 128 + 1, N]", "[T // 64 + 1, N]", "but row_sums is [T // 128 + 1"),
+        (ROWWISE, "sums", "dbias dtype=io", "dbias dtype=float32", "dbias is float32, but sum is"),
+        # what is decoded: transposed tokens with the padding between groups
+        (
+            DEBUG,
+            "statistics",
+            "x_columnwise_decoded dtype=bfloat16 shape=[32 * (T // 32 + E)",
+            "x_columnwise_decoded dtype=bfloat16 shape=[T",
+            "x_columnwise_decoded is [T, K], but out is [32 * (T // 32 + E), K]",
+        ),
+        (
+            DEBUG,
+            "statistics",
+            "dy_padded_sizes dtype=int64",
+            "dy_padded_sizes dtype=io",
+            "dy_padded_sizes is io, but padded_sizes is int64",
+        ),
+        # statistics
+        (DEBUG, "statistics", "float32 shape=[5]", "float32 shape=[4]", "is [4], but out is [5]"),
+        (DEBUG, "statistics", "shape=[1024, 12]", "shape=[12]", "but partials is [1024, 12]"),
+        # a merged step
+        (
+            EXPERTS,
+            "rewrite_copies",
+            "[ceildiv(F, 128), T]",
+            "[F, T]",
+            "but row_partials is",
+        ),
+    ],
+)
+def test_a_result_that_is_stored_otherwise_is_refused(
+    cell: str, after: str, old: str, new: str, says: str
+) -> None:
+    draft = draft_at(after, cell, "sm_90a")
+    whole = text(draft)
+    assert old in whole
+    broken = parse(whole.replace(old, new, 1), Draft)
+    assert any(says in str(fault) for fault in draft_faults(broken)), [*draft_faults(broken)]
+
+
+def test_codes_and_scales_may_be_bytes() -> None:
+    """Cached copies are: 8 bits are 8 bits."""
+    draft = draft_at("weight_cache", "linear__mxfp8__cached_weights")
+    assert draft.buffers["weight_rowwise"].dtype is draft.buffers["weight_rowwise_scale"].dtype
+    assert not [*draft_faults(draft)]
 
 
 def test_parts_of_merged_steps_keep_the_rules() -> None:

@@ -47,6 +47,7 @@ class ModuleFacts:
 
     Attributes:
         ops: names of its ops, in the order of the chain.
+        quantizes: an op makes quantised copies, of its own or for its products.
         products: an op multiplies matrices.
         weights: an operand of a product is a parameter.
         weight_gradients: a product gives the gradient of a parameter.
@@ -56,6 +57,7 @@ class ModuleFacts:
     """
 
     ops: tuple[str, ...]
+    quantizes: bool = False
     products: bool = False
     weights: bool = False
     weight_gradients: bool = False

@@ -15,7 +15,8 @@ from ..ir.quantization import AmaxSource, Orientation, QuantizationSpec, Role, R
 from ..ir.shapes import Const, Shape, Sym
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
-from .copies import Original, make_copy, quantize_step, scratch
+from ..steps.copies import Original
+from .copies import make_copy, quantize_step, scratch
 from .draft import Draft
 from .kernels import choose_kernels
 from .programs import program

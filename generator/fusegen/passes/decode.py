@@ -16,18 +16,15 @@ from dataclasses import replace
 from ..ir.dtypes import DType
 from ..ir.kernel import LayoutSpec
 from ..ir.plan import Buffer, Copy, Operand, Step, Variant
-from ..ir.quantization import Orientation, QuantizationSpec, Role
-from ..ir.shapes import Const, Expr, Shape, align
+from ..ir.quantization import Orientation, QuantizationSpec
+from ..ir.shapes import Const, Expr, Shape
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import is_product
+from ..steps.copies import Original, copy_slots, decoded_rows
 from ..steps.dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS, PADDED_SIZES
-from .copies import Original, copy_slots, padded_tokens
 from .draft import NotPossible
 from .kernels import DECODED, demand_of, family_of, variant_of
-
-_ROWS = 16
-"""Dense tokens are rounded up to them: every columnwise copy has codes and scales of so many."""
 
 
 def whole_copy(source: Buffer, copy: Copy, out: str) -> Step:
@@ -98,13 +95,9 @@ def decode_operands(
 def _decode(
     copy: Copy, spec: QuantizationSpec, buffers: Mapping[str, Buffer], layout: LayoutSpec
 ) -> tuple[Step, tuple[Buffer, ...]]:
-    source = buffers[copy.source]
-    extent = buffers[copy.groups].shape.dims[0] if copy.groups else None
-    tensor = Original.of(source.shape, copy.role, extent)
+    tensor = Original.of_copy(copy, buffers)
     turned = copy.orientation is Orientation.COLUMNWISE
-    rows = tensor.rows
-    if turned and copy.role is not Role.WEIGHT:
-        rows = padded_tokens(tensor, layout) if copy.groups else align(rows, _ROWS)
+    rows = decoded_rows(tensor, copy, layout)
     out = Buffer(
         f"{copy.data}_decoded", DType.BFLOAT16, Shape(None, (*tensor.stack, rows, tensor.columns))
     )

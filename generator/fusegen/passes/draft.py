@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from ..ir.kernel import LayoutSpec
 from ..ir.plan import (
     Attribute,
     AttributeValue,
@@ -22,6 +23,7 @@ from ..ir.plan import (
     StateTensor,
     Step,
 )
+from ..ir.quantization import QuantizationSpec, Role
 from ..ir.segments import Collective
 from ..ir.shapes import Expr
 from ..spec.op import OpSpec
@@ -100,6 +102,8 @@ class Draft:
         gradients: (leaf, gradient) buffers that the backward can be asked for.
         exact: the forward of a recipe without roles, which errors are measured against.
         exact_outputs: the buffers of its outputs.
+        quantizations: how each role is quantised.
+        layout: of quantised copies.
         saved: what the forward leaves for the backward.
         programs: forward, backward, refresh and wgrad; once they are there, all steps are in them.
         directions: these cut into segments; once they are there, all programs are in them.
@@ -135,6 +139,8 @@ class Draft:
     kernel_sets: tuple[KernelSet, ...] = ()
     conversions: tuple[Conversion, ...] = ()
     shardings: tuple[Sharding, ...] = ()
+    quantizations: tuple[tuple[Role, QuantizationSpec], ...] = ()
+    layout: LayoutSpec = field(default_factory=LayoutSpec)
     holds: frozenset[Property] = frozenset()
     rewrites: tuple[Rewriting, ...] = ()
 

@@ -152,12 +152,14 @@ def _exact(draft: Draft, context: Context) -> Draft:
 
 def _quantize(draft: Draft, context: Context) -> Draft:
     chosen = (precision for precision in BackwardPrecision if precision.value in context.options)
-    return quantize(
+    quantized = quantize(
         draft,
         context.recipe,
         context.arch,
         backward=next(chosen, BackwardPrecision.QUANTIZED),
     )
+    roles = tuple(context.recipe.roles.items())
+    return replace(quantized, quantizations=roles, layout=context.arch.layout)
 
 
 def _weight_cache(draft: Draft, context: Context) -> Draft:
@@ -229,7 +231,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "backward",
-        "The ops' backward rules in reverse order.",
+        "The ops' backward rules in reverse order; gradients from several readers are added up.",
         lambda draft, _: write_backward(draft),
         needs=_of(Property.EXPANDED),
         gives=_of(Property.DIFFERENTIATED),

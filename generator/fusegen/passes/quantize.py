@@ -31,9 +31,10 @@ from ..options.backward_precision import BackwardPrecision
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import decodes, is_product, quantizes
+from ..steps.copies import Original, copy_slots
 from ..steps.dequantize import DEQUANTIZE
 from ..steps.snapshot import SNAPSHOT
-from .copies import Original, copy_slots, make_copy, quantize_step, scratch
+from .copies import make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible
 from .kernels import with_sizes
@@ -156,8 +157,9 @@ class _Copies:
             source = draft.buffers[operand.buffer]
             key = _Tensor(source.name, role, source.name in again)
             value = replace(source, name=_value(source.name), role=None, optional=False)
-            self.buffers[value.name] = value
-            before.append(self._whole(draft, key, step, value.name))
+            if value.name not in self.buffers:  # else a product before it has asked for it
+                self.buffers[value.name] = value
+                before.append(self._whole(draft, key, step, value.name))
             inputs.append(Operand(operand.slot, value.name))
         return (*before, replace(step, inputs=tuple(inputs)))
 
@@ -199,6 +201,7 @@ class _Copies:
     def _with_steps(
         self, draft: Draft, program: list[Step], again: frozenset[str], done: set[_Tensor]
     ) -> Iterable[Step]:
+        there: set[str] = set()
         for step in program:
             for copy in step.copies:
                 key = _Tensor(copy.source, copy.role, copy.source in again)
@@ -207,7 +210,10 @@ class _Copies:
                     quantized = self._step(draft, key, step.item)
                     yield from self._snapshots(key, step.item)
                     yield quantized
-            yield from self._emulated(draft, step)
+            for each in self._emulated(draft, step):
+                if not (decodes(each) and there.issuperset(each.writes)):  # another product's
+                    there.update(each.writes)
+                    yield each
 
     def _emulated(self, draft: Draft, step: Step) -> Iterable[Step]:
         """The step; where only decoded operands can be multiplied, after the steps that decode."""
@@ -223,9 +229,7 @@ class _Copies:
 
     def _step(self, draft: Draft, key: _Tensor, item: str) -> Step:
         copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
-        groups = copies[0].groups
-        extent = draft.buffers[groups].shape.dims[0] if groups else None
-        tensor = Original.of(draft.buffers[key.name].shape, key.role, extent)
+        tensor = Original.of_copy(copies[0], draft.buffers)
         earlier = self.kept.get(key._replace(again=False)) if key.again else None
         states = self._states(copies[0], item) if earlier is None else self._used(key, earlier)
         self.kept[key] = states

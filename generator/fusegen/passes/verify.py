@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..ir.naming import gradient, need
 from ..ir.plan import Step
+from ..steps.copies import Formats
 from ..steps.verify import Fault, VerifyError, View, faults, views
 from ..steps.verify_directions import direction_faults
 from .contract import Pass
@@ -30,19 +31,21 @@ def verify_pass(done: Pass, before: Draft, after: Draft) -> None:
 
 def draft_faults(draft: Draft) -> Iterator[Fault]:
     """Every rule that a draft breaks, of those that its properties ask for."""
+    roles, quantized = dict(draft.quantizations), Property.QUANTIZED in draft.holds
+    formats = Formats(roles, draft.layout) if quantized else None
     programs = tuple(program for each in draft.directions for program in each.programs)
     if programs or draft.programs:
         found = views(programs or draft.programs, draft.state_tensors, draft.collectives)
     else:
         found = _views(draft)
     for view in found:
-        yield from faults(view, draft.buffers)
+        yield from faults(view, draft.buffers, formats)
     for direction in draft.directions:
         yield from direction_faults(direction, draft.buffers)
     for conversion in draft.conversions:
         buffers = {buffer.name: buffer for buffer in conversion.buffers}
         for view in views((conversion.program,)):
-            yield from faults(view, buffers)
+            yield from faults(view, buffers, Formats(roles, conversion.layout))
 
 
 def _views(draft: Draft) -> Iterator[View]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..ir.dtypes import DType
-from ..ir.plan import Step
+from ..ir.plan import Buffer, Step
 from ..ir.shapes import Expr
 from ..ir.words import AttributeType
+from .copies import Formats, Results
 from .launch import Launch
 
 
@@ -81,6 +82,8 @@ class StepDef:
         attributes: scalars, all of them told; a printed kind has those of its expression.
         shapes: rule of the dimensions by kind, None where there are no kinds.  Empty for steps
             that passes write.
+        infer: its results by slot, where operands and the formats of copies decide them; None where
+            ``shapes`` or an expression do.
         dtypes: types that operands and results may have by slot, where it is not the module's own
             alone.
         traits: what generic code may ask.
@@ -100,6 +103,7 @@ class StepDef:
     kinds: tuple[str, ...] = ()
     attributes: tuple[AttributeDef, ...] = ()
     shapes: Mapping[str | None, Rule] = field(default_factory=dict)
+    infer: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
     dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     traits: frozenset[Trait] = frozenset()
     reference: Reference | None = None

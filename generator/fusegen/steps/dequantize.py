@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from ..ir.plan import LIKE
+from collections.abc import Mapping
+
+from ..ir.dtypes import DType
+from ..ir.plan import LIKE, Buffer, Step
+from ..ir.shapes import Shape
+from .copies import Formats, Original, Results, Stored, decoded_rows
 from .definition import Reference, StepDef, Trait
 from .launch import Field, Launch, Source, sizes
 
 PADDED_SIZES = "padded_sizes"
 """Slot of the sizes that groups have in the padded space which one of these steps writes."""
+
+
+def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Results:
+    """The tensor that the copy is of, transposed ones turned over and tokens padded as they are."""
+    (copy,) = step.copies
+    tensor = Original.of_copy(copy, buffers)
+    rows = decoded_rows(tensor, copy, formats.layout)
+    found = {"out": Stored(None, Shape(None, (*tensor.stack, rows, tensor.columns)))}
+    if copy.groups:
+        found[PADDED_SIZES] = Stored(DType.INT64, buffers[copy.groups].shape)
+    return found
+
 
 _COPY = frozenset(("a", "a_scale", "a_amax", "groups"))
 
@@ -46,6 +63,7 @@ PADDED = Launch(
 
 DEQUANTIZE = StepDef(
     "dequantize",
+    infer=_infer,
     traits=frozenset((Trait.DECODES,)),
     reference=Reference("quantized.dequantize", _COPY | {LIKE}),
     launch=lambda _: PLAIN,
@@ -53,6 +71,7 @@ DEQUANTIZE = StepDef(
 
 DEQUANTIZE_GROUPS = StepDef(
     "dequantize_groups",
+    infer=_infer,
     traits=frozenset((Trait.DECODES,)),
     reference=Reference("quantized.dequantize", _COPY),
     launch=lambda _: PADDED,

@@ -32,6 +32,12 @@ def bind(rule: str, shape: Shape, sizes: Sizes) -> bool:
     return fits
 
 
+def said(rule: str, sizes: Sizes) -> str:
+    """A rule as ``[T, K]``, with what names stand for where they are bound."""
+    words = (", ".join(map(str, sizes.get(name, (name,)))) for name in rule.split())
+    return f"[{', '.join(words)}]"
+
+
 def _sizes_of(shape: Shape) -> tuple[Expr | str, ...]:
     return (*((f"{shape.leading}...",) if shape.leading else ()), *shape.dims)
 

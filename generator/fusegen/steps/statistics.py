@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ..ir.dtypes import DType
+from ..ir.plan import Buffer, Step
+from ..ir.shapes import Const, Shape
+from .copies import Formats, Results, Stored
 from .definition import Reference, StepDef, Trait
 from .launch import Field, Launch, Source, sizes
 
 PARTIALS = "partials"
 """Slot of what the blocks of threads leave of statistics, to be added up in a fixed order."""
+
+_NUMBERS = 5  # the fields of ``Statistics`` in reference/_statistics.py
+_BLOCKS, _WORDS = 1024, 12  # of threads, each of which leaves as many words of 4 bytes
+
+RESULTS: Results = {
+    "out": Stored(DType.FLOAT32, Shape(None, (Const(_NUMBERS),))),
+    PARTIALS: Stored(DType.FLOAT32, Shape(None, (Const(_BLOCKS), Const(_WORDS)))),
+}
+"""The numbers of a copy, and scratch: the same for every copy."""
+
+
+def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Results:
+    return RESULTS
+
 
 LAUNCH = Launch(
     "StatisticsArguments",
@@ -30,6 +50,7 @@ LAUNCH = Launch(
 
 STATISTICS = StepDef(
     "statistics",
+    infer=_infer,
     traits=frozenset((Trait.OBSERVES,)),
     reference=Reference(
         "statistics.measure", frozenset(("a", "groups", "copy", "copy_scale", "copy_amax"))

@@ -14,6 +14,8 @@ from ..ir.plan import HALVES, Access, Buffer, PointwiseOperand, Program, StateTe
 from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, mul, product
 from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
+from .copies import Formats
+from .sizes import Sizes, bind, said
 
 
 class VerifyError(Exception):
@@ -88,12 +90,20 @@ class View:
 Buffers = Mapping[str, Buffer]
 
 
-def faults(view: View, buffers: Buffers) -> Iterator[Fault]:
-    """Every rule that a program breaks; where buffers are missing, nothing else is looked at."""
+def faults(view: View, buffers: Buffers, formats: Formats | None = None) -> Iterator[Fault]:
+    """Every rule that a program breaks; where buffers are missing, nothing else is looked at.
+
+    Args:
+        view: of the program.
+        buffers: by name.
+        formats: of its copies; None where nothing is quantised yet.
+    """
     missing = [*_missing(view, buffers)]
     yield from missing
     for rule in () if missing else _RULES:
         yield from rule(view, buffers)
+    if formats and not missing:
+        yield from _stored(view, buffers, formats)
 
 
 def _missing(view: View, buffers: Buffers) -> Iterator[Fault]:
@@ -200,14 +210,15 @@ def _shapes(view: View, buffers: Buffers) -> Iterator[Fault]:
     """Operands and results have the shapes and types of the signature."""
     for step in view.steps:
         rules = definition(step.primitive).shapes.get(step.kind, {})
-        sizes: dict[str, Expr] = {}
+        sizes: Sizes = {}
         for slot, name in ((each.slot, each.buffer) for each in (*step.inputs, *step.outputs)):
             if slot not in rules:
                 continue
             shape, dtype = _logical(step, name, buffers), buffers[name].dtype
-            if not _fits(rules[slot], shape, sizes):
-                known = ", ".join(str(sizes.get(each, each)) for each in rules[slot].split())
-                yield view.fault(step, name, f"is {shape}, but {slot} is [{known}]")
+            if not bind(rules[slot], shape.fixed(), sizes):
+                yield view.fault(
+                    step, name, f"is {shape}, but {slot} is {said(rules[slot], sizes)}"
+                )
             expected = _types(step, slot, name)
             if dtype not in expected:
                 words = " or ".join(each.value for each in expected)
@@ -220,15 +231,23 @@ def _logical(step: Step, name: str, buffers: Buffers) -> Shape:
     return buffers[sources.get(name, name)].shape
 
 
-def _fits(rule: str, shape: Shape, sizes: dict[str, Expr]) -> bool:
-    """Whether a shape is what a rule says; names that are new are bound to its sizes."""
-    names, got = rule.split(), shape.flat
-    if names[0].endswith("..."):
-        rest = len(names) - 1
-        got = (product(got[: len(got) - rest]), *got[len(got) - rest :])
-    if len(got) != len(names):
-        return False
-    return all(sizes.setdefault(name, size) == size for name, size in zip(names, got, strict=True))
+def _stored(view: View, buffers: Buffers, formats: Formats) -> Iterator[Fault]:
+    """Results that follow from operands and the formats of copies are stored as their kind says.
+
+    Codes and scales of 8 bits may be held as bytes.
+    """
+    for step in view.steps:
+        infer = definition(step.primitive).infer
+        expected = infer(step, buffers, formats) if infer else {}
+        for slot, name in ((each.slot, each.buffer) for each in step.outputs):
+            if slot not in expected:
+                continue
+            shape, dtype = buffers[name].shape.fixed(), buffers[name].dtype
+            if shape != expected[slot].shape.fixed():
+                yield view.fault(step, name, f"is {shape}, but {slot} is {expected[slot].shape}")
+            wanted = expected[slot].dtype or dtype
+            if dtype is not wanted and not (dtype is DType.UINT8 and bits(wanted) <= 8):
+                yield view.fault(step, name, f"is {dtype.value}, but {slot} is {wanted.value}")
 
 
 _CODES = tuple(dtype for dtype in DType if bits(dtype) <= 8)

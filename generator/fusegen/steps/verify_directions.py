@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..ir.plan import Buffer, Direction, ModulePlan, Program, Segment
 from ..ir.segments import Start, Wait
 from .collectives import collective
+from .copies import Formats
 from .verify import Fault, VerifyError, faults, views
 
 Buffers = Mapping[str, Buffer]
@@ -190,18 +191,24 @@ def verify_plan(plan: ModulePlan) -> None:
     Raises:
         VerifyError: with every fault.
     """
-    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    roles = dict(plan.quantizations)
+    buffers, formats = {each.name: each for each in plan.buffers}, Formats(roles, plan.layout)
     found: list[Fault] = []
     for direction in plan.directions:
         found += (
-            f
-            for each in views(direction.programs, plan.state_tensors)
-            for f in faults(each, buffers)
+            fault
+            for view in views(direction.programs, plan.state_tensors)
+            for fault in faults(view, buffers, formats)
         )
         found += direction_faults(direction, buffers, plan.leaving)
     for conversion in plan.conversions:
-        own = {buffer.name: buffer for buffer in conversion.buffers}
-        found += (f for each in views((conversion.program,)) for f in faults(each, own))
+        own, formats = (
+            {each.name: each for each in conversion.buffers},
+            Formats(roles, conversion.layout),
+        )
+        found += (
+            fault for view in views((conversion.program,)) for fault in faults(view, own, formats)
+        )
     if found:
         lines = "\n".join(f"  {fault}" for fault in found)
         raise VerifyError(f"the plan of {plan.cell} on {plan.arch} is broken\n{lines}")

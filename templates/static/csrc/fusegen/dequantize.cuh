@@ -2,7 +2,7 @@
 // what a copy stands for.
 //
 // Every element is code * scale in fp32, rounded once; with a scale that is a power of two, or E4M3
-// times an E2M1 code, the product is exact in bf16, where others are rounded. Output as stored, or turned: columnwise copies
+// times an E2M1 code, the product is exact in bf16. Output as stored, or turned: columnwise copies
 // [columns, rows] become the row-major operand [rows, columns] of a 16-bit product. Tiles of
 // 64 x 64 turn over in shared memory.
 #pragma once

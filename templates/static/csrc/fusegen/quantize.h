@@ -19,9 +19,9 @@ namespace fusegen {
 // meets. Three to an SM.
 inline constexpr int kAmaxPartials = 384;
 
-// Stored scales, row-major, by the block of elements that share one in the rowwise copy (`Scaling` of
-// quantize_config.cuh; the columnwise copy swaps its two extents), with R all rows, B row blocks as
-// above, K columns:
+// Stored scales, row-major, by the block of elements that share one in the rowwise copy (`Scaling`
+// of quantize_config.cuh; the columnwise copy swaps its two extents), with R all rows, B row blocks
+// as above, K columns:
 //   all x all  [groups]
 //   1 x all    rowwise [R], columnwise [groups, K]
 //   1 x b      rowwise [R, ceil(K / b)], columnwise [B, K]
@@ -147,7 +147,7 @@ struct DequantizeArguments {
   const int64_t* split_sizes = nullptr;  // [groups] on the device
   int64_t groups = 0;
   int64_t scale_group = 0;               // stride of scales
-  int64_t row_align = 0;  // lines that groups of scales start at multiples of, or 0: they follow the lines
+  int64_t row_align = 0;  // groups of scales start at multiples of it; 0: scales follow the lines
 };
 
 // The columnwise copy of rows in groups back to 16 bits, rows first again, for a product that runs

@@ -16,8 +16,8 @@ enum class Rule {
 
 inline constexpr int kWhole = 0;  // extent of a block that spans the whole dimension
 
-// Which elements share a scale in the rowwise copy: `rows` x `columns`; the columnwise copy swaps the
-// two. A warp has whole blocks of 16 rows, a tile of 128: see quantize_tile.cuh.
+// Which elements share a scale in the rowwise copy: `rows` x `columns`; the columnwise copy swaps
+// the two. A warp has whole blocks of 16 rows, a tile of 128: see quantize_tile.cuh.
 template <int rows, int columns, class StoredFormat_, Rule rule>
 struct Scaling {
   using StoredFormat = StoredFormat_;
