@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
@@ -16,6 +17,7 @@ from fusegen.publish.paths import builtin_specs
 
 SPECS = load([builtin_specs()])
 CELL = "grouped_mlp__bf16"
+DELAYED = "linear__bf16__delayed_wgrad"
 _GROUP = 'group=ranks:"ranks that share their activations" attributes=(op:max)'
 _COLLECTIVES = f"""  collectives=(
     {{all_reduce direction=forward sources=(h) results=(h_max) future=sent_h {_GROUP}}}
@@ -47,21 +49,51 @@ def edited(before: str, *edits: tuple[str, str]) -> str:
     return before
 
 
-def exchanged(arch: str = "cpu") -> ModulePlan:
-    """An expert MLP whose ranks share h and a: op, collective, op, collective, op."""
-    context = context_of(SPECS, Cell.parse(CELL), arch)
+def _changed(cell: str, arch: str, after: str, change: Callable[[str], str]) -> ModulePlan:
+    """The plan of a cell whose draft is changed after a pass, in its text."""
+    context = context_of(SPECS, Cell.parse(cell), arch)
     seen: dict[str, Draft] = {}
     run_passes(context, lambda done, _, draft: seen.update({done.name: draft}))
-    program, exact = text(seen["saved"]).split("  exact=(")
-    math, saved = exact.split("  saved=(")
-    program, saved = edited(f"{program}SPLIT{saved}", *_EDITS).split("SPLIT")
-    draft = parse(f"{program}  exact=({math}  saved=({saved}", Draft)
+    draft = parse(change(text(seen[after])), Draft)
     names = [each.name for each in PASSES]
-    for each in PASSES[names.index("saved") + 1 :]:
+    for each in PASSES[names.index(after) + 1 :]:
         if each.applies(context):
             before, draft = draft, each.run(draft, context)
             verify_pass(each, before, draft)
     return seal(draft, context)
+
+
+def exchanged(arch: str = "cpu") -> ModulePlan:
+    """An expert MLP whose ranks share h and a: op, collective, op, collective, op."""
+
+    def change(draft: str) -> str:
+        program, exact = draft.split("  exact=(")
+        math, saved = exact.split("  saved=(")
+        program, saved = edited(f"{program}SPLIT{saved}", *_EDITS).split("SPLIT")
+        return f"{program}  exact=({math}  saved=({saved}"
+
+    return _changed(CELL, arch, "saved", change)
+
+
+def delayed(arch: str = "cpu") -> ModulePlan:
+    """A linear layer whose ranks share the gradient of the weight once it is computed."""
+    group = 'group=peers:"ranks that share gradients" attributes=(op:max)'
+    sent = f"all_reduce direction=wgrad sources=(own) results=(dweight) future=sent {group}"
+    buffers = "".join(f"    {n}:{{{n} dtype=io shape=[N, K]}}\n" for n in ("own", "sent"))
+    return _changed(
+        DELAYED,
+        arch,
+        "delay_wgrad",
+        lambda draft: edited(
+            draft,
+            ("(out:dweight)", "(out:own)"),
+            (
+                "  gradients=",
+                f"  collectives=({{{sent}}})\n  gradients=",
+            ),
+            ("    dweight:{", f"{buffers}    dweight:{{"),
+        ),
+    )
 
 
 def overlapped(arch: str = "cpu") -> ModulePlan:

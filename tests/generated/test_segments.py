@@ -16,7 +16,7 @@ from fusegen.emit.render import Renderer
 from fusegen.ir.plan import ModulePlan
 from fusegen.publish.paths import builtin_templates
 
-from ..segment_plans import CELL, SPECS, exchanged, overlapped
+from ..segment_plans import CELL, DELAYED, SPECS, delayed, exchanged, overlapped
 from .loading import load_bundle
 from .ranks import Place, run_ranks
 
@@ -104,3 +104,27 @@ def test_ranks_run_every_segment(bundle: Path, mode: str, tmp_path: Path) -> Non
         got = torch.load(tmp_path / f"{rank}.pt")
         for name, tensor in wanted.items():
             assert torch.equal(got[name], tensor), name
+
+
+# One rank: the gradient of the weight before and after it is shared.
+LATER = """
+import importlib
+module = importlib.import_module("bundle.CELL")
+layer = module.Linear(16, 8, device=device, peers=dist.group.WORLD)
+with torch.no_grad():
+    layer.weight.fill_(0.5)
+x = torch.randn(4, 16, generator=torch.Generator().manual_seed(rank)).bfloat16()
+layer(x).sum().backward()
+assert layer.weight.grad is None
+layer.backward_dw()
+torch.save({"x": x, "gradient": layer.weight.grad}, f"{folder}/{rank}.pt")
+""".replace("CELL", DELAYED)
+
+
+def test_a_direction_may_end_with_a_collective(tmp_path: Path) -> None:
+    """Gradients that wait are shared once they are computed, by the group that the module has."""
+    run_ranks(LATER, tmp_path, Place(written(delayed(), tmp_path / "segments_delayed")))
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    own = [each["x"].float().sum(0).bfloat16().expand(8, 16) for each in (first, second)]
+    for each in (first, second):
+        assert torch.equal(each["gradient"], torch.maximum(*own))

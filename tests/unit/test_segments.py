@@ -20,7 +20,7 @@ from fusegen.steps.collectives import collective
 from fusegen.steps.verify import VerifyError
 from fusegen.steps.verify_directions import verify_plan
 
-from ..segment_plans import SPECS, edited, exchanged, overlapped
+from ..segment_plans import SPECS, delayed, edited, exchanged, overlapped
 
 REDUCED = Cell("linear", "fp8_delayed", ("reduced_amax",))
 
@@ -64,6 +64,14 @@ def test_plans_with_collectives_read_back(make: object) -> None:
     plan = exchanged() if make is exchanged else overlapped()
     assert parse(text(plan)) == plan
     assert "      start:{all_reduce sources=(h) future=sent_h" in text(plan)
+
+
+def test_a_direction_may_end_with_a_collective() -> None:
+    plan = delayed()
+    verify_plan(plan)
+    assert parse(text(plan)) == plan
+    assert words(plan, "wgrad") == ["Program own", "Start sent", "Wait dweight"]
+    assert plan.delayed == ("weight",)
 
 
 def test_a_direction_as_a_whole_hides_what_is_between_its_ops() -> None:

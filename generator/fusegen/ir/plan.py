@@ -914,9 +914,11 @@ class ModulePlan:
     @property
     def delayed(self) -> tuple[str, ...]:
         """Parameters whose gradients wait for the program ``wgrad``."""
-        written = {
-            name for step in (self.wgrad.steps if self.wgrad else ()) for name in step.writes
-        }
+        later = self.direction("wgrad")
+        if later is None:
+            return ()
+        written = {name for p in later.programs for step in p.steps for name in step.writes}
+        written.update(later.made)
         own = dict(self.main_grads)
         names = {leaf: own.get(leaf, prefixed("d", leaf)) for leaf in self.differentiated}
         return tuple(leaf for leaf, name in names.items() if name in written)

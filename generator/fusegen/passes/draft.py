@@ -148,6 +148,11 @@ class Draft:
         """The program of a name, or None where the module has none."""
         return next((program for program in self.programs if program.name == name), None)
 
+    def received(self, direction: str) -> frozenset[str]:
+        """What collectives of a direction give."""
+        own = (each for each in self.collectives if each.direction == direction)
+        return frozenset(name for each in own for name in each.results)
+
     def packed(self, programs: Iterable[Program]) -> Draft:
         """The draft with all of its steps in programs."""
         given = tuple(programs)

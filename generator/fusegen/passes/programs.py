@@ -104,7 +104,7 @@ def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Pro
     incoming = tuple(Argument(gradient(name), False) for name in draft.outputs)
     read = {name for step in draft.backward for name in step.reads}
     made = {name for step in draft.backward for name in step.writes}
-    delayed = {name for step in draft.wgrad for name in step.writes}
+    delayed = draft.received("wgrad") | {name for step in draft.wgrad for name in step.writes}
     kept = tuple(
         Argument(
             result.buffer, bool(result.when) or draft.buffers[result.buffer].optional, result.when
@@ -136,7 +136,7 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
     Its first argument is the gradient of the output, which tells type, device and sizes, even where
     no step reads its elements.  Weights come last: whoever calls the op has them.
     """
-    written = {name for step in draft.wgrad for name in step.writes}
+    written = draft.received("wgrad") | {n for step in draft.wgrad for n in step.writes}
     leaves = {name: need(leaf) for leaf, name in draft.gradients if name in written}
     own = {name for _, name in draft.main_grads}
     flags = tuple(leaves.values()) if len(leaves) > 1 else ()

@@ -68,7 +68,7 @@ def _forward(draft: Draft) -> View:
     return View(
         name="forward",
         steps=draft.forward,
-        given=_always((*draft.arguments, *_states(draft), *_received(draft, "forward"))),
+        given=_always((*draft.arguments, *_states(draft), *draft.received("forward"))),
         results=results,
         owned=frozenset(_states(draft)),
         needed=settled,
@@ -77,7 +77,7 @@ def _forward(draft: Draft) -> View:
 
 def _backward(draft: Draft) -> View:
     flagged = Property.FLAGGED in draft.holds
-    later = {name for step in draft.wgrad for name in step.writes}
+    later = draft.received("wgrad") | {name for step in draft.wgrad for name in step.writes}
     results: When = {}
     for leaf, name in draft.gradients:
         if name not in later:
@@ -88,7 +88,7 @@ def _backward(draft: Draft) -> View:
     return View(
         name="backward",
         steps=draft.backward,
-        given=_before_backward(draft) | _always(_received(draft, "backward")),
+        given=_before_backward(draft) | _always((*draft.received("backward"),)),
         results=results,
         owned=_owned(draft),
         flags=flags_of(draft),
@@ -109,13 +109,15 @@ def _refresh(draft: Draft) -> View:
 
 
 def _wgrad(draft: Draft) -> View:
-    written = {name for step in draft.wgrad for name in step.writes}
+    received = draft.received("wgrad")
+    written = received | {name for step in draft.wgrad for name in step.writes}
     left = {name: step.wanted(name) or step.when for step in draft.backward for name in step.writes}
     return View(
         name="wgrad",
         steps=draft.wgrad,
-        given=_before_backward(draft) | left,
-        results={name: (need(leaf),) for leaf, name in draft.gradients if name in written},
+        given=_before_backward(draft) | left | _always((*received,)),
+        results={name: (need(leaf),) for leaf, name in draft.gradients if name in written}
+        | _sent(draft, draft.wgrad),
         owned=_owned(draft),
         flags=flags_of(draft),
         unasked=False,
@@ -144,12 +146,6 @@ def _sent(draft: Draft, steps: tuple[Step, ...]) -> When:
     """What collectives read of these steps."""
     sources = {name for each in draft.collectives for name in each.sources}
     return {name: step.when for step in steps for name in step.writes if name in sources}
-
-
-def _received(draft: Draft, direction: str) -> tuple[str, ...]:
-    """What collectives give to the steps of a direction."""
-    own = (each for each in draft.collectives if each.direction == direction)
-    return tuple(name for each in own for name in each.results)
 
 
 def _always(names: tuple[str, ...]) -> When:

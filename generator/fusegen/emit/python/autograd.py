@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...ir.naming import gradient, need
 from ...ir.plan import ModulePlan, Result
 from .conditions import Conditions, named_conditions
-from .directions import groups_of
+from .directions import group_names
 from .main_grads import dummy, main_grad_texts
 from .words import TensorText, attribute_text
 
@@ -91,8 +91,8 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in plan.kept)
     held = tuple(name for name in read if name in plan.caches)
     passed = tuple(name for name in read if name not in given)
-    groups = groups_of(plan.direction("forward"))
-    later_groups = groups_of(plan.direction("backward"))
+    groups = group_names(plan.direction("forward"))
+    later_groups = group_names(plan.direction("backward"))
     queued = {"wgrad_queue": "WgradQueue", "wgrad_weights": "tuple[Tensor, ...]"}
     queue = queued if plan.wgrad else {}
     main_grads = () if plan.wgrad else main_grad_texts(plan)

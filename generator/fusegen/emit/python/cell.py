@@ -13,7 +13,7 @@ from ...ir.shapes import Expr, Sym, substitute, to_python
 from ...ir.words import Init
 from ..text.escape import docstring
 from .autograd import AutogradText, autograd_text
-from .directions import DirectionText, direction_texts
+from .directions import DirectionText, direction_texts, groups_of
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .refresh import RefreshText, refresh_text
 from .states import RecordText, StateText, called_states, record_text, state_texts
@@ -82,6 +82,7 @@ class CellContext:
         wgrad: the function that gives gradients of weights later, where they are delayed.
         keyword_only: whether the function has keywords besides its tensors.
         process_groups: that collectives are over.
+        called_groups: those of them that the function takes.
         main_grads: gradients that go to buffers of the caller's.
         first: the argument that gives device and dtype.
         without_memory: names of arguments that stand for quantised copies.
@@ -126,6 +127,7 @@ class CellContext:
     wgrad: WgradText | None
     keyword_only: bool
     process_groups: tuple[Group, ...]
+    called_groups: tuple[Group, ...]
     main_grads: tuple[MainGradText, ...]
     differentiable: tuple[TensorText, ...]
     first: str
@@ -200,6 +202,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     programs = tuple(program_text(plan, p) for each in plan.directions for p in each.programs)
     parameters, states = _parameter_texts(plan), state_texts(plan)
     called, parts = called_states(plan), _called_parts(plan)
+    called_groups = groups_of(plan.direction("forward"), plan.direction("backward"))
     lookups, call_arguments = _call(plan, main_grads, parts)
     autograd = autograd_text(plan, tuple(by_name.values()))
     base = _base(plan, states)
@@ -231,11 +234,10 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         records=tuple(record_text(plan, name) for name in plan.records),
         refresh=refresh_text(plan, states),
         wgrad=wgrad_text(plan, autograd.left_names),
-        keyword_only=bool(
-            called or plan.attributes or main_grads or plan.wgrad or plan.process_groups
-        ),
+        keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad or called_groups),
         main_grads=main_grads,
         process_groups=plan.process_groups,
+        called_groups=called_groups,
         take_outputs=", ".join((*plan.outputs, *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],
@@ -315,7 +317,8 @@ def _call(
     paths_of_states = {state.buffer: state.path for state in plan.states}
     states = (f"{name}={reached(paths_of_states.get(name, name), 'buffer')}" for name in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
-    scalars += [f"{group.name}=self.{group.name}" for group in plan.process_groups]
+    groups = groups_of(plan.direction("forward"), plan.direction("backward"))
+    scalars += [f"{group.name}=self.{group.name}" for group in groups]
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
     for m in main_grads:
         buffer = main_grad_call(plan, "_library", m.argument, m.path, m.argument)

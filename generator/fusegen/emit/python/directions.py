@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ...ir.plan import Direction, ModulePlan, Program, Segment
-from ...ir.segments import Start, Wait
+from ...ir.segments import Group, Start, Wait
 from .conditions import Conditions, named_conditions
 from .words import attribute_text, return_annotation, tensor_text
 
@@ -34,10 +34,15 @@ def direction_texts(plan: ModulePlan) -> tuple[DirectionText, ...]:
     return tuple(_text(plan, each) for each in plan.directions if len(each.segments) > 1)
 
 
-def groups_of(direction: Direction | None) -> tuple[str, ...]:
-    """Keywords of the process groups that a direction communicates over."""
-    starts = direction.starts if direction else ()
-    return tuple(dict.fromkeys(start.group.name for start in starts))
+def groups_of(*directions: Direction | None) -> tuple[Group, ...]:
+    """Process groups that directions communicate over, each once."""
+    starts = (start for each in directions if each for start in each.starts)
+    return tuple(dict.fromkeys(start.group for start in starts))
+
+
+def group_names(*directions: Direction | None) -> tuple[str, ...]:
+    """Keywords of these."""
+    return tuple(group.name for group in groups_of(*directions))
 
 
 def _text(plan: ModulePlan, direction: Direction) -> DirectionText:
@@ -52,7 +57,7 @@ def _text(plan: ModulePlan, direction: Direction) -> DirectionText:
             *(f"{tensor.name}: {tensor.annotation}" for tensor in tensors),
             *(f"{flag}: bool" for flag in whole.flags),
             *(f"{each.name}: {each.annotation}" for each in scalars),
-            *(f"{group}: ProcessGroup | None" for group in groups_of(direction)),
+            *(f"{name}: ProcessGroup | None" for name in group_names(direction)),
         ),
         returns=return_annotation(
             "Tensor | None" if result.when else "Tensor" for result in whole.results

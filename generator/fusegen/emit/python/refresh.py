@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from ...ir.plan import ModulePlan, StateFill, Step
 from ...ir.quantization import Orientation
+from ...ir.segments import Group
 from ...steps import quantizes
+from .directions import groups_of
 from .states import StateText
 from .words import ProgramText, TensorText, program_text
 
@@ -43,6 +45,7 @@ class RefreshText:
         paths: sources of these in the class.
         states: what it changes.
         caches: those of them that are copies of weights.
+        groups: that its collectives are over.
         op_arguments: what the op is called with.
         call_arguments: how the class calls it.
         kept: those of them that the recipe keeps between refreshes; Python source.
@@ -54,6 +57,7 @@ class RefreshText:
     paths: tuple[str, ...]
     states: tuple[StateText, ...]
     caches: tuple[str, ...]
+    groups: tuple[Group, ...]
     op_arguments: tuple[str, ...]
     call_arguments: tuple[str, ...]
     kept: str
@@ -69,13 +73,19 @@ def refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshText
     changed = tuple(by_name[name] for name in plan.refresh.mutated)
     caches = tuple(state for state in changed if state.copy)
     held = {parameter.buffer for parameter in plan.quantized}
+    groups = groups_of(plan.direction("refresh"))
     return RefreshText(
         program=printed,
         weights=printed.unchanged,
         paths=tuple(paths[weight.name] for weight in printed.unchanged),
         states=changed,
         caches=tuple(state.argument for state in caches),
-        op_arguments=(*(argument.name for argument in printed.arguments), *printed.flags),
+        groups=groups,
+        op_arguments=(
+            *(argument.name for argument in printed.arguments),
+            *printed.flags,
+            *(group.name for group in groups),
+        ),
         call_arguments=(
             *(
                 _given(plan, name, paths[name]) if name in held else paths[name]
@@ -83,6 +93,7 @@ def refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshText
             ),
             *(f"{state.argument}=self.{state.path}" for state in changed),
             *(f"{flag}={flag}" for flag in printed.flags),
+            *(f"{group.name}=self.{group.name}" for group in groups),
         ),
         kept=repr(tuple(s.argument for s in changed if not (s.copy or s.argument in plan.records))),
         held=tuple(_held_texts(plan, plan.refresh.steps)) if held else (),
