@@ -49,7 +49,7 @@ class _Copy(ctypes.Structure):
 class _Quantize(ctypes.Structure):
     _fields_ = [
         ("input", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("rows", Long),
         ("columns", Long),
         ("groups", Long),
@@ -109,7 +109,7 @@ class _RowSums(ctypes.Structure):
     _fields_ = [
         ("row_sums", Pointer),
         ("output", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("rows", Long),
         ("columns", Long),
         ("groups", Long),
@@ -120,7 +120,7 @@ class _RowSums(ctypes.Structure):
 class _Amax(ctypes.Structure):
     _fields_ = [
         ("input", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("rows", Long),
         ("columns", Long),
         ("groups", Long),
@@ -155,7 +155,7 @@ class _Dequantize(ctypes.Structure):
         ("scale_block", Long),
         ("lines_per_scale", Long),
         ("amax", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("groups", Long),
         ("scale_group", Long),
         ("row_align", Long),
@@ -167,7 +167,7 @@ class _DequantizeGroups(ctypes.Structure):
         ("data", Pointer),
         ("scale", Pointer),
         ("output", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("padded_sizes", Pointer),
         ("rows", Long),
         ("columns", Long),
@@ -384,7 +384,7 @@ class Run:
         q = self.q
         return _Quantize(
             input=address(self.x),
-            split_sizes=address(self.splits),
+            group_sizes=address(self.splits),
             **self.case.sizes(),
             row_align=self.align,
             epsilon=q.epsilon,
@@ -414,7 +414,7 @@ class Run:
             q,
             rowwise=rowwise,
             columnwise=columnwise,
-            split_sizes=case.splits,
+            group_sizes=case.splits,
             layout=reference.Layout(align=self.align),
             scale=scale,
             rng_state=rng_state,
@@ -454,7 +454,7 @@ class Run:
             arguments.folded_amax = folded.pointer()
             outputs["folded amax"] = (
                 folded,
-                reference.group_amax(case.x, q, split_sizes=case.splits),
+                reference.group_amax(case.x, q, group_sizes=case.splits),
             )
         partial = self.kernels.floats(case.segments() * case.columns) if sums else None
         arguments.row_sums = address(partial)

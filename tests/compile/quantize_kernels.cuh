@@ -80,7 +80,7 @@ Status dequantize_by_group(int config, const DequantizeArguments& in, Stream& st
 
 template <bool kTurned>
 Status dequantize(int config, const DequantizeArguments& in, Stream& stream) {
-  if (in.split_sizes != nullptr && in.lines_per_scale > 1) {
+  if (in.group_sizes != nullptr && in.lines_per_scale > 1) {
     return dequantize_by_group(config, in, stream);
   }
   switch (config) {

@@ -123,9 +123,9 @@ void transform_runs_to_pairs(float* runs, long count) {
 // The slices of a tile that a warp finds: every lane's part one after the other. found: group, begin,
 // length, row, place of the slice and places its group owns from there with `align`, scale block and
 // whether the group owns it with 16.
-void find_slices(const int64_t* split_sizes, int rows, int group_count, int index, int align,
+void find_slices(const int64_t* group_sizes, int rows, int group_count, int index, int align,
                  int32_t* found) {
-  const RowGroups groups{split_sizes, rows, group_count};
+  const RowGroups groups{group_sizes, rows, group_count};
   const Space space{align, 0}, blocks{kSliceRows, 0};
   Slice slices[kSlices];
   int32_t begin = 0;
@@ -152,8 +152,8 @@ void find_slices(const int64_t* split_sizes, int rows, int group_count, int inde
   }
 }
 
-int count_tiles(const int64_t* split_sizes, int rows, int group_count, int align) {
-  return row_tiles({split_sizes, rows, group_count}, {align, 0});
+int count_tiles(const int64_t* group_sizes, int rows, int group_count, int align) {
+  return row_tiles({group_sizes, rows, group_count}, {align, 0});
 }
 
 }  // extern "C"

@@ -58,7 +58,7 @@ class _Arguments(ctypes.Structure):
         ("scalars", ctypes.c_float * 8),
         ("rows", Long),
         ("columns", Long),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("groups", Long),
     ]
 
@@ -153,7 +153,7 @@ def _run(
     """One launch; an operand or result stands once for each half that the kernel names."""
     arguments = _Arguments(rows=operands[0].shape[0], columns=columns)
     if splits is not None:
-        arguments.split_sizes, arguments.groups = address(splits), len(splits)
+        arguments.group_sizes, arguments.groups = address(splits), len(splits)
     for i, operand in enumerate(operands):
         arguments.operands[i] = address(operand)
     for i, result in enumerate(results):

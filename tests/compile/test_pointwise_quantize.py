@@ -59,7 +59,7 @@ class _Expression(ctypes.Structure):
         ("scalars", ctypes.c_float * 8),
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
-        ("split_sizes", ctypes.c_void_p),
+        ("group_sizes", ctypes.c_void_p),
         ("groups", ctypes.c_int64),
     ]
 

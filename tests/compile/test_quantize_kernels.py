@@ -272,8 +272,8 @@ def test_dequantize_rows_of_groups(
     columns, align = 136, 32
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(2)).bfloat16()
     sizes = torch.tensor(splits)
-    operand = reference.quantize(x, q, split_sizes=sizes).rowwise
-    wanted = reference.dequantize(operand, split_sizes=sizes).bfloat16()
+    operand = reference.quantize(x, q, group_sizes=sizes).rowwise
+    wanted = reference.dequantize(operand, group_sizes=sizes).bfloat16()
     square = q.block[0] not in (1, None)
     by_token = q.rule == "max_over_amax" and q.block[0] == 1
     scale = reference.token_major(operand.scale, sizes, align) if by_token else operand.scale
@@ -313,7 +313,7 @@ def test_dequantize_groups(kernels: Kernels, recipe: str, splits: list[int], row
     columns, align = 136, 32
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(2)).bfloat16()
     sizes = torch.tensor(splits)
-    made = reference.quantize(x, q, rowwise=False, columnwise=True, split_sizes=sizes)
+    made = reference.quantize(x, q, rowwise=False, columnwise=True, group_sizes=sizes)
     operand = made.columnwise
     values, placed = reference._read(operand, sizes)
     places, count = placed.places(align)
@@ -372,7 +372,7 @@ class Step:
     def launch(self, rowwise: bool, columnwise: bool) -> None:
         x, splits = self.case.x, self.case.splits
         made = reference.quantize(
-            x, self.q, rowwise=rowwise, columnwise=columnwise, split_sizes=splits,
+            x, self.q, rowwise=rowwise, columnwise=columnwise, group_sizes=splits,
             scale=self.scale, rng_state=self.rng_state,
         )  # fmt: skip
         for name, operand in (("rowwise", made.rowwise), ("columnwise", made.columnwise)):
@@ -430,7 +430,7 @@ class Step:
         arguments.amax, arguments.partial_amax = amax, partials
         arguments.quantize.row_sums = sums
         if self.q.block == (None, None) and self.q.source != "history":
-            wanted = reference.group_amax(case.x, self.q, split_sizes=case.splits)
+            wanted = reference.group_amax(case.x, self.q, group_sizes=case.splits)
             self.outputs["amax"] = self.scratch[0], wanted.view(torch.uint8)
 
     def _check_state(
@@ -439,7 +439,7 @@ class Step:
         if scale is not None and history is not None:
             wanted = (self.history, self.scale)
             if self.update:
-                amax = reference.group_amax(self.case.x, self.q, split_sizes=self.case.splits)
+                amax = reference.group_amax(self.case.x, self.q, group_sizes=self.case.splits)
                 grouped = self.case.splits is not None
                 wanted = reference.delayed_update(*wanted, amax, self.q, grouped=grouped)
             assert torch.equal(history.cpu(), wanted[0]) and torch.equal(scale.cpu(), wanted[1])
@@ -472,7 +472,7 @@ def test_step_by_a_given_scale(kernels: Kernels, recipe: str) -> None:
         scale = step.scale
         assert scale is not None
         made = reference.quantize(
-            data.x, step.q, rowwise=False, columnwise=True, split_sizes=data.splits, scale=scale
+            data.x, step.q, rowwise=False, columnwise=True, group_sizes=data.splits, scale=scale
         )
         step._add_copy("columnwise", made.columnwise)
         given = scale.to(kernels.device)
@@ -480,7 +480,7 @@ def test_step_by_a_given_scale(kernels: Kernels, recipe: str) -> None:
         if amax:
             found = kernels.floats(step.case.groups)
             step.arguments.amax = found.pointer()
-            wanted = reference.group_amax(data.x, step.q, split_sizes=data.splits)
+            wanted = reference.group_amax(data.x, step.q, group_sizes=data.splits)
             step.outputs["amax"] = found, wanted.view(torch.uint8)
         kernels.call("run_step", step.run.half, step.run.recipe.config, step.arguments)
         check({n: (b.bytes(), w) for n, (b, w) in step.outputs.items()}, case)

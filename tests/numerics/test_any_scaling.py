@@ -85,9 +85,9 @@ def test_copies_stand_for_code_times_scale(seed: int, columnwise: bool) -> None:
     x = INPUTS["heavy_tailed"]((draw.rows, draw.columns), torch.bfloat16)
     sizes = [draw.rows] if draw.sizes is None else draw.sizes
     groups = torch.tensor(sizes)
-    made = reference.quantize(x, q, columnwise=True, split_sizes=groups)
+    made = reference.quantize(x, q, columnwise=True, group_sizes=groups)
     found = reference.dequantize(
-        made.columnwise if columnwise else made.rowwise, split_sizes=groups
+        made.columnwise if columnwise else made.rowwise, group_sizes=groups
     )
     wanted = np.zeros((draw.rows, draw.columns))
     at = 0

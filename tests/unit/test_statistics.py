@@ -130,7 +130,7 @@ def test_the_launcher_says_how_the_copy_lies() -> None:
     for name, text in launches.items():
         assert f"output = floats(writable({name}_statistics));" in text
         tokens = not name.startswith("weight")
-        assert ("split_sizes = integers(pointer(split_sizes_dense));" in text) == tokens
+        assert ("group_sizes = integers(pointer(split_sizes_dense));" in text) == tokens
         assert ("token_pitch" in text) == (tokens and name.endswith("rowwise")), name
     plan = plan_of("linear", "nvfp4", "sm_90a", ("debug",))
     assert "statistics_e2m1_nv_1x16_columnwise_hadamard" in {

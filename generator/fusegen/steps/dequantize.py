@@ -51,7 +51,7 @@ PADDED = Launch(
         Field("data", Source.OPERAND, "a"),
         Field("scale", Source.OPERAND, "a_scale"),
         Field("output", Source.RESULT, "out"),
-        Field("split_sizes", Source.INTEGER_OPERAND, "groups"),
+        Field("group_sizes", Source.INTEGER_OPERAND, "groups"),
         Field("padded_sizes", Source.INTEGER_RESULT, PADDED_SIZES, optional=True),
         *sizes("rows", "columns", "groups"),
         Field("pitch", Source.PITCH, "a"),

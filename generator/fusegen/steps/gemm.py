@@ -7,7 +7,7 @@ from ..ir.kernel import GemmKind
 from ..ir.plan import Step
 from ..ir.shapes import Const, Expr, mul, product
 from .definition import Reference, StepDef, Trait
-from .launch import MULTIPROCESSORS, SPLIT_SIZES, Field, Launch, Source, sizes
+from .launch import GROUP_SIZES, MULTIPROCESSORS, Field, Launch, Source, sizes
 
 _KINDS = tuple(kind.value for kind in GemmKind)
 _COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
@@ -21,7 +21,7 @@ PLAIN = Launch(
         Field("b", Source.OPERAND, "b"),
         Field("bias", Source.OPERAND, "add"),
         Field("out", Source.RESULT, "out"),
-        SPLIT_SIZES,
+        GROUP_SIZES,
         *sizes("tokens", "groups", "n", "k"),
         MULTIPROCESSORS,
         Field("row_scales", Source.FLOAT_OPERAND, "add_scales", optional=True),

@@ -6,7 +6,7 @@ from ..ir.dtypes import DType
 from ..ir.plan import Step
 from ..ir.shapes import Const, Expr, mul, product
 from .definition import Reference, StepDef
-from .launch import SPLIT_SIZES, Field, Launch, Source, sizes
+from .launch import GROUP_SIZES, Field, Launch, Source, sizes
 
 LAUNCH = Launch(
     "GroupRowDotArguments",
@@ -16,7 +16,7 @@ LAUNCH = Launch(
         Field("b", Source.OPERAND, "b"),
         Field("add", Source.FLOAT_OPERAND, "add"),
         Field("out", Source.RESULT, "out"),
-        SPLIT_SIZES,
+        GROUP_SIZES,
         *sizes("tokens", "groups", "n"),
     ),
 )

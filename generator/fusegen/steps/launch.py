@@ -89,6 +89,6 @@ def sizes(*names: str) -> tuple[Field, ...]:
     return tuple(Field(name, Source.SIZE, name) for name in names)
 
 
-SPLIT_SIZES = Field("split_sizes", Source.INTEGER_OPERAND, "groups")
+GROUP_SIZES = Field("group_sizes", Source.INTEGER_OPERAND, "groups")
 """Rows of each group; null without groups."""
 MULTIPROCESSORS = Field("multiprocessors", Source.MULTIPROCESSORS)

@@ -33,7 +33,7 @@ LAUNCH = Launch(
     "statistics.h",
     (
         Field("input", Source.OPERAND, "a"),
-        Field("split_sizes", Source.INTEGER_OPERAND, "groups", optional=True),
+        Field("group_sizes", Source.INTEGER_OPERAND, "groups", optional=True),
         *sizes("rows", "columns", "groups"),
         Field("data", Source.OPERAND, "copy"),
         Field("scale", Source.OPERAND, "copy_scale"),

@@ -6,7 +6,7 @@ from ..ir.dtypes import DType
 from ..ir.plan import Step
 from ..ir.shapes import Expr, product
 from .definition import Reference, StepDef, Trait
-from .launch import SPLIT_SIZES, Field, Launch, Source, sizes
+from .launch import GROUP_SIZES, Field, Launch, Source, sizes
 
 _SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": ""}
 LAUNCH = Launch(
@@ -15,7 +15,7 @@ LAUNCH = Launch(
     (
         Field("a", Source.OPERAND, "a"),
         Field("out", Source.RESULT, "out"),
-        SPLIT_SIZES,
+        GROUP_SIZES,
         *sizes("tokens", "groups", "n"),
         Field("row_scales", Source.FLOAT_OPERAND, "scales", optional=True),
     ),

@@ -59,10 +59,10 @@ def row_sum(x: Tensor) -> Tensor:
     return x.sum(dim=-1)
 
 
-def bounds(split_sizes: Tensor, tokens: int) -> list[tuple[int, int]]:
+def bounds(group_sizes: Tensor, tokens: int) -> list[tuple[int, int]]:
     """First and last row of every group: sizes count from 0, offsets end at `tokens`."""
     result, start = [], 0
-    for size in split_sizes.tolist():
+    for size in group_sizes.tolist():
         end = min(start + max(size, 0), tokens)
         result.append((start, end))
         start = end

@@ -183,7 +183,7 @@ def _quantize_fields(at: _Place) -> dict[str, str]:
     rounds_down = spec.scale.round is ScaleRounding.POW2_DOWN
     groups = step.input("groups")
     fields = {
-        "quantize.split_sizes": f"integers({reading(groups)})" if groups else "nullptr",
+        "quantize.group_sizes": f"integers({reading(groups)})" if groups else "nullptr",
         **{f"quantize.{name}": to_cpp(size) for name, size in step.sizes},
         "quantize.row_align": str(plan.layout.token_alignment),
         f"quantize.{_rounded_down(spec)}": "true" if rounds_down else "",
@@ -233,7 +233,7 @@ def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, st
     if groups is None or not (own_scale or start > 1 or step.input("a_amax")):
         return {}
     return {
-        "split_sizes": f"integers({reading(groups)})",
+        "group_sizes": f"integers({reading(groups)})",
         "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
         "scale_group": "1" if own_scale else "",
         "row_align": str(start) if start > 1 else "",
@@ -319,7 +319,7 @@ def _row_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str
     if groups is None:
         return {}
     return {
-        "split_sizes": f"integers({reading(groups)})",
+        "group_sizes": f"integers({reading(groups)})",
         "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
     }
 

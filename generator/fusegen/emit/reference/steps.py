@@ -538,7 +538,7 @@ def _quantize_call(
         wanted.append(f"{orientation.value}={asked}")
     groups = step.input("groups")
     words = [_rows(plan, step), step.copies[0].role.value.upper(), *wanted]
-    words += [f"split_sizes={groups}"] if groups else []
+    words += [f"group_sizes={groups}"] if groups else []
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("scale", "rng_state")]
     return tuple(targets), f"{_function(step)}({', '.join(words)}, layout=LAYOUT)"
 
@@ -546,7 +546,7 @@ def _quantize_call(
 def _statistics_call(plan: ModulePlan, step: Step) -> str:
     (copy,) = step.copies
     words = [_rows(plan, step), _copy_name(copy)]
-    words += [f"split_sizes={copy.groups}"] if copy.groups else []
+    words += [f"group_sizes={copy.groups}"] if copy.groups else []
     return f"{_function(step)}({', '.join(words)})"
 
 
@@ -575,7 +575,7 @@ def _sum_text(step: Step, index: int, conditions: Conditions) -> StepText | None
 
 def _group_amax(plan: ModulePlan, step: Step) -> str:
     words = [_rows(plan, step), step.copies[0].role.value.upper()]
-    words += [f"split_sizes={step.input('groups')}"] if step.input("groups") else []
+    words += [f"group_sizes={step.input('groups')}"] if step.input("groups") else []
     return f"quantized.group_amax({', '.join(words)})"
 
 
@@ -620,7 +620,7 @@ def _read_copies(plan: ModulePlan, program: Program, step: Step) -> list[str]:
 def _dequantize_call(plan: ModulePlan, program: Program, step: Step) -> str:
     first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
-    words += [f"split_sizes={o.buffer}" for o in step.inputs if o.slot == "groups"]
+    words += [f"group_sizes={o.buffer}" for o in step.inputs if o.slot == "groups"]
     call = f"{_function(step)}({', '.join(words)}).to({first.name}.dtype)"
     leading = plan.buffer(step.out).shape.leading
     return f"steps.with_leading({call}, {first.name})" if leading else call

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ LineGroup line_groups[kTurnTile];
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const RowGroups groups{in.split_sizes, int32_t(in.lines), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.lines), int32_t(in.groups)};
   if (groups.ragged()) {
     if (threadIdx.x < kTurnTile) line_groups[threadIdx.x] = {-1, 0};
     __syncthreads();
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kThreads)
   using Output = typename Config::Output;
   __shared__ TurnShared shared;
   __shared__ TileSlices slices;
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
   if (row_tile() >= row_tiles(groups, kGroupTiles)) return;
   tile_slices(groups, kGroupTiles, row_tile(), slices);

@@ -31,14 +31,14 @@ constexpr bool is_wide(Store store) { return store == Store::fp32 || store == St
 //   fprop: a = x [T, K], b = weight [E, N, K], d = y [T, N], bias [E, N] or nullptr
 //   dgrad: a = dy [T, N], b = weight [E, N, K], d = dx [T, K]
 //   wgrad: a = dy [T, N], b = x [T, K], d = dweight [E, N, K]
-// Rows of y and dx past sum(split_sizes) come out zero; empty groups give zero dweight, and where it
+// Rows of y and dx past sum(group_sizes) come out zero; empty groups give zero dweight, and where it
 // is added to something, leave that alone.
 struct GemmArguments {
   const void* a;
   const void* b;
   const void* bias;
   void* d;
-  const int64_t* split_sizes;  // [groups] on the device; nullptr: dense, groups = 1
+  const int64_t* group_sizes;  // [groups] on the device; nullptr: dense, groups = 1
   int64_t tokens;
   int64_t groups;
   int64_t n;

@@ -11,7 +11,7 @@ namespace fusegen {
 struct GroupSumArguments {
   const void* input;           // [tokens, n]
   void* output;                // [groups, n]
-  const int64_t* split_sizes;  // [groups] on the device; nullptr: one group of all rows
+  const int64_t* group_sizes;  // [groups] on the device; nullptr: one group of all rows
   int64_t tokens;
   int64_t groups;
   int64_t n;  // a multiple of 8

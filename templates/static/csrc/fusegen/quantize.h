@@ -1,6 +1,6 @@
 // What the quantise kernels are launched with; host side, no device code.
 //
-// Rows come in groups: those of `split_sizes` (ragged: input [rows, columns], rows past the last
+// Rows come in groups: those of `group_sizes` (ragged: input [rows, columns], rows past the last
 // group count as zeros), or, where it is null, `groups` matrices of `rows` rows each (weights;
 // groups = 1: one dense matrix). Scales decode: value = code * scale. With b rows to a block,
 // group g has its first block at begin[g] / b + g of rows / b + groups where ragged, and at
@@ -43,7 +43,7 @@ struct QuantizedCopy {
 
 struct QuantizeArguments {
   const void* input;
-  const int64_t* split_sizes;  // [groups] on the device
+  const int64_t* group_sizes;  // [groups] on the device
   int64_t rows;
   int64_t columns;  // a multiple of 8
   int64_t groups;
@@ -73,7 +73,7 @@ struct QuantizeArguments {
 struct RowSumArguments {
   const float* row_sums;
   void* output;
-  const int64_t* split_sizes;
+  const int64_t* group_sizes;
   int64_t rows;
   int64_t columns;
   int64_t groups;
@@ -84,7 +84,7 @@ struct RowSumArguments {
 // partial amaxes, which a quantise launch with the same row_align finds; others must be zero before.
 struct AmaxArguments {
   const void* input;
-  const int64_t* split_sizes;
+  const int64_t* group_sizes;
   int64_t rows;
   int64_t columns;
   int64_t groups;
@@ -144,7 +144,7 @@ struct DequantizeArguments {
   const float* amax = nullptr;  // [matrices] or [groups]: a scale of the tensor is undone, too
   // Lines of one matrix in groups that have a scale or an amax of their own, or whose scales begin
   // at multiples; lines past all groups are left alone. nullptr: no groups, or none that matter.
-  const int64_t* split_sizes = nullptr;  // [groups] on the device
+  const int64_t* group_sizes = nullptr;  // [groups] on the device
   int64_t groups = 0;
   int64_t scale_group = 0;               // stride of scales
   int64_t row_align = 0;  // groups of scales start at multiples of it; 0: scales follow the lines
@@ -156,7 +156,7 @@ struct DequantizeGroupsArguments {
   const void* data;            // [columns, pitch bytes]
   const void* scale;           // of the columnwise copy
   void* output;                // [row_align * (rows / row_align + groups), columns]
-  const int64_t* split_sizes;  // [groups] on the device
+  const int64_t* group_sizes;  // [groups] on the device
   int64_t* padded_sizes;       // [groups] of the output, or nullptr: not wanted
   int64_t rows;
   int64_t columns;             // a multiple of 8

@@ -165,7 +165,7 @@ __host__ __device__ inline Space work_space(const QuantizeArguments& in) {
   const bool spans_rows = Config::kSquare || in.columnwise.data != nullptr;
   const int64_t block = spans_rows ? Config::kBlock : 1;
   const int64_t align = in.row_align > block ? in.row_align : block;
-  if (in.split_sizes != nullptr) return {int32_t(align), 0};
+  if (in.group_sizes != nullptr) return {int32_t(align), 0};
   int64_t length = in.rows;
   if (in.columnwise.data != nullptr) {
     const int64_t places = in.columnwise.pitch * 8 / Config::Format::kBits;
@@ -178,7 +178,7 @@ __host__ __device__ inline Space work_space(const QuantizeArguments& in) {
 // The requirement that a copy breaks, or nullptr.
 template <class Config>
 const char* broken_requirement(const QuantizeArguments& in) {
-  const bool ragged = in.split_sizes != nullptr;
+  const bool ragged = in.group_sizes != nullptr;
   const bool rowwise = in.rowwise.data != nullptr, columnwise = in.columnwise.data != nullptr;
   constexpr bool kTensor = Config::Scaling::kTensor, kRow = Config::Scaling::kRow;
   if (in.row_align < kTileRows / Config::kPieces || in.row_align > kTileRows ||

@@ -514,7 +514,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
     quantize_kernel(const __grid_constant__ QuantizeArguments in,
                     const __grid_constant__ Source source) {
   __shared__ Shared<Config> shared;
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
   const int32_t tile = row_tile_from_last();
   const Space space = work_space<Config>(in);

@@ -440,7 +440,7 @@ template <int width = kTileColumns, int kSharedBytes = 0, class Arguments, class
 Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), const Arguments& in,
                     Space space, Stream& stream, const Sources&... source) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  const int64_t tiles = row_tiles({in.split_sizes, int32_t(in.rows), int32_t(in.groups)}, space);
+  const int64_t tiles = row_tiles({in.group_sizes, int32_t(in.rows), int32_t(in.groups)}, space);
   const int64_t super_rows = (tiles + kSuperRow - 1) / kSuperRow;
   const int64_t column_tiles = (in.columns + width - 1) / width;
   if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};

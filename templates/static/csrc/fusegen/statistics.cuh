@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kThreads)
     statistics_kernel(const __grid_constant__ StatisticsArguments in) {
   __shared__ TileSlices slices;
   __shared__ Tally tallies[kWarps];
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   const int64_t across = (in.columns + kTileColumns - 1) / kTileColumns;
   const Space space{Config::kBlock > in.row_align ? Config::kBlock : int32_t(in.row_align),
                     groups.rows};
