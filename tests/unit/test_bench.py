@@ -570,7 +570,7 @@ def test_a_sweep_is_on_record_and_can_be_fitted_again(
     words = ("bench", "--sweep", FAMILY, "--recorded", "--results", tmp_path / "results")
     done = run(*words, "--dry-run")
     assert done.exit_code == 0 and own_specs.read_bytes() == original
-    assert "\n-          - {when: {depth: {ge: 6144}}" in done.stdout
+    assert "\n-          - {when: {k: {ge: 6144}}" in done.stdout
     assert "\n+          - {when: {mean_group_tokens: {ge: " in done.stdout
     assert "gemm_sm90 fprop:" in done.stdout and "mean regret" in done.stdout
     done = run(*words, "--json")

@@ -29,7 +29,7 @@ from fusegen.spec.load import SpecSet, parse_spec
 from fusegen.spec.module import ModuleSpec
 from fusegen.spec.offers import refusal, words_of
 from fusegen.steps.add import MOST_OPERANDS, slots
-from fusegen.steps.verify import verify_plan
+from fusegen.steps.verify_directions import verify_plan
 
 RECIPES = ("bf16", "fp8_block", "fp8_current", "fp8_delayed", "fp8_rowwise", "mxfp8", "nvfp4")
 ARCHS = ("cpu", "sm_90a")

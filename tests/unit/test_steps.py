@@ -191,8 +191,8 @@ def test_rules_give_the_shapes_of_every_plan() -> None:
 
 @named("kind")
 def test_results_follow_from_a_rule(kind: StepDef) -> None:
-    """Of dimensions, of copies, or the expression's own."""
-    assert kind.shapes or kind.infer or Trait.PRINTED in kind.traits
+    """Of dimensions, of copies, or the expression's own; what changes states alone has none."""
+    assert not kind.results or kind.shapes or kind.infer or Trait.PRINTED in kind.traits
 
 
 def test_rules_of_copies_say_all_results_of_every_plan() -> None:

@@ -195,7 +195,7 @@ class Operands:
         cooperative = config.schedule is Schedule.COOPERATIVE
         if depth * self.element_bytes != _SWIZZLE_BYTES:
             elements = _SWIZZLE_BYTES // self.element_bytes
-            yield f"expected a depth of {elements} elements, {_SWIZZLE_BYTES} bytes"
+            yield f"expected {elements} elements along K, {_SWIZZLE_BYTES} bytes"
         row_choices = (128, 192, 256) if cooperative else (64, 128)
         if rows not in row_choices:
             yield f"expected {_either(row_choices)} rows in a {config.schedule.value} tile"

@@ -269,7 +269,7 @@ class Step:
         outputs: results by slot.
         when: it runs if any of these flags is set; empty is always.
         output_when: flags of results that only some of them ask for; the others are not listed.
-        sizes: rows (or tokens), columns and depth of a product, for selection rules.
+        sizes: rows (or tokens), columns and K of a GEMM, for selection rules.
         kernels: name of the kernel set that runs it; None on cpu.
         alignment: elements that its innermost dimensions must be multiples of.
         pointwise: math of a pointwise step.

@@ -19,6 +19,7 @@ LAUNCH = Launch(
 
 UPDATE_SCALE = StepDef(
     "update_scale",
+    results=(),
     attributes=(_ROLE,),
     traits=frozenset((Trait.MOVES_STATE,)),
     reference=Reference("quantized.delayed_update", frozenset(("amax", "amax_history", "scale"))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...ir import dtypes
@@ -12,6 +12,7 @@ from ...ir.shapes import Const, mul, to_cpp
 from ...ir.words import AttributeType
 from ...options import scopes_of
 from ...spec.arch import ArchSpec
+from ..python.conditions import CPP, Conditions, named_conditions
 from ..python.words import op_name
 from ..text.escape import comment
 from .launches import LaunchStep, keeps_history, launch_step
@@ -40,9 +41,11 @@ class LaunchProgram:
         size_checks: checks of sizes.
         changes: whether arguments are changed in place, which threads do in turns.
         uses_sms: whether a launch asks how many multiprocessors there are.
+        uses_io: whether anything asks for the module's own type.
         delays: whether states of delayed scaling move on.
         states: addresses of states within their tensors.
         operands: contiguous, aligned arguments.
+        conditions: names for those that are asked more than once.
         results: allocations.
         workspace: allocations inside the call.
         steps: launches.
@@ -59,9 +62,11 @@ class LaunchProgram:
     size_checks: tuple[str, ...]
     changes: bool
     uses_sms: bool
+    uses_io: bool
     delays: bool
     states: tuple[str, ...]
     operands: tuple[str, ...]
+    conditions: tuple[str, ...]
     results: tuple[str, ...]
     workspace: tuple[str, ...]
     steps: tuple[LaunchStep, ...]
@@ -114,13 +119,10 @@ def _headers(plan: ModulePlan, programs: Sequence[LaunchProgram]) -> tuple[str, 
 def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
     first = program.arguments[0].buffer
     size_checks = tuple(_check_line(plan, c) for c in program.checks if c.expr is not None)
-    results = tuple(line for r in program.results for line in allocation(plan, program, r))
-    workspace = tuple(workspace_lines(plan, program))
-    steps = tuple(launch_step(plan, program, s, i) for i, s in enumerate(program.steps, 1))
-    launches = "\n".join(line for step in steps for line in step.lines)
-    states = tuple(_state_lines(plan, program, set(re.findall(r"\w+", launches))))
-    text = "\n".join((*size_checks, *results, *workspace, *states, launches))
-    words = set(re.findall(r"\w+", text))
+    conditions = named_conditions(program, lambda names: _body(plan, program, names).lines, CPP)
+    body = _body(plan, program, conditions)
+    states = tuple(_state_lines(plan, program, _words(body.lines)))
+    words = _words((*size_checks, *conditions.lines, *states, *body.lines))
     loaded = {name for step in program.steps for name in step.loads}
     loaded |= {
         each.buffer for each in plan.state_tensors_of(program) if not loaded.isdisjoint(each.parts)
@@ -129,7 +131,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
     return LaunchProgram(
         name=program.function,
         op=op_name(plan, program),
-        parameters=_parameters(plan, program),
+        parameters=_parameters(plan, program, words),
         returns=_return_type(program),
         first=first,
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
@@ -137,6 +139,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         size_checks=size_checks,
         changes=bool(program.mutated),
         uses_sms="sms" in words,
+        uses_io="io" in words,
         delays=any(keeps_history(step) for step in program.unmerged.steps),
         states=states,
         operands=tuple(
@@ -144,14 +147,49 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
             for name, argument in given.items()
             if name in loaded and not argument.mutated
         ),
-        results=results,
-        workspace=workspace,
-        steps=steps,
+        conditions=conditions.lines,
+        results=body.results,
+        workspace=body.workspace,
+        steps=body.steps,
         returned=_returned(plan, program),
     )
 
 
-def _state_lines(plan: ModulePlan, program: Program, used: set[str]) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What conditions stand in: results, workspace and steps of a launcher's function."""
+
+    results: tuple[str, ...]
+    workspace: tuple[str, ...]
+    steps: tuple[LaunchStep, ...]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All source but comments."""
+        launches = (line for step in self.steps for line in (step.opening, *step.lines))
+        return (*self.results, *self.workspace, *launches)
+
+
+def _body(plan: ModulePlan, program: Program, conditions: Conditions) -> _Body:
+    return _Body(
+        results=tuple(
+            line
+            for result in program.results
+            for line in allocation(plan, program, result, conditions)
+        ),
+        workspace=tuple(workspace_lines(plan, program, conditions)),
+        steps=tuple(
+            launch_step(plan, program, step, number, conditions)
+            for number, step in enumerate(program.steps, 1)
+        ),
+    )
+
+
+def _words(lines: Iterable[str]) -> frozenset[str]:
+    return frozenset(word for line in lines for word in re.findall(r"\w+", line))
+
+
+def _state_lines(plan: ModulePlan, program: Program, used: frozenset[str]) -> Iterator[str]:
     """Addresses of the states that launches name, each in its tensor."""
     for tensor in plan.state_tensors_of(program):
         changed = tensor.buffer in program.mutated
@@ -165,14 +203,19 @@ def _state_lines(plan: ModulePlan, program: Program, used: set[str]) -> Iterator
                 yield f"{kind} const {name} = {place};"
 
 
-def _parameters(plan: ModulePlan, program: Program) -> tuple[str, ...]:
+def _parameters(plan: ModulePlan, program: Program, used: frozenset[str]) -> tuple[str, ...]:
+    """Of the function, as the op's schema has them; scalars that it does not use have no name."""
+
+    def scalar(kind: str, name: str) -> str:
+        return f"{kind} {name}" if name in used else f"{kind} /*{name}*/"
+
     tensors = (
         f"{'std::optional<Tensor>' if a.optional else 'Tensor'} {a.buffer}"
         for a in program.arguments
     )
-    flags = (f"[[maybe_unused]] bool {flag}" for flag in program.flags)
+    flags = (scalar("bool", flag) for flag in program.flags)
     attributes = plan.attributes_of(program)
-    scalars = (f"[[maybe_unused]] {_CPP_TYPE[a.type]} {a.name}" for a in attributes)
+    scalars = (scalar(_CPP_TYPE[a.type], a.name) for a in attributes)
     return (*tensors, *flags, *scalars)
 
 

@@ -12,11 +12,6 @@ Reading = Callable[[str | None], str]
 """A buffer's name to the source of its address; null where there is none."""
 
 
-def any_of(when: tuple[str, ...]) -> str:
-    """C++ source of a condition over flags."""
-    return " || ".join(when)
-
-
 def scalar_type(dtype: DType) -> str:
     return "io" if dtype is DType.IO else f"ScalarType::{dtypes.info(dtype).scalar_type}"
 

@@ -11,9 +11,9 @@ namespace fusegen {
 
 // With x [T, K], weight [E, N, K] and dy [T, N], per group:
 enum class Gemm {
-  fprop,  // y = x weight^T + bias:  rows are tokens, columns N, depth K
-  dgrad,  // dx = dy weight:         rows are tokens, columns K, depth N
-  wgrad,  // dweight = dy^T x:       rows are N, columns K, depth the group's tokens
+  fprop,  // y = x weight^T + bias:  rows are tokens, columns N, k is K
+  dgrad,  // dx = dy weight:         rows are tokens, columns K, k is N
+  wgrad,  // dweight = dy^T x:       rows are N, columns K, k is the group's tokens
 };
 
 // What becomes of a result.
@@ -62,7 +62,7 @@ struct GemmSizes {
   int64_t mean_group_tokens;
   int64_t rows;
   int64_t columns;
-  int64_t depth;
+  int64_t k;
 };
 
 inline GemmSizes gemm_sizes(Gemm kind, const GemmArguments& in) {
