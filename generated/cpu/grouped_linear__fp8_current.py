@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b632061312a14f7e
+# checksum sha256:7a136a25ef6c86f3
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "3947fe427d22f5248e7ca4f3bf13c729a9b94ed28d6ccd71c872ae8547bd6f57"
+DIGEST = "9acbb8e5ed8b9fb5900d909c3ac45304f3deac3ef6daac2b7e54be3075402b6d"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ad1d8222f6ee8766
+# checksum sha256:465296d6d5311e5a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "f9b5ad2d28475fd3bcf906bf70a3207f6fd369bf3740c583ffe0f43365a6a8e7"
+DIGEST = "4305c11e330f2eb390dee81437922d3719cc602e8b00ca22eb95b2846e6a3562"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:805aec524b99f208
+# checksum sha256:d1aaf00d659d6776
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "b26dd5fd7b315413fb780ef1e03f048b1b4df846617c09b6e420464b2add9d79"
+DIGEST = "02ad18f8e923268ac91780fb2aa5452d6a48622a4a0a561c107fe1e9df697c37"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

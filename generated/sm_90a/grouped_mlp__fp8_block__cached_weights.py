@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9f7cfef57a86a0b1
+# checksum sha256:56161b12e109dd59
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "515d3a82b2f940ca55af6d07d05a2c98465307d65823d81afca0aeffbfe2d621"
+DIGEST = "be179ba17ca843b46b5297a2da1492eae93753ab882d84ae3786c073903c784b"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7855b9671d9ad4f4
+# checksum sha256:3821a86d72c55d58
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "3f92b560f4e00ff18dade7beb9c8dc20a5fb43f26b74d4e4ec1643cd4cace128"
+DIGEST = "3d1aba8c7d18f1ab8627a826c65cdad7a0bd71150e20e4a72a2ffd7a9749a5c0"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:2b146980aa418ad2
+# checksum sha256:b9b4fba6aa22b709
 """grouped_linear__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -105,7 +105,7 @@ def forward(
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
     #    x_columnwise_scale, x_columnwise_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
-        x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
+        x, INPUT, rowwise=True, columnwise=need_dweight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax,
     #    weight_columnwise, weight_columnwise_scale, weight_columnwise_amax
@@ -245,7 +245,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_dx,
         columnwise=need_dweight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         rng_state=rng_state,
         layout=LAYOUT,
     )

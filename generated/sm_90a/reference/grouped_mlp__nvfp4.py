@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:5b47fce777f06c8d
+# checksum sha256:80aa6424f6e6b0f5
 """grouped_mlp__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -173,7 +173,7 @@ def forward(
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
     #    x_columnwise_scale, x_columnwise_amax, x_partial_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
-        x, INPUT, rowwise=True, columnwise=need_dfc1_weight, split_sizes=split_sizes, layout=LAYOUT
+        x, INPUT, rowwise=True, columnwise=need_dfc1_weight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
     #    fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale,
@@ -191,7 +191,7 @@ def forward(
     # 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise,
     #    a_columnwise_scale, a_columnwise_amax, a_partial_amax
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
-        a, INPUT, rowwise=True, columnwise=need_dfc2_weight, split_sizes=split_sizes, layout=LAYOUT
+        a, INPUT, rowwise=True, columnwise=need_dfc2_weight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
     #    fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale,
@@ -471,7 +471,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_dy_rowwise_decoded,
         columnwise=need_dfc2_weight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         rng_state=rng_state,
         layout=LAYOUT,
     )
@@ -526,7 +526,7 @@ def backward(
             GRAD_OUTPUT,
             rowwise=need_dx,
             columnwise=need_dfc1_weight,
-            split_sizes=split_sizes,
+            group_sizes=split_sizes,
             rng_state=rng_state,
             layout=LAYOUT,
         )
