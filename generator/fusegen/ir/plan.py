@@ -133,7 +133,8 @@ class StateTensor:
 
     Attributes:
         buffer: of the tensor: fp32 ``[rows, E]``, also the function's argument.
-        parts: buffers of the states, one behind the other: ``[n, E]`` is n rows, ``[E]`` is one.
+        parts: buffers of the states, one behind the other: ``[n, E]`` is n rows, ``[E]`` is one;
+            E is the number of groups, or of numbers in a record.
     """
 
     buffer: str
@@ -463,7 +464,7 @@ class Program:
         """Buffers that live inside the call, in the order in which steps write them."""
         outside = {argument.buffer for argument in self.arguments}
         outside |= {result.buffer for result in self.results}
-        written = (name for step in self.steps for name in step.writes)
+        written = (n for step in self.steps for n in step.writes if n not in step.mutates)
         return tuple(dict.fromkeys(name for name in written if name not in outside))
 
     def lifetime(self, name: str) -> tuple[int, int]:
@@ -912,6 +913,11 @@ class ModulePlan:
         return tuple(state.buffer for state in self.states if state.fill is StateFill.RECORD)
 
     @property
+    def record_tensors(self) -> tuple[str, ...]:
+        """Tensors of statistics, as ops take them."""
+        return tuple(dict.fromkeys(map(self.tensor_with, self.records)))
+
+    @property
     def delayed(self) -> tuple[str, ...]:
         """Parameters whose gradients wait for the program ``wgrad``."""
         later = self.direction("wgrad")
@@ -961,8 +967,11 @@ class ModulePlan:
     @property
     def kept(self) -> tuple[str, ...]:
         """Tensors kept between calls as ops take them, function keywords: states, some in one."""
-        whole = {part: each.buffer for each in self.state_tensors for part in each.parts}
-        return tuple(dict.fromkeys(whole.get(each.buffer, each.buffer) for each in self.states))
+        return tuple(dict.fromkeys(self.tensor_with(each.buffer) for each in self.states))
+
+    def tensor_with(self, state: str) -> str:
+        """The tensor that ops take for a state: that of several it lies in, or its own buffer."""
+        return next((each.buffer for each in self.state_tensors if state in each.parts), state)
 
     def state_tensor(self, name: str) -> StateTensor | None:
         """The tensor of several states that a buffer is; None where it is another one."""

@@ -375,7 +375,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "join_states",
-        "Amax histories and scales that one op moves on lie in one tensor.",
+        "Amax histories and scales that one op moves on lie in one tensor; so do its statistics.",
         lambda draft, _: join_states(draft),
         needs=_of(Property.KERNELS),
         before=_of(Property.PROGRAMS),
