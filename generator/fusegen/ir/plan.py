@@ -128,12 +128,12 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class StateTensor:
-    """States that lie in one tensor, which an op takes and changes in their place.
+class JoinedTensor:
+    """Buffers that lie as rows of one tensor, which ops take, change or give in their place.
 
     Attributes:
         buffer: of the tensor: fp32 ``[rows, E]``, also the function's argument.
-        parts: buffers of the states, one behind the other: ``[n, E]`` is n rows, ``[E]`` is one;
+        parts: the buffers, one behind the other: ``[n, E]`` is n rows, ``[E]`` is one;
             E is the number of groups, or of numbers in a record.
     """
 
@@ -772,7 +772,7 @@ class ModulePlan:
         arguments: of the function: first input, required parameters, inputs, optional parameters.
         outputs: names of the module's outputs.
         states: tensors kept between calls, by their names in the state dict.
-        state_tensors: those of them that lie in one tensor; it is what ops take.
+        joined: tensors that several states, or several of what is saved, lie in.
         main_grads: (parameter, fp32 buffer of the caller's that its gradient goes to).
         attributes: scalar keywords.
         buffers: every buffer by name, in order of first use.
@@ -808,7 +808,7 @@ class ModulePlan:
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     states: tuple[State, ...]
-    state_tensors: tuple[StateTensor, ...]
+    joined: tuple[JoinedTensor, ...]
     main_grads: tuple[tuple[str, str], ...]
     attributes: tuple[Attribute, ...]
     buffers: tuple[Buffer, ...]
@@ -969,21 +969,26 @@ class ModulePlan:
         """Tensors kept between calls as ops take them, function keywords: states, some in one."""
         return tuple(dict.fromkeys(self.tensor_with(each.buffer) for each in self.states))
 
-    def tensor_with(self, state: str) -> str:
-        """The tensor that ops take for a state: that of several it lies in, or its own buffer."""
-        return next((each.buffer for each in self.state_tensors if state in each.parts), state)
+    def tensor_with(self, name: str) -> str:
+        """The tensor that ops take for a buffer: that of several it lies in, or its own."""
+        return next((each.buffer for each in self.joined if name in each.parts), name)
 
-    def state_tensor(self, name: str) -> StateTensor | None:
-        """The tensor of several states that a buffer is; None where it is another one."""
-        return next((each for each in self.state_tensors if each.buffer == name), None)
+    def joined_tensor(self, name: str) -> JoinedTensor | None:
+        """The tensor of several buffers that a buffer is; None where it is another one."""
+        return next((each for each in self.joined if each.buffer == name), None)
 
-    def state_tensors_of(self, program: Program) -> tuple[StateTensor, ...]:
+    def joined_of(self, program: Program) -> tuple[JoinedTensor, ...]:
         """Those that a program takes, in the order of its arguments."""
-        found = (self.state_tensor(argument.buffer) for argument in program.arguments)
+        found = (self.joined_tensor(argument.buffer) for argument in program.arguments)
         return tuple(each for each in found if each)
 
-    def rows(self, tensor: StateTensor) -> Iterator[tuple[str, int, int | None]]:
-        """Where states lie in their tensor: name, first row, and number of rows; None is a vector.
+    def given_in(self, program: Program) -> dict[str, Result]:
+        """Buffers that a program gives as rows of one result, and that result."""
+        found = ((self.joined_tensor(result.buffer), result) for result in program.results)
+        return {part: result for tensor, result in found if tensor for part in tensor.parts}
+
+    def rows(self, tensor: JoinedTensor) -> Iterator[tuple[str, int, int | None]]:
+        """Where buffers lie in their tensor: name, first row, and number of rows; None is a vector.
 
         This is the one statement of their layout."""
         first = 0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 
 from ..ir.dtypes import DType
-from ..ir.plan import Buffer, State, StateFill, StateTensor, Step
+from ..ir.plan import Buffer, JoinedTensor, State, StateFill, Step
 from ..ir.shapes import Const, Expr, Shape
 from .draft import Draft
 
@@ -32,7 +32,7 @@ def join_states(draft: Draft) -> Draft:
 
     States of another number of groups, as of a dense layer before grouped ones, have one more.
     """
-    tensors: list[StateTensor] = []
+    tensors: list[JoinedTensor] = []
     buffers: dict[str, Buffer] = {}
     programs = product(_steps(draft), _JOINED.items())
     for (name, steps), (word, fills) in programs:
@@ -43,8 +43,8 @@ def join_states(draft: Draft) -> Draft:
             buffer = f"{name}_{word}" if number == 1 else f"{name}_{word}_{number}"
             rows = sum(_rows(draft, state) for state in states)
             buffers[buffer] = Buffer(buffer, DType.FLOAT32, Shape(None, (Const(rows), extent)))
-            tensors.append(StateTensor(buffer, tuple(state.buffer for state in states)))
-    return replace(draft.with_buffers(buffers), state_tensors=tuple(tensors))
+            tensors.append(JoinedTensor(buffer, tuple(state.buffer for state in states)))
+    return replace(draft.with_buffers(buffers), joined=tuple(tensors))
 
 
 def _steps(draft: Draft) -> Iterator[tuple[str, tuple[Step, ...]]]:

@@ -262,7 +262,9 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
         parts=tuple(parts.values()),
         called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
-        uses_parts=bool(any(holders) or plan.state_tensors or base.startswith("_parts.")),
+        uses_parts=bool(
+            any(holders) or any(state.parts for state in states) or base.startswith("_parts.")
+        ),
         keywords=keywords,
         lookups=lookups,
         call_arguments=call_arguments,

@@ -95,7 +95,9 @@ def refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshText
             *(f"{flag}={flag}" for flag in printed.flags),
             *(f"{group.name}=self.{group.name}" for group in groups),
         ),
-        kept=repr(tuple(s.argument for s in changed if not (s.copy or s.argument in plan.record_tensors))),
+        kept=repr(
+            tuple(s.argument for s in changed if not (s.copy or s.argument in plan.record_tensors))
+        ),
         held=tuple(_held_texts(plan, plan.refresh.steps)) if held else (),
     )
 

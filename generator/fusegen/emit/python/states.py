@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...ir import dtypes
-from ...ir.plan import ModulePlan, State, StateFill, StateTensor
+from ...ir.plan import JoinedTensor, ModulePlan, StateFill
 from ...ir.shapes import Expr, Sym, to_code, to_python
 from ...steps import observes
 
@@ -99,7 +99,7 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
 
 
 def _state_text(plan: ModulePlan, name: str) -> StateText:
-    tensor = plan.state_tensor(name)
+    tensor = plan.joined_tensor(name)
     recorded = name in plan.record_tensors
     state = plan.state(name) if tensor is None else None
     path = state.path if state else name
@@ -132,7 +132,7 @@ def _named_dims(plan: ModulePlan, name: str) -> tuple[Expr, ...]:
     return plan.buffer(name).shape.substitute(words).dims
 
 
-def _part_texts(plan: ModulePlan, tensor: StateTensor) -> Iterator[PartText]:
+def _part_texts(plan: ModulePlan, tensor: JoinedTensor) -> Iterator[PartText]:
     for name, first, count in plan.rows(tensor):
         state = plan.state(name)
         holder, _, attribute = state.path.rpartition(".")
@@ -147,7 +147,7 @@ def _part_texts(plan: ModulePlan, tensor: StateTensor) -> Iterator[PartText]:
 
 
 def state_sources(
-    plan: ModulePlan, tensor: StateTensor, prefix: str = ""
+    plan: ModulePlan, tensor: JoinedTensor, prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
     """States, and Python source of each as rows of its tensor, whose name has a prefix."""
     for name, first, count in plan.rows(tensor):
@@ -165,7 +165,7 @@ def record_texts(plan: ModulePlan) -> Iterator[RecordText]:
     """Statistics of every copy: each is a row of the tensor of its op."""
     copies = {step.out: step.copies[0].data for step in plan.steps if observes(step)}
     for name in plan.record_tensors:
-        tensor = plan.state_tensor(name)
+        tensor = plan.joined_tensor(name)
         assert tensor is not None, name
         for part, source in state_sources(plan, tensor, "self."):
             yield RecordText(copies[part], source)

@@ -371,7 +371,7 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         return fills[state.fill].format(shape=dims, dtype=dtypes.info(buffer.dtype).torch)
 
     for name in plan.kept:
-        tensor = plan.state_tensor(name)
+        tensor = plan.joined_tensor(name)
         if tensor is None:
             yield f'"{name}": {filled(plan.state(name))},'
         else:
