@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:21eaae9e378b97bb
+# checksum sha256:e579d0e07f551526
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "838be9e9dbd366378980f9314e3b03ddcef63d5893d77823a1a109498d5c4884"
+DIGEST = "86e26d9a85f70c5e04c0b2cd4424e1060787783da3dd9cda64cc4e7ca3836008"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:922a8743d9176b6b
+# checksum sha256:b0423622112bc13a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "d63432fb2c716e9f9a25ebe82d2215185673b28ebd78a874d0d85d944d199a65"
+DIGEST = "cadfe7e19aef81b255cf57f3fb217bfafddc1da3acb3d7b25490303ebae5ef39"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

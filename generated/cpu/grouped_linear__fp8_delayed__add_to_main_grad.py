@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:629361204cf1df7e
+# checksum sha256:370a5cc7b68c36f0
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "21c3e0f3e4531b8555de2038d29ca0fab9261d1d023b64248ae7fa90311f0dd1"
+DIGEST = "4f9df39c2dfdfe5beef8c297552f807d0fed0c8671b652ca7374ec4a1a97379d"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

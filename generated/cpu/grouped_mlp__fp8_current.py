@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d1aaf00d659d6776
+# checksum sha256:051476e041ed7ca8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "02ad18f8e923268ac91780fb2aa5452d6a48622a4a0a561c107fe1e9df697c37"
+DIGEST = "35f814f4276e6bc741eb78bc62f4fe7eebc0d9d826500857d2bcb214e9516490"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

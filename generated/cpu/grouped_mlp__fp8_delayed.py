@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:76936cf6dfe4b4fe
+# checksum sha256:e2845f72e148e579
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "40ea5f5dee73bd5b0867f0f1531dae07acf302f728b3c52e79864051a0876def"
+DIGEST = "affc13833423dbbfc822672703e65ad7eba71fc072ea9d77cf5b648324334c01"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9a1b523963ebcd62
+# checksum sha256:0ee7057ec89ed752
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "29fbab544bf59e2b3ab0ae913a14837788af4bb89f8cf3b65499e4966a808df2"
+DIGEST = "f6b1c2e2620eea53036bfac9f3f15d9e29d8d4a2254fe7d51b346201586b3ca1"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

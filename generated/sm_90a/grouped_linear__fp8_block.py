@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:096f48018aed2b9c
+# checksum sha256:8c577a2aa50d24e9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "b0242063d60be71ad80a4798e7ba8cb88a75544c012691620e0864dc4b23e768"
+DIGEST = "a20a9a4d891e873f838802b717787a4eb910e80f09895a6f442200e63afbf533"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

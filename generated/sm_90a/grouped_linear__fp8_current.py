@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:85cc8e7825da80d5
+# checksum sha256:72c1d72a888394e4
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "a4ce07cf866ecbeade99b502b69468741846d35171dd5e3dada9a2c5450bb7d2"
+DIGEST = "f11725ff8437a637383a51f835bed47ca551c126b8b353625b602b0fd9441787"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c0d01e64546b1c36
+# checksum sha256:ee5a6513e6a3ca46
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "dbb250084b84420c9de75939e64ac160dc48244b2767fa569bbb234c764bbd2d"
+DIGEST = "2cc0abfbd9e981dd9c90dab53fdf00836c93bb94c4660eb8c2a640585d8a4d8f"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

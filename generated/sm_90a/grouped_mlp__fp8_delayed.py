@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ae9b620131573191
+# checksum sha256:85900006628f2cbb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "fcf3e37b764f76bd11f154de3d082fd58e333eff316b13e8e5e24c2a11fe9d13"
+DIGEST = "581269d2915d9e82ad85e44c645022f57338c24c29c3dc578335c181ddb0d8fb"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

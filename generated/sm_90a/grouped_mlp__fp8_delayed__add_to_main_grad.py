@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:02972d9bc5924e10
+# checksum sha256:2c102c14abc8589c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "8728ce5f181c7d1ea207f01ef60f279d5e01d16c9a367f2b653d8575b66ceaac"
+DIGEST = "80cd950ada942b13d852de5178e3cbcd1042042fe9938194e4190e3458b9e09d"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

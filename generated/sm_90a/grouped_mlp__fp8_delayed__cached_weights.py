@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:a9e3772f64aeef14
+# checksum sha256:f8ed9fc16c0c42ad
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "8f13c3f87850147ab50133aacbc2a0aee65d68647ad1ac35b465aa1646069eda"
+DIGEST = "71dc1f7c87c6d04a2b43e5a6bd023df45e109800613f8b4ffa4a1bd1097b32f0"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

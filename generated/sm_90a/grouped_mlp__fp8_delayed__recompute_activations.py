@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3701e7d8dc1baef6
+# checksum sha256:17e906901a393920
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "c6d33eeed44c906fbd3d6fad61ccbd81d03f0e44f0541ffedab91d90a1271ded"
+DIGEST = "e127dec4fb44cdd7c05a90f29dcd59f2f129d424bf56636d611b7d2c4c941da0"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:ffea368936e9c409
+# checksum sha256:f3ca29998809e887
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "24da815d4658e858c09d96da9f44d524b881ff9b96825db09e638eb91f2b3af9"
+DIGEST = "492950b1729d7c3e1631d2db9362b1c2de35a8f716d5f51f872e54313611011a"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

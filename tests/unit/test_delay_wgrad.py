@@ -115,7 +115,7 @@ def test_the_backward_neither_takes_nor_returns_what_waits(
 ) -> None:
     wgrad = wgrad_of(plan)
     given = {argument.buffer for argument in plan.backward.arguments}
-    whole = {part: each.buffer for each in plan.state_tensors for part in each.parts}
+    whole = {part: each.buffer for each in plan.joined for part in each.parts}
     touched = {name for step in plan.backward.steps for name in (*step.reads, *step.mutates)}
     assert given == {"dy", *{whole.get(name, name) for name in touched} & given}
     results = {result.buffer for result in plan.backward.results}

@@ -21,7 +21,7 @@ from generated.loading import load_bundle, run_generated_tests
 
 from fusegen.build.toolchain import BuildError, find_toolchain
 
-from .walk import HERE, ROOT
+from .walk import HERE, ROOT, installed
 
 PACKAGE = HERE / "log_sum_exp"
 PROJECT = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -30,21 +30,6 @@ ARCHS = ("--arch", "cpu", "--arch", "sm_90a")
 WORDS = ("--module", "log_sum_exp", "--recipe", "bf16")
 
 Run = subprocess.CompletedProcess[str]
-
-
-def installed(folder: Path, source: Path = PACKAGE, version: str = PROJECT["version"]) -> Path:
-    """A folder for ``PYTHONPATH`` that has the package, as an editable installation leaves it."""
-    name = f"{PROJECT['name'].replace('-', '_')}-{version}"
-    about = folder / f"{name}.dist-info"
-    about.mkdir(parents=True)
-    metadata = f"Metadata-Version: 2.1\nName: {PROJECT['name']}\nVersion: {version}\n"
-    (about / "METADATA").write_text(metadata, encoding="utf-8")
-    (group,) = PROJECT["entry-points"]
-    points = "".join(f"{key} = {value}\n" for key, value in PROJECT["entry-points"][group].items())
-    (about / "entry_points.txt").write_text(f"[{group}]\n{points}", encoding="utf-8")
-    code = "fusegen_log_sum_exp"
-    shutil.copytree(source / code, folder / code, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
 
 
 def fusegen(*words: str | Path, packages: Path | None) -> Run:
@@ -57,7 +42,7 @@ def fusegen(*words: str | Path, packages: Path | None) -> Run:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed(tmp_path_factory.mktemp("packages"))
+    return installed(tmp_path_factory.mktemp("packages"), PACKAGE)
 
 
 @pytest.fixture(scope="module")
@@ -194,11 +179,11 @@ def test_a_lock_names_the_extension(bundles: Path, packages: Path) -> None:
 
 
 def newer(folder: Path) -> Path:
-    return installed(folder, version="2.0")
+    return installed(folder, PACKAGE, version="2.0")
 
 
 def edited(folder: Path) -> Path:
-    found = installed(folder)
+    found = installed(folder, PACKAGE)
     code = found / "fusegen_log_sum_exp" / "__init__.py"
     code.write_text(f"{code.read_text(encoding='utf-8')}# more\n", encoding="utf-8")
     return found

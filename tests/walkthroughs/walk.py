@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -49,3 +50,24 @@ def fusegen(root: Path, *words: str | Path) -> str:
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+def installed(folder: Path, source: Path, version: str = "") -> Path:
+    """A folder for ``PYTHONPATH`` that has a package, as an editable installation leaves it.
+
+    Args:
+        source: folder of the package's ``pyproject.toml``.
+        version: that it is installed as; its own by default.
+    """
+    project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    version = version or project["version"]
+    code = project["name"].replace("-", "_")
+    about = folder / f"{code}-{version}.dist-info"
+    about.mkdir(parents=True)
+    metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n"
+    (about / "METADATA").write_text(metadata, encoding="utf-8")
+    (group,) = project["entry-points"]
+    points = "".join(f"{key} = {value}\n" for key, value in project["entry-points"][group].items())
+    (about / "entry_points.txt").write_text(f"[{group}]\n{points}", encoding="utf-8")
+    shutil.copytree(source / code, folder / code, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder

@@ -828,6 +828,12 @@ def join_states(*states: Tensor) -> Tensor:
     return torch.cat([torch.atleast_2d(state) for state in states])
 
 
+def join_amaxes(*amaxes: Tensor | None) -> Tensor:
+    """Amaxes ``[E]``, of which one at least is there, as rows of one tensor; 0 for absent ones."""
+    absent = torch.zeros_like(next(each for each in amaxes if each is not None))
+    return torch.stack([absent if each is None else each for each in amaxes])
+
+
 # Layouts of scales that kernels read
 
 

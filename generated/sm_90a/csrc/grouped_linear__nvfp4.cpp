@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:9b1b1b824884f0d4
+// checksum sha256:6def891acdbe6bc5
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -29,7 +29,7 @@ constexpr const char* kCell = "grouped_linear__nvfp4";
 constexpr Arch kArch{"sm_90a", 9, 0, true};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
+    std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor weight,
     Tensor split_sizes,
@@ -68,21 +68,20 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto weight_dense = dense(weight);
   const auto split_sizes_dense = dense(split_sizes);
   const auto bias_dense = dense(bias);
+  const bool need_any = need_dx || need_dweight;
   const Tensor y = empty({T, N}, io, x);
   std::optional<Tensor> weight_columnwise;
   if (need_dx) weight_columnwise = empty({E, K, align(N, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> weight_columnwise_scale;
   if (need_dx) weight_columnwise_scale =
       empty({E, ceildiv(N, 16), ceildiv(K, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> weight_columnwise_amax;
-  if (need_dx) weight_columnwise_amax = empty({E}, ScalarType::Float, x);
+  std::optional<Tensor> saved_amaxes;
+  if (need_any) saved_amaxes = empty({2, E}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dweight) x_columnwise =
       empty({K, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dweight) x_columnwise_scale = empty({T / 16 + E, K}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> x_columnwise_amax;
-  if (need_dweight) x_columnwise_amax = empty({E}, ScalarType::Float, x);
   const std::array<Lifetime, 10> lives{{
       {padded(T * (align(K, 32) / 2)), 1, 3},  // x_rowwise
       {padded(T * ceildiv(K, 16)), 1, 3},  // x_rowwise_scale
@@ -109,6 +108,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const weight_partial_amax = workspace[7];
   void* const x_rowwise_decoded = workspace[8];
   void* const weight_rowwise_decoded = workspace[9];
+  void* const weight_columnwise_amax = need_any ? floats(writable(saved_amaxes)) : nullptr;
+  void* const x_columnwise_amax = need_any ? floats(writable(saved_amaxes)) + E : nullptr;
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
   //    x_columnwise_scale, x_columnwise_amax, x_partial_amax
@@ -196,8 +197,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*amax_b=*/floats(pointer(weight_rowwise_amax)),
             },
             stream));
-  return {y, weight_columnwise, weight_columnwise_scale, weight_columnwise_amax, x_columnwise,
-      x_columnwise_scale, x_columnwise_amax};
+  return {y, weight_columnwise, weight_columnwise_scale, saved_amaxes, x_columnwise,
+      x_columnwise_scale};
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(
@@ -205,10 +206,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     Tensor split_sizes,
     std::optional<Tensor> weight_columnwise,
     std::optional<Tensor> weight_columnwise_scale,
-    std::optional<Tensor> weight_columnwise_amax,
+    std::optional<Tensor> saved_amaxes,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    std::optional<Tensor> x_columnwise_amax,
     Tensor rng_state,
     bool need_dx,
     bool need_dweight,
@@ -228,9 +228,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       ScalarType::Float8_e4m3fn);
   check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 3, true,
       "[E, ceildiv(N, 16), ceildiv(K, 16)]");
-  check_device(kCell, "weight_columnwise_amax", given(weight_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "weight_columnwise_amax", given(weight_columnwise_amax), ScalarType::Float);
-  check_rank(kCell, "weight_columnwise_amax", given(weight_columnwise_amax), 1, true, "[E]");
+  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
+  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
+  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float4_e2m1fn_x2);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -238,9 +238,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 16 + E, K]");
-  check_device(kCell, "x_columnwise_amax", given(x_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "x_columnwise_amax", given(x_columnwise_amax), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_amax", given(x_columnwise_amax), 1, true, "[E]");
   check_device(kCell, "rng_state", given(rng_state), "dy", dy);
   check_dtype(kCell, "rng_state", given(rng_state), ScalarType::Long);
   check_rank(kCell, "rng_state", given(rng_state), 1, true, "[2]");
@@ -260,12 +257,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       "ceildiv(N, 16)");
   check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -1, ceildiv(K, 16),
       "ceildiv(K, 16)");
-  check_size(kCell, "weight_columnwise_amax", given(weight_columnwise_amax), -1, E,
-      "E (num_groups)");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
       "align(32 * (T // 32 + E), 32) // 2");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 16 + E, "T // 16 + E");
-  check_size(kCell, "x_columnwise_amax", given(x_columnwise_amax), -1, E, "E (num_groups)");
   check_size(kCell, "rng_state", given(rng_state), -1, 2, "2");
   check_multiple(kCell, "N (out_features)", N, 8, "sm_90a");
   check_multiple(kCell, "K (in_features)", K, 8, "sm_90a");
@@ -280,10 +276,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const auto split_sizes_dense = dense(split_sizes);
   const auto weight_columnwise_dense = dense(weight_columnwise);
   const auto weight_columnwise_scale_dense = dense(weight_columnwise_scale);
-  const auto weight_columnwise_amax_dense = dense(weight_columnwise_amax);
+  const auto saved_amaxes_dense = dense(saved_amaxes);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto x_columnwise_amax_dense = dense(x_columnwise_amax);
   const Tensor dx = need_dx ? empty({T, K}, io, dy) : empty({0}, io, dy);
   const Tensor dweight = need_dweight ? empty({E, N, K}, io, dy) : empty({0}, io, dy);
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
@@ -322,6 +317,10 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   void* const dy_columnwise_decoded = workspace[10];
   void* const dy_padded_sizes = workspace[11];
   void* const x_columnwise_decoded = workspace[12];
+  const float* const weight_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) : nullptr;
+  const float* const x_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
 
   // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
   //    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dbias, dy_row_sums
@@ -394,7 +393,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*amax_a=*/floats(pointer(dy_rowwise_amax)),
-                  /*amax_b=*/floats(pointer(weight_columnwise_amax_dense)),
+                  /*amax_b=*/floats(weight_columnwise_amax),
               },
               stream));
   }
@@ -443,7 +442,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
                       /*group_sizes=*/integers(pointer(dy_padded_sizes)),
                       /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*amax_a=*/floats(pointer(dy_columnwise_amax)),
-                  /*amax_b=*/floats(pointer(x_columnwise_amax_dense)),
+                  /*amax_b=*/floats(x_columnwise_amax),
               },
               stream));
   }

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:480ffc0bd8d8b925
+// checksum sha256:d7bdeaef1c06e59b
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -33,8 +33,7 @@ constexpr Arch kArch{"sm_90a", 9, 0, true};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>> forward(
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
     Tensor fc2_weight,
@@ -97,6 +96,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto probs_dense = dense(probs);
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
+  const bool need_any = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs
+      || need_dfc1_bias;
   const bool keep_h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
@@ -107,30 +108,24 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   std::optional<Tensor> fc2_weight_columnwise_scale;
   if (keep_h) fc2_weight_columnwise_scale =
       empty({E, ceildiv(H, 16), ceildiv(F, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc2_weight_columnwise_amax;
-  if (keep_h) fc2_weight_columnwise_amax = empty({E}, ScalarType::Float, x);
+  std::optional<Tensor> saved_amaxes;
+  if (need_any) saved_amaxes = empty({4, E}, ScalarType::Float, x);
   std::optional<Tensor> a_columnwise;
   if (need_dfc2_weight) a_columnwise =
       empty({F, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({T / 16 + E, F}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> a_columnwise_amax;
-  if (need_dfc2_weight) a_columnwise_amax = empty({E}, ScalarType::Float, x);
   std::optional<Tensor> fc1_weight_columnwise;
   if (need_dx) fc1_weight_columnwise =
       empty({E, H, align(2 * F, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> fc1_weight_columnwise_scale;
   if (need_dx) fc1_weight_columnwise_scale =
       empty({E, ceildiv(2 * F, 16), ceildiv(H, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc1_weight_columnwise_amax;
-  if (need_dx) fc1_weight_columnwise_amax = empty({E}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dfc1_weight) x_columnwise =
       empty({H, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({T / 16 + E, H}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> x_columnwise_amax;
-  if (need_dfc1_weight) x_columnwise_amax = empty({E}, ScalarType::Float, x);
   const std::array<Lifetime, 22> lives{{
       {padded(T * (align(H, 32) / 2)), 1, 3},  // x_rowwise
       {padded(T * ceildiv(H, 16)), 1, 3},  // x_rowwise_scale
@@ -186,6 +181,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const a_rowwise_decoded = workspace[19];
   void* const fc2_weight_rowwise_decoded = workspace[20];
   void* const h = keep_h ? writable(h_kept) : workspace[21];
+  void* const fc2_weight_columnwise_amax = need_any ? floats(writable(saved_amaxes)) : nullptr;
+  void* const a_columnwise_amax = need_any ? floats(writable(saved_amaxes)) + E : nullptr;
+  void* const fc1_weight_columnwise_amax = need_any
+      ? floats(writable(saved_amaxes)) + 2 * E : nullptr;
+  void* const x_columnwise_amax = need_any ? floats(writable(saved_amaxes)) + 3 * E : nullptr;
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
   //    x_columnwise_scale, x_columnwise_amax, x_partial_amax
@@ -372,10 +372,9 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*amax_b=*/floats(pointer(fc2_weight_rowwise_amax)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax,
-      a_columnwise, a_columnwise_scale, a_columnwise_amax, fc1_weight_columnwise,
-      fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, x_columnwise, x_columnwise_scale,
-      x_columnwise_amax};
+  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, saved_amaxes, a_columnwise,
+      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+      x_columnwise_scale};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
@@ -385,16 +384,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight_columnwise,
     std::optional<Tensor> fc2_weight_columnwise_scale,
-    std::optional<Tensor> fc2_weight_columnwise_amax,
+    std::optional<Tensor> saved_amaxes,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> a_columnwise_amax,
     std::optional<Tensor> fc1_weight_columnwise,
     std::optional<Tensor> fc1_weight_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise_amax,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    std::optional<Tensor> x_columnwise_amax,
     Tensor rng_state,
     bool need_dx,
     bool need_dfc1_weight,
@@ -424,11 +420,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       ScalarType::Float8_e4m3fn);
   check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 3, true,
       "[E, ceildiv(H, 16), ceildiv(F, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_amax", given(fc2_weight_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_amax", given(fc2_weight_columnwise_amax),
-      ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_amax", given(fc2_weight_columnwise_amax), 1, true,
-      "[E]");
+  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
+  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
+  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[4, E]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float4_e2m1fn_x2);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
@@ -436,9 +430,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 16 + E, F]");
-  check_device(kCell, "a_columnwise_amax", given(a_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "a_columnwise_amax", given(a_columnwise_amax), ScalarType::Float);
-  check_rank(kCell, "a_columnwise_amax", given(a_columnwise_amax), 1, true, "[E]");
   check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
   check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
       ScalarType::Float4_e2m1fn_x2);
@@ -449,11 +440,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       ScalarType::Float8_e4m3fn);
   check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 3, true,
       "[E, ceildiv(2 * F, 16), ceildiv(H, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_amax", given(fc1_weight_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_amax", given(fc1_weight_columnwise_amax),
-      ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_amax", given(fc1_weight_columnwise_amax), 1, true,
-      "[E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float4_e2m1fn_x2);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -461,9 +447,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 16 + E, H]");
-  check_device(kCell, "x_columnwise_amax", given(x_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "x_columnwise_amax", given(x_columnwise_amax), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_amax", given(x_columnwise_amax), 1, true, "[E]");
   check_device(kCell, "rng_state", given(rng_state), "dy", dy);
   check_dtype(kCell, "rng_state", given(rng_state), ScalarType::Long);
   check_rank(kCell, "rng_state", given(rng_state), 1, true, "[2]");
@@ -486,12 +469,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       ceildiv(H, 16), "ceildiv(H, 16)");
   check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1,
       ceildiv(F, 16), "ceildiv(F, 16)");
-  check_size(kCell, "fc2_weight_columnwise_amax", given(fc2_weight_columnwise_amax), -1, E,
-      "E (num_groups)");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 4, "4");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
       "align(32 * (T // 32 + E), 32) // 2");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 16 + E, "T // 16 + E");
-  check_size(kCell, "a_columnwise_amax", given(a_columnwise_amax), -1, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 32) / 2,
@@ -502,14 +484,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       ceildiv(2 * F, 16), "ceildiv(2 * F, 16)");
   check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1,
       ceildiv(H, 16), "ceildiv(H, 16)");
-  check_size(kCell, "fc1_weight_columnwise_amax", given(fc1_weight_columnwise_amax), -1, E,
-      "E (num_groups)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
       "align(32 * (T // 32 + E), 32) // 2");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 16 + E, "T // 16 + E");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, H, "H (hidden)");
-  check_size(kCell, "x_columnwise_amax", given(x_columnwise_amax), -1, E, "E (num_groups)");
   check_size(kCell, "rng_state", given(rng_state), -1, 2, "2");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
@@ -526,16 +505,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const auto h_dense = dense(h);
   const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
   const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
-  const auto fc2_weight_columnwise_amax_dense = dense(fc2_weight_columnwise_amax);
+  const auto saved_amaxes_dense = dense(saved_amaxes);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto a_columnwise_amax_dense = dense(a_columnwise_amax);
   const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
   const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
-  const auto fc1_weight_columnwise_amax_dense = dense(fc1_weight_columnwise_amax);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto x_columnwise_amax_dense = dense(x_columnwise_amax);
   const bool need_dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
@@ -618,6 +594,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const dh_columnwise_decoded = workspace[25];
   void* const dh_padded_sizes = workspace[26];
   void* const x_columnwise_decoded = workspace[27];
+  const float* const fc2_weight_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) : nullptr;
+  const float* const a_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
+  const float* const fc1_weight_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) + 2 * E : nullptr;
+  const float* const x_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) + 3 * E : nullptr;
 
   // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
   //    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
@@ -694,7 +678,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*amax_a=*/floats(pointer(dy_rowwise_amax)),
-                  /*amax_b=*/floats(pointer(fc2_weight_columnwise_amax_dense)),
+                  /*amax_b=*/floats(fc2_weight_columnwise_amax),
               },
               stream));
   }
@@ -743,7 +727,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                       /*group_sizes=*/integers(pointer(dy_padded_sizes)),
                       /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*amax_a=*/floats(pointer(dy_columnwise_amax)),
-                  /*amax_b=*/floats(pointer(a_columnwise_amax_dense)),
+                  /*amax_b=*/floats(a_columnwise_amax),
               },
               stream));
   }
@@ -837,7 +821,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*amax_a=*/floats(pointer(dh_rowwise_amax)),
-                  /*amax_b=*/floats(pointer(fc1_weight_columnwise_amax_dense)),
+                  /*amax_b=*/floats(fc1_weight_columnwise_amax),
               },
               stream));
   }
@@ -886,7 +870,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                       /*group_sizes=*/integers(pointer(dh_padded_sizes)),
                       /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*amax_a=*/floats(pointer(dh_columnwise_amax)),
-                  /*amax_b=*/floats(pointer(x_columnwise_amax_dense)),
+                  /*amax_b=*/floats(x_columnwise_amax),
               },
               stream));
   }

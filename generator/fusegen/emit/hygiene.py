@@ -30,6 +30,7 @@ from ..ir.plan import (
     Check,
     Copy,
     Dimension,
+    JoinedTensor,
     ModulePlan,
     Operand,
     Parameter,
@@ -39,7 +40,6 @@ from ..ir.plan import (
     Result,
     Sharding,
     State,
-    StateTensor,
     Step,
 )
 from ..ir.segments import Start, Wait
@@ -68,7 +68,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Sharding: ("symbol", "axes", "partial"),
     Start: ("sources", "future", "when"),
     State: ("buffer",),
-    StateTensor: ("buffer", "parts"),
+    JoinedTensor: ("buffer", "parts"),
     Step: ("when", "mutates"),
     Sym: ("name",),
     Wait: ("future", "results", "when"),

@@ -128,12 +128,13 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class StateTensor:
-    """States that lie in one tensor, which an op takes and changes in their place.
+class JoinedTensor:
+    """Buffers that lie as rows of one tensor, which ops take, change or give in their place.
 
     Attributes:
         buffer: of the tensor: fp32 ``[rows, E]``, also the function's argument.
-        parts: buffers of the states, one behind the other: ``[n, E]`` is n rows, ``[E]`` is one.
+        parts: the buffers, one behind the other: ``[n, E]`` is n rows, ``[E]`` is one;
+            E is the number of groups, or of numbers in a record.
     """
 
     buffer: str
@@ -463,7 +464,7 @@ class Program:
         """Buffers that live inside the call, in the order in which steps write them."""
         outside = {argument.buffer for argument in self.arguments}
         outside |= {result.buffer for result in self.results}
-        written = (name for step in self.steps for name in step.writes)
+        written = (n for step in self.steps for n in step.writes if n not in step.mutates)
         return tuple(dict.fromkeys(name for name in written if name not in outside))
 
     def lifetime(self, name: str) -> tuple[int, int]:
@@ -771,7 +772,7 @@ class ModulePlan:
         arguments: of the function: first input, required parameters, inputs, optional parameters.
         outputs: names of the module's outputs.
         states: tensors kept between calls, by their names in the state dict.
-        state_tensors: those of them that lie in one tensor; it is what ops take.
+        joined: tensors that several states, or several of what is saved, lie in.
         main_grads: (parameter, fp32 buffer of the caller's that its gradient goes to).
         attributes: scalar keywords.
         buffers: every buffer by name, in order of first use.
@@ -807,7 +808,7 @@ class ModulePlan:
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     states: tuple[State, ...]
-    state_tensors: tuple[StateTensor, ...]
+    joined: tuple[JoinedTensor, ...]
     main_grads: tuple[tuple[str, str], ...]
     attributes: tuple[Attribute, ...]
     buffers: tuple[Buffer, ...]
@@ -912,6 +913,11 @@ class ModulePlan:
         return tuple(state.buffer for state in self.states if state.fill is StateFill.RECORD)
 
     @property
+    def record_tensors(self) -> tuple[str, ...]:
+        """Tensors of statistics, as ops take them."""
+        return tuple(dict.fromkeys(map(self.tensor_with, self.records)))
+
+    @property
     def delayed(self) -> tuple[str, ...]:
         """Parameters whose gradients wait for the program ``wgrad``."""
         later = self.direction("wgrad")
@@ -961,20 +967,28 @@ class ModulePlan:
     @property
     def kept(self) -> tuple[str, ...]:
         """Tensors kept between calls as ops take them, function keywords: states, some in one."""
-        whole = {part: each.buffer for each in self.state_tensors for part in each.parts}
-        return tuple(dict.fromkeys(whole.get(each.buffer, each.buffer) for each in self.states))
+        return tuple(dict.fromkeys(self.tensor_with(each.buffer) for each in self.states))
 
-    def state_tensor(self, name: str) -> StateTensor | None:
-        """The tensor of several states that a buffer is; None where it is another one."""
-        return next((each for each in self.state_tensors if each.buffer == name), None)
+    def tensor_with(self, name: str) -> str:
+        """The tensor that ops take for a buffer: that of several it lies in, or its own."""
+        return next((each.buffer for each in self.joined if name in each.parts), name)
 
-    def state_tensors_of(self, program: Program) -> tuple[StateTensor, ...]:
+    def joined_tensor(self, name: str) -> JoinedTensor | None:
+        """The tensor of several buffers that a buffer is; None where it is another one."""
+        return next((each for each in self.joined if each.buffer == name), None)
+
+    def joined_of(self, program: Program) -> tuple[JoinedTensor, ...]:
         """Those that a program takes, in the order of its arguments."""
-        found = (self.state_tensor(argument.buffer) for argument in program.arguments)
+        found = (self.joined_tensor(argument.buffer) for argument in program.arguments)
         return tuple(each for each in found if each)
 
-    def rows(self, tensor: StateTensor) -> Iterator[tuple[str, int, int | None]]:
-        """Where states lie in their tensor: name, first row, and number of rows; None is a vector.
+    def given_in(self, program: Program) -> dict[str, Result]:
+        """Buffers that a program gives as rows of one result, and that result."""
+        found = ((self.joined_tensor(result.buffer), result) for result in program.results)
+        return {part: result for tensor, result in found if tensor for part in tensor.parts}
+
+    def rows(self, tensor: JoinedTensor) -> Iterator[tuple[str, int, int | None]]:
+        """Where buffers lie in their tensor: name, first row, and number of rows; None is a vector.
 
         This is the one statement of their layout."""
         first = 0

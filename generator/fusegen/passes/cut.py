@@ -138,8 +138,7 @@ class _Cut:
 
     def _tensors(self, names: set[str]) -> set[str]:
         """The same, with the tensor of several states in the place of each of these."""
-        whole = {part: each.buffer for each in self.draft.state_tensors for part in each.parts}
-        return {whole.get(name, name) for name in names}
+        return set(map(self.draft.tensor_with, names))
 
     def _needs_type(self, names: Iterable[str]) -> bool:
         buffers = [self.draft.buffers[name] for name in names]

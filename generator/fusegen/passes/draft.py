@@ -13,6 +13,7 @@ from ..ir.plan import (
     Buffer,
     Conversion,
     Direction,
+    JoinedTensor,
     KernelSet,
     Parameter,
     Program,
@@ -20,7 +21,6 @@ from ..ir.plan import (
     Rewriting,
     Sharding,
     State,
-    StateTensor,
     Step,
 )
 from ..ir.quantization import QuantizationSpec, Role
@@ -96,7 +96,7 @@ class Draft:
         refresh: steps that quantise weights which the module keeps so.
         wgrad: steps that give gradients of weights after the backward.
         states: tensors that steps change in place.
-        state_tensors: those of them that lie in one tensor.
+        joined: tensors that several states, or several of what is saved, lie in.
         main_grads: parameters and the buffers of the caller's that their gradients go to.
         collectives: what ranks exchange within a direction, in order.
         gradients: (leaf, gradient) buffers that the backward can be asked for.
@@ -125,7 +125,7 @@ class Draft:
     refresh: tuple[Step, ...] = ()
     wgrad: tuple[Step, ...] = ()
     states: tuple[State, ...] = ()
-    state_tensors: tuple[StateTensor, ...] = ()
+    joined: tuple[JoinedTensor, ...] = ()
     main_grads: tuple[tuple[str, str], ...] = ()
     collectives: tuple[Collective, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
@@ -147,6 +147,10 @@ class Draft:
     def program(self, name: str) -> Program | None:
         """The program of a name, or None where the module has none."""
         return next((program for program in self.programs if program.name == name), None)
+
+    def tensor_with(self, name: str) -> str:
+        """The tensor that ops take for a buffer: that of several it lies in, or its own."""
+        return next((each.buffer for each in self.joined if name in each.parts), name)
 
     def received(self, direction: str) -> frozenset[str]:
         """What collectives of a direction give."""

@@ -70,6 +70,15 @@ def saved(draft: Draft) -> tuple[Result, ...]:
     )
 
 
+def joined_results(draft: Draft, results: tuple[Result, ...]) -> tuple[Result, ...]:
+    """Results as ops give them: several that lie in one tensor are this, if any is asked for."""
+    flags = flags_of(draft)
+    asked: dict[str, set[str]] = {}
+    for result in results:
+        asked.setdefault(draft.tensor_with(result.buffer), set()).update(result.when or flags)
+    return tuple(Result(name, ordered(when, flags)) for name, when in asked.items())
+
+
 def forward_conditions(
     steps: tuple[Step, ...], kept: tuple[Result, ...], sent: frozenset[str]
 ) -> tuple[Step, ...]:

@@ -29,6 +29,7 @@ from .draft import EMPTY, Draft, NotPossible, Property
 from .expand import expand
 from .fusions import rules_of
 from .interleave import interleave_halves
+from .join_amaxes import join_amaxes
 from .join_states import join_states
 from .kernels import choose_kernels, choose_merged
 from .liveness import add_conditions, saved
@@ -375,8 +376,15 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "join_states",
-        "Amax histories and scales that one op moves on lie in one tensor.",
+        "Amax histories and scales that one op moves on lie in one tensor; so do its statistics.",
         lambda draft, _: join_states(draft),
+        needs=_of(Property.KERNELS),
+        before=_of(Property.PROGRAMS),
+    ),
+    Pass(
+        "join_amaxes",
+        "Second-level amaxes that are saved lie in one tensor.",
+        lambda draft, _: join_amaxes(draft),
         needs=_of(Property.KERNELS),
         before=_of(Property.PROGRAMS),
     ),

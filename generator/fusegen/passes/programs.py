@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ..ir.dtypes import DType
@@ -25,7 +25,7 @@ from ..ir.quantization import Role
 from ..ir.shapes import Binary, Const, Expr, Operator, Sym, symbols
 from ..steps import decodes, is_product, quantizes, takes
 from .draft import Draft, NotPossible
-from .liveness import flags_of, forward_conditions, ordered
+from .liveness import flags_of, forward_conditions, joined_results, ordered
 
 Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
@@ -92,7 +92,8 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     flags = tuple(flag for flag in flags_of(draft) if flag in asked)
     kept = tuple(Result(result.buffer, result.when or flags) for result in kept)
     steps = forward_conditions(draft.forward, kept, sent)
-    return program("forward", draft, steps, arguments, flags, (*outputs, *kept), dims)
+    left = (Result(r.buffer, r.when or flags) for r in joined_results(draft, kept))
+    return program("forward", draft, steps, arguments, flags, (*outputs, *left), dims)
 
 
 def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
@@ -102,14 +103,14 @@ def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Pro
     what these read.
     """
     incoming = tuple(Argument(gradient(name), False) for name in draft.outputs)
-    read = {name for step in draft.backward for name in step.reads}
+    read = {draft.tensor_with(name) for step in draft.backward for name in step.reads}
     made = {name for step in draft.backward for name in step.writes}
     delayed = draft.received("wgrad") | {name for step in draft.wgrad for name in step.writes}
     kept = tuple(
         Argument(
             result.buffer, bool(result.when) or draft.buffers[result.buffer].optional, result.when
         )
-        for result in saved
+        for result in joined_results(draft, saved)
         if result.buffer in read
     )
     flags = flags_of(draft) if len(draft.gradients) > 1 else ()
@@ -140,10 +141,11 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
     leaves = {name: need(leaf) for leaf, name in draft.gradients if name in written}
     own = {name for _, name in draft.main_grads}
     flags = tuple(leaves.values()) if len(leaves) > 1 else ()
-    asked = _asked_by(draft.wgrad, flags)
+    asked = _asked_by(draft.wgrad, flags, draft.tensor_with)
     first = gradient(draft.outputs[0])
     weights = {parameter.buffer for parameter in draft.parameters}
-    names = sorted((*(r.buffer for r in saved), *asked), key=weights.__contains__)
+    left = (result.buffer for result in joined_results(draft, saved))
+    names = sorted((*left, *asked), key=weights.__contains__)
     operands = tuple(
         Argument(name, bool(asked[name]), asked[name])
         for name in dict.fromkeys(names)
@@ -164,11 +166,13 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
     return program("wgrad", draft, steps, arguments, flags, results, dims)
 
 
-def _asked_by(steps: tuple[Step, ...], flags: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """What steps read, in their order, and the flags under which they do."""
+def _asked_by(
+    steps: tuple[Step, ...], flags: tuple[str, ...], tensor: Callable[[str], str] = str
+) -> dict[str, tuple[str, ...]]:
+    """The tensors of what steps read, in their order, and the flags under which they do."""
     asked: dict[str, set[str]] = {}
     for step in steps:
-        for name in step.reads:
+        for name in map(tensor, step.reads):
             asked.setdefault(name, set()).update(step.when)
     return {name: _within(tuple(found), flags) for name, found in asked.items()}
 
@@ -190,14 +194,9 @@ def refresh_program(draft: Draft, dims: Dims) -> Program:
 
 def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:
     """State that the steps read, then state that they change, in the module's order."""
-    whole = {part: each.buffer for each in draft.state_tensors for part in each.parts}
-
-    def tensors(names: Iterable[str]) -> set[str]:
-        return {whole.get(name, name) for name in names}
-
-    read = tensors(name for step in steps for name in step.reads)
-    changed = tensors(name for step in steps for name in step.mutates)
-    kept = dict.fromkeys(whole.get(state.buffer, state.buffer) for state in draft.states)
+    read = {draft.tensor_with(name) for step in steps for name in step.reads}
+    changed = {draft.tensor_with(name) for step in steps for name in step.mutates}
+    kept = dict.fromkeys(draft.tensor_with(state.buffer) for state in draft.states)
     arguments = [
         Argument(name, optional=False, mutated=name in changed)
         for name in kept

@@ -7,6 +7,7 @@ from ..ir.shapes import symbols
 from ..spec.kinds import SpecKind
 from .contract import Context
 from .draft import Draft
+from .liveness import joined_results
 
 
 def seal(draft: Draft, context: Context) -> ModulePlan:
@@ -29,12 +30,12 @@ def seal(draft: Draft, context: Context) -> ModulePlan:
         arguments=draft.arguments,
         outputs=draft.outputs,
         states=draft.states,
-        state_tensors=draft.state_tensors,
+        joined=draft.joined,
         main_grads=draft.main_grads,
         attributes=draft.attributes,
         buffers=tuple(draft.buffers.values()),
         directions=draft.directions,
-        saved=draft.saved,
+        saved=joined_results(draft, draft.saved),
         kernel_sets=draft.kernel_sets,
         conversions=draft.conversions,
         exact=draft.exact,

@@ -35,7 +35,7 @@ def draft_faults(draft: Draft) -> Iterator[Fault]:
     formats = Formats(roles, draft.layout) if quantized else None
     programs = tuple(program for each in draft.directions for program in each.programs)
     if programs or draft.programs:
-        found = views(programs or draft.programs, draft.state_tensors, draft.collectives)
+        found = views(programs or draft.programs, draft.joined, draft.collectives)
     else:
         found = _views(draft)
     for view in found:

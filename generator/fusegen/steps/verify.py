@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..ir.dtypes import DType, bits
-from ..ir.plan import HALVES, Access, Buffer, PointwiseOperand, Program, StateTensor, Step
+from ..ir.plan import HALVES, Access, Buffer, JoinedTensor, PointwiseOperand, Program, Step
 from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, mul, product
 from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
@@ -327,17 +327,17 @@ _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
 
 def views(
     programs: tuple[Program, ...],
-    state_tensors: tuple[StateTensor, ...] = (),
+    joined: tuple[JoinedTensor, ...] = (),
     collectives: tuple[Collective, ...] = (),
 ) -> Iterator[View]:
     """Programs with arguments and results, as kernels run them and as the reference does.
 
     Args:
         programs: all with steps.
-        state_tensors: arguments in whose place steps name the states that lie in them.
+        joined: arguments and results in whose place steps name what lies in them.
         collectives: that are to cut them: what these read is a result, what they give is there.
     """
-    parts = {each.buffer: each.parts for each in state_tensors}
+    parts = {each.buffer: each.parts for each in joined}
 
     def named(buffer: str) -> tuple[str, ...]:
         return parts.get(buffer, (buffer,))
@@ -355,7 +355,12 @@ def views(
                 name=program.name,
                 steps=each.steps,
                 given=received | {n: a.when for a in program.arguments for n in named(a.buffer)},
-                results={r.buffer: r.when for r in program.results} | sent,
+                results={
+                    name: r.when if name == r.buffer else when[name]
+                    for r in program.results
+                    for name in named(r.buffer)
+                }
+                | sent,
                 owned=frozenset(n for buffer in program.mutated for n in named(buffer)),
                 flags=program.flags,
                 unasked=program.name not in ("backward", "wgrad"),

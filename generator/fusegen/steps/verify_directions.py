@@ -197,7 +197,7 @@ def verify_plan(plan: ModulePlan) -> None:
     for direction in plan.directions:
         found += (
             fault
-            for view in views(direction.programs, plan.state_tensors)
+            for view in views(direction.programs, plan.joined)
             for fault in faults(view, buffers, formats)
         )
         found += direction_faults(direction, buffers, plan.leaving)

@@ -42,7 +42,7 @@ def launch_step(
 ) -> LaunchStep:
     """A step as C++ that launches it, its conditions as these spell them."""
     given = {argument.buffer for argument in program.arguments if not argument.mutated}
-    addresses = {part for each in plan.state_tensors_of(program) for part in each.parts}
+    addresses = {part for each in plan.joined_of(program) for part in each.parts}
 
     def reading(name: str | None) -> str:
         if name is None:

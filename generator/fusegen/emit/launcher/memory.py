@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import itemgetter
 
 from ...ir.plan import Buffer, ModulePlan, Program, Result
-from ...ir.shapes import to_cpp
+from ...ir.shapes import Const, mul, to_cpp
 from ..python.conditions import Conditions
 from ..text.explain import size_in_bytes
 from .words import scalar_type
@@ -22,7 +22,7 @@ def _empty(buffer: Buffer, first: Buffer) -> str:
 def _asked(program: Program, result: Result) -> tuple[str, ...]:
     """Flags under which a result is allocated; some of them are computed anyway."""
     writer = next((step for step in program.steps if result.buffer in step.writes), None)
-    return writer.wanted(result.buffer) or writer.when if writer else ()
+    return writer.wanted(result.buffer) or writer.when if writer else result.when
 
 
 def _passing(program: Program) -> tuple[Result, ...]:
@@ -56,10 +56,18 @@ def _nothing(plan: ModulePlan, name: str, first: Buffer) -> str:
 
 def workspace_lines(plan: ModulePlan, program: Program, conditions: Conditions) -> list[str]:
     """One allocation for everything that lives inside the call and in no result's memory."""
+    parts = plan.given_in(program)
     passing = {result.buffer: result for result in _passing(program)}
-    names = (*program.workspace, *passing)
+    passing |= {name: result for name, result in parts.items() if _passes(program, name, result)}
+    rows = [
+        f"void* const {name} = {_row(plan, name, result, conditions)} : nullptr;"
+        for name, result in parts.items()
+        if name not in passing
+    ]
+    own = (name for name in program.workspace if name not in parts)
+    names = (*own, *passing)
     if not names:
-        return []
+        return rows
     writers = {name: step for step in program.steps for name in step.writes}
     lives, addresses = [], []
     for index, name in enumerate(names):
@@ -70,7 +78,9 @@ def workspace_lines(plan: ModulePlan, program: Program, conditions: Conditions) 
             kept = conditions.text(passing[name].when)
             rest = f"({value})" if asked else value
             value = f"{kept} ? kUnwanted : {rest}"
-            address = f"{kept} ? writable({name}_kept) : {address}"
+            place = f"{kept} ? writable({name}_kept)"
+            place = _row(plan, name, parts[name], conditions) if name in parts else place
+            address = f"{place} : {address}"
         first, last = program.lifetime(name)
         lives.append(f"    {{{value}, {first}, {last}}},  // {name}")
         addresses.append(f"void* const {name} = {address};")
@@ -78,7 +88,24 @@ def workspace_lines(plan: ModulePlan, program: Program, conditions: Conditions) 
     regions = _regions(plan, program, names)
     given = ["lives", program.arguments[0].buffer, *(["regions"] if regions else [])]
     making = f"const Workspace workspace({', '.join(given)});"
-    return [opening, *lives, "}};", *regions, making, *addresses]
+    return [opening, *lives, "}};", *regions, making, *addresses, *rows]
+
+
+def _passes(program: Program, name: str, result: Result) -> bool:
+    """Whether a step writes a part of a result in calls that do not want the result."""
+    when = _asked(program, Result(name))
+    return not when or not {*when} <= {*result.when}
+
+
+def _row(plan: ModulePlan, name: str, result: Result, conditions: Conditions) -> str:
+    """The address of a part of a result, if that is wanted."""
+    tensor = plan.joined_tensor(result.buffer)
+    assert tensor is not None, result
+    first = next(row for part, row, _ in plan.rows(tensor) if part == name)
+    offset = to_cpp(mul(Const(first), plan.buffer(result.buffer).shape.dims[-1]))
+    start = f"floats(writable({result.buffer}))"
+    place = f"{start} + {offset}" if first else start
+    return f"{conditions.text(result.when)} ? {place}"
 
 
 def _regions(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[str]:

@@ -43,7 +43,7 @@ class LaunchProgram:
         uses_sms: whether a launch asks how many multiprocessors there are.
         uses_io: whether anything asks for the module's own type.
         delays: whether states of delayed scaling move on.
-        states: addresses of states within their tensors.
+        states: addresses of buffers that lie as rows of arguments.
         operands: contiguous, aligned arguments.
         conditions: names for those that are asked more than once.
         results: allocations.
@@ -124,9 +124,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
     states = tuple(_state_lines(plan, program, _words(body.lines)))
     words = _words((*size_checks, *conditions.lines, *states, *body.lines))
     loaded = {name for step in program.steps for name in step.loads}
-    loaded |= {
-        each.buffer for each in plan.state_tensors_of(program) if not loaded.isdisjoint(each.parts)
-    }
+    loaded |= {each.buffer for each in plan.joined_of(program) if not loaded.isdisjoint(each.parts)}
     given = {argument.buffer: argument for argument in program.arguments}
     return LaunchProgram(
         name=program.function,
@@ -190,9 +188,10 @@ def _words(lines: Iterable[str]) -> frozenset[str]:
 
 
 def _state_lines(plan: ModulePlan, program: Program, used: frozenset[str]) -> Iterator[str]:
-    """Addresses of the states that launches name, each in its tensor."""
-    for tensor in plan.state_tensors_of(program):
+    """Addresses of what launches name as rows of an argument, each in its tensor."""
+    for tensor in plan.joined_of(program):
         changed = tensor.buffer in program.mutated
+        optional = any(a.optional for a in program.arguments if a.buffer == tensor.buffer)
         start = f"writable({tensor.buffer})" if changed else f"pointer({tensor.buffer}_dense)"
         kind = "float*" if changed else "const float*"
         extent = plan.buffer(tensor.buffer).shape.dims[-1]
@@ -200,6 +199,7 @@ def _state_lines(plan: ModulePlan, program: Program, used: frozenset[str]) -> It
             if name in used:
                 offset = to_cpp(mul(Const(first), extent))
                 place = f"floats({start}) + {offset}" if first else f"floats({start})"
+                place = f"{tensor.buffer} ? {place} : nullptr" if optional else place
                 yield f"{kind} const {name} = {place};"
 
 

@@ -16,7 +16,7 @@ from .autograd import AutogradText, autograd_text
 from .directions import DirectionText, direction_texts, groups_of
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .refresh import RefreshText, refresh_text
-from .states import RecordText, StateText, called_states, record_text, state_texts
+from .states import RecordText, StateText, called_states, record_texts, state_texts
 from .wgrad import WgradText, wgrad_text
 from .words import (
     AttributeText,
@@ -77,7 +77,8 @@ class CellContext:
         states: tensors kept between calls.
         called_states: those of them that the function takes.
         transient: paths of those that no state dict has.
-        records: those of them that are statistics.
+        records: statistics of each copy.
+        record_tensors: those of the states that they lie in.
         refresh: the function that quantises the weights, where they are kept so.
         wgrad: the function that gives gradients of weights later, where they are delayed.
         keyword_only: whether the function has keywords besides its tensors.
@@ -123,6 +124,7 @@ class CellContext:
     called_states: tuple[StateText, ...]
     transient: tuple[str, ...]
     records: tuple[RecordText, ...]
+    record_tensors: tuple[str, ...]
     refresh: RefreshText | None
     wgrad: WgradText | None
     keyword_only: bool
@@ -231,7 +233,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         states=states,
         called_states=tuple(state for state in states if state.argument in called),
         transient=tuple(state.path for state in states if state.transient),
-        records=tuple(record_text(plan, name) for name in plan.records),
+        records=tuple(record_texts(plan)),
+        record_tensors=plan.record_tensors,
         refresh=refresh_text(plan, states),
         wgrad=wgrad_text(plan, autograd.left_names),
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad or called_groups),
@@ -259,7 +262,9 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
         parts=tuple(parts.values()),
         called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
-        uses_parts=bool(any(holders) or plan.state_tensors or base.startswith("_parts.")),
+        uses_parts=bool(
+            any(holders) or any(state.parts for state in states) or base.startswith("_parts.")
+        ),
         keywords=keywords,
         lookups=lookups,
         call_arguments=call_arguments,

@@ -95,7 +95,9 @@ def refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshText
             *(f"{flag}={flag}" for flag in printed.flags),
             *(f"{group.name}=self.{group.name}" for group in groups),
         ),
-        kept=repr(tuple(s.argument for s in changed if not (s.copy or s.argument in plan.records))),
+        kept=repr(
+            tuple(s.argument for s in changed if not (s.copy or s.argument in plan.record_tensors))
+        ),
         held=tuple(_held_texts(plan, plan.refresh.steps)) if held else (),
     )
 
@@ -127,10 +129,11 @@ def _held_text(plan: ModulePlan, step: Step, steps: tuple[Step, ...]) -> HeldTex
         state=repr({state.path: first.get(state.fill) for state in kept}),
         records=repr(
             {
-                name: plan.state(name).path
+                tensor: tensor
                 for each in steps
                 for name in each.mutates
                 if name in plan.records and each.copies[0].source == weight
+                for tensor in (plan.tensor_with(name),)
             }
         ),
     )

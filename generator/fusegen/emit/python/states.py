@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...ir import dtypes
-from ...ir.plan import ModulePlan, State, StateFill, StateTensor
+from ...ir.plan import JoinedTensor, ModulePlan, StateFill
 from ...ir.shapes import Expr, Sym, to_code, to_python
+from ...steps import observes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class StateText:
         dtype: attribute of torch.
         init: source of the in-place fill, without the tensor; empty where a refresh fills it.
         copy: whether it is part of a copy of a weight.
-        transient: whether no state dict needs it.
+        transient: whether no state dict needs it; one without the weights needs their copies.
         parts: the states that lie in it, which state dicts have in its place.
     """
 
@@ -72,10 +73,15 @@ class StateText:
 
 @dataclass(frozen=True, slots=True)
 class RecordText:
-    """Statistics of a copy: the copy's name, and the buffer's path in the class."""
+    """Statistics of a copy.
+
+    Attributes:
+        name: of the copy.
+        source: of its numbers, on the class.
+    """
 
     name: str
-    path: str
+    source: str
 
 
 _FILLS = {
@@ -93,7 +99,8 @@ def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
 
 
 def _state_text(plan: ModulePlan, name: str) -> StateText:
-    tensor = plan.state_tensor(name)
+    tensor = plan.joined_tensor(name)
+    recorded = name in plan.record_tensors
     state = plan.state(name) if tensor is None else None
     path = state.path if state else name
     holder, _, attribute = path.rpartition(".")
@@ -112,10 +119,10 @@ def _state_text(plan: ModulePlan, name: str) -> StateText:
         extents=", ".join(to_python(dim) for dim in dims),
         shape=", ".join(to_code(dim) for dim in dims),
         dtype=dtype,
-        init=_FILLS[state.fill] if state else "",
+        init=_FILLS[StateFill.RECORD] if recorded else _FILLS[state.fill] if state else "",
         copy=copy,
-        transient=state is not None and _transient(plan, state),
-        parts=tuple(_part_texts(plan, tensor)) if tensor else (),
+        transient=recorded or (copy and not plan.quantized),
+        parts=tuple(_part_texts(plan, tensor)) if tensor and not recorded else (),
     )
 
 
@@ -125,7 +132,7 @@ def _named_dims(plan: ModulePlan, name: str) -> tuple[Expr, ...]:
     return plan.buffer(name).shape.substitute(words).dims
 
 
-def _part_texts(plan: ModulePlan, tensor: StateTensor) -> Iterator[PartText]:
+def _part_texts(plan: ModulePlan, tensor: JoinedTensor) -> Iterator[PartText]:
     for name, first, count in plan.rows(tensor):
         state = plan.state(name)
         holder, _, attribute = state.path.rpartition(".")
@@ -140,7 +147,7 @@ def _part_texts(plan: ModulePlan, tensor: StateTensor) -> Iterator[PartText]:
 
 
 def state_sources(
-    plan: ModulePlan, tensor: StateTensor, prefix: str = ""
+    plan: ModulePlan, tensor: JoinedTensor, prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
     """States, and Python source of each as rows of its tensor, whose name has a prefix."""
     for name, first, count in plan.rows(tensor):
@@ -154,17 +161,17 @@ def called_states(plan: ModulePlan) -> tuple[str, ...]:
     return tuple(name for name in plan.kept if name in taken)
 
 
-def record_text(plan: ModulePlan, name: str) -> RecordText:
-    copy = next(step.copies[0] for step in plan.steps if name in step.mutates)
-    return RecordText(copy.data, plan.state(name).path)
-
-
-def _transient(plan: ModulePlan, state: State) -> bool:
-    """Whether no state dict needs it; one without the weights needs their copies."""
-    return state.fill is StateFill.RECORD or (state.fill is StateFill.COPY and not plan.quantized)
+def record_texts(plan: ModulePlan) -> Iterator[RecordText]:
+    """Statistics of every copy: each is a row of the tensor of its op."""
+    copies = {step.out: step.copies[0].data for step in plan.steps if observes(step)}
+    for name in plan.record_tensors:
+        tensor = plan.joined_tensor(name)
+        assert tensor is not None, name
+        for part, source in state_sources(plan, tensor, "self."):
+            yield RecordText(copies[part], source)
 
 
 def _changed_by(plan: ModulePlan, name: str) -> str:
     if plan.refresh and name in plan.refresh.mutated:
         return "`refresh_weights`"
-    return "calls" if name in plan.records else "training steps"
+    return "calls" if name in plan.record_tensors else "training steps"

@@ -144,7 +144,7 @@ class CheckedProgram:
         absent: results that stay None where no flag asks for them.
         dims: sizes that the steps need.
         conditions: ``need_da = ...`` lines that they need.
-        states: lines that take states out of their tensors.
+        states: lines that take buffers out of arguments that they are rows of.
         steps: in order.
         scoped: the same by steps of the plan, where each runs in a scope.
         returned: source of the return value.
@@ -301,6 +301,7 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
     steps = tuple(text for each in scoped for text in each.steps)
     words = {word for step in steps for word in re.findall(r"\w+", step.call)}
     returned = _returned_values(plan, program, conditions)
+    absent = {argument.buffer for argument in program.arguments if argument.optional}
     needed = words | {*re.findall(r"\w+", returned)}
     return CheckedProgram(
         text=program_text(plan, program),
@@ -317,8 +318,10 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
         dims=bind_lines(program, words),
         conditions=conditions.lines,
         states=tuple(
-            f"{name} = {source}"
-            for tensor in plan.state_tensors_of(program)
+            f"{name} = None if {tensor.buffer} is None else {source}"
+            if tensor.buffer in absent
+            else f"{name} = {source}"
+            for tensor in plan.joined_of(program)
             for name, source in state_sources(plan, tensor)
             if name in needed
         ),
@@ -378,7 +381,7 @@ def _returned_values(plan: ModulePlan, program: Program, conditions: Conditions)
 
 def _new_value(plan: ModulePlan, program: Program, name: str) -> str:
     """What an argument that is changed in place holds after the op."""
-    tensor = plan.state_tensor(name)
+    tensor = plan.joined_tensor(name)
     if tensor:
         return f"quantized.join_states({', '.join(tensor.parts)})"
     return _stored(plan, name, _part(program, name))
@@ -433,6 +436,11 @@ def _loaded(plan: ModulePlan, buffer: str, dtype: DType) -> str:
 
 def _returned(plan: ModulePlan, program: Program, result: Result, conditions: Conditions) -> str:
     """A result, or None where its step ran for the sake of others."""
+    tensor = plan.joined_tensor(result.buffer)
+    if tensor:
+        rows = ", ".join(_row(program, name, conditions) for name in tensor.parts)
+        absent = absent_source(plan, program, result)
+        return f"quantized.join_amaxes({rows}) if {conditions.text(result.when)} else {absent}"
     part = _part(program, result.buffer)
     source = _stored(plan, result.buffer, part)
     own_name = part == result.buffer  # None where no step gives it; a copy has no name then
@@ -441,6 +449,13 @@ def _returned(plan: ModulePlan, program: Program, result: Result, conditions: Co
         return source
     absent = absent_source(plan, program, result)
     return f"{source} if {conditions.text(result.when)} else {absent}"
+
+
+def _row(program: Program, name: str, conditions: Conditions) -> str:
+    """A part of a result, or None where no step wrote it."""
+    writer, source = _writer(program, name), _part(program, name)
+    when = conditions.text(writer.wanted(name) or writer.when) if writer else ""
+    return f"{source} if {when} else None" if when else source
 
 
 def _check_line(plan: ModulePlan, check: Check) -> str:

@@ -172,7 +172,7 @@ def test_context(plan: ModulePlan) -> TestContext:
     results = [result.buffer for result in plan.forward.results]
     tokens = _ROWS * (_LEADING if plan.buffer(plan.inputs[0]).shape.leading else 1)
     called = called_states(plan)
-    moving = [name for name in called if name not in (*plan.caches, *plan.records)]
+    moving = [name for name in called if name not in (*plan.caches, *plan.record_tensors)]
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
@@ -289,7 +289,7 @@ def _same_records(plan: ModulePlan) -> list[str]:
 
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
     """State that a call of a direction moves on."""
-    own = {*plan.records, *(name for _, name in plan.main_grads)}
+    own = {*plan.record_tensors, *(name for _, name in plan.main_grads)}
     return [name for name in program.mutated if name not in own]
 
 
@@ -371,7 +371,7 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         return fills[state.fill].format(shape=dims, dtype=dtypes.info(buffer.dtype).torch)
 
     for name in plan.kept:
-        tensor = plan.state_tensor(name)
+        tensor = plan.joined_tensor(name)
         if tensor is None:
             yield f'"{name}": {filled(plan.state(name))},'
         else:

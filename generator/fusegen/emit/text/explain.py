@@ -125,9 +125,7 @@ def _place(plan: ModulePlan, name: str) -> str:
         return paths[name] + memory + (", optional" if plan.buffer(name).optional else "")
     if name in plan.caches:
         return f"buffer {plan.state(name).path}, filled by refresh"
-    if name in plan.records:
-        return f"buffer {plan.state(name).path}, for people"
-    if name in plan.kept and plan.state_tensor(name) is None:
+    if name in plan.kept and plan.joined_tensor(name) is None:
         return f"buffer {plan.state(name).path}, changed in place"
     if place := _place_in_state(plan, name):
         return place
@@ -167,14 +165,18 @@ def _under(when: tuple[str, ...]) -> str:
 
 
 def _place_in_state(plan: ModulePlan, name: str) -> str:
-    """Of a tensor of states, or one of its states; empty for another buffer."""
-    if plan.state_tensor(name):
+    """Of a tensor of states, or a row of a tensor of several; empty for another buffer."""
+    if name in plan.record_tensors:
+        return "buffer, for people"
+    if name in plan.kept:
         return "state, changed in place"
-    for tensor in plan.state_tensors:
+    for tensor in plan.joined:
         for part, first, count in plan.rows(tensor):
             if part == name:
                 rows = f"row {first}" if count is None else f"rows {first} to {first + count - 1}"
-                return f"{rows} of {tensor.buffer}, {plan.state(name).path} in the state dict"
+                kept = tensor.buffer in {*plan.kept} - {*plan.record_tensors}
+                path = f", {plan.state(name).path} in the state dict" if kept else ""
+                return f"{rows} of {tensor.buffer}{path}"
     return ""
 
 
