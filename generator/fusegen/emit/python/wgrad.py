@@ -65,7 +65,7 @@ def wgrad_text(plan: ModulePlan, left: tuple[str, ...]) -> WgradText | None:
     main_grads = main_grad_texts(plan)
     groups = groups_of(plan.direction("wgrad"))
     first = operands[0].buffer
-    read = {name: step.when for step in plan.wgrad.steps for name in step.reads}
+    read = {plan.tensor_with(name): step.when for step in plan.wgrad.steps for name in step.reads}
 
     def kept(argument: Argument) -> str:
         name = argument.buffer
