@@ -341,7 +341,10 @@ def test_explain() -> None:
     assert "\n".join(data["text"]) + "\n" == text
     buffers = {buffer["name"]: buffer for buffer in data["plan"]["buffers"]}
     assert buffers["x"]["shape"] == "[T...]"
-    assert [step["primitive"] for step in data["plan"]["forward"]["steps"]] == ["pointwise"]
+    forward, _ = data["plan"]["directions"]
+    assert [[step["primitive"] for step in each["steps"]] for each in forward["segments"]] == [
+        ["pointwise"]
+    ]
 
 
 def test_generate_shows_lists_and_diffs_without_writing(bundle: Path) -> None:

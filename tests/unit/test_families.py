@@ -410,7 +410,7 @@ def test_points_that_compile_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("tile", "given", "word"),
     [
-        ((128, 256, 128), {}, "depth of 64"),
+        ((128, 256, 128), {}, "64 elements along K"),
         ((64, 128, 64), {}, "128, 192 or 256 rows"),
         ((192, 128, 64), {"schedule": PINGPONG}, "64 or 128 rows"),
         ((128, 320, 64), {}, "columns"),

@@ -132,8 +132,10 @@ def test_the_launcher_says_when_only_the_sum_is_wanted() -> None:
         for program in context.programs
     )
     assert not any("quantizes" in line for line in forward.lines)
-    flags = " || ".join(map(need, ("x", "fc1_weight", "fc1_bias")))
-    assert f"  arguments.quantizes = {flags};" in backward.lines
+    asked = " || ".join(map(need, ("x", "fc1_weight", "fc1_bias")))
+    named = context.programs[1].conditions
+    assert f"const bool need_dh_row_sums = {asked};" in (line.strip() for line in named)
+    assert "  arguments.quantizes = need_dh_row_sums;" in backward.lines
     assert (
         "  arguments.expression.results = {nullptr, nullptr, writable(dprobs)};" in backward.lines
     )
