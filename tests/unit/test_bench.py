@@ -1033,7 +1033,7 @@ def test_products_go_through_the_dispatch_functions(dispatch: Any, tmp_path: Pat
     made = []
     for name in names:
         header = (csrc / "dispatch" / f"{name}.h").read_text()
-        for kernel in re.findall(r"Status (\w+)\(const fusegen::Fp8GemmArguments& in", header):
+        for kernel in re.findall(r"Status\s+(\w+)\(\s*const fusegen::Fp8GemmArguments& in", header):
             if kernel != name:
                 made.append(
                     f"fusegen::Status {kernel}(const fusegen::Fp8GemmArguments&, fusegen::Stream&)"
