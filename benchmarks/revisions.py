@@ -104,7 +104,7 @@ def _module(package: Any, cell: str, layer: Layer) -> nn.Module:
     """Random parameters, the same for all revisions; buffers for gradients where it wants them."""
     torch.manual_seed(3)
     device = {"device": common.DEVICE} if layer.sizes else {}
-    module = _class_of(package, cell)(*layer.sizes, **device)
+    module = _class_of(package, cell)(*layer.sizes, **device).to(common.DEVICE)  # state, too
     for parameter in module.parameters() if MAIN_GRAD in cell else ():
         parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)  # type: ignore[attr-defined]
     refresh = getattr(module, "refresh_weights", None)

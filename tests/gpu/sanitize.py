@@ -182,11 +182,14 @@ def _gemm_case(programs: Any, kind: str, sizes: selection.Reach, element: str) -
 
 def gemm_cases(bundle: Any, folder: Path, known: Collection[str]) -> Iterator[Case]:
     """One case per matrix kernel, by its name, but for units that are known."""
+    from gpu_support import has_op
     from programs import Programs
 
     done = set()
     for cell in cells_of(folder):
         if not cell.startswith("grouped_linear__"):
+            continue
+        if not all(has_op(bundle, f"{cell}_{each}") for each in ("forward", "backward")):
             continue
         programs = Programs(bundle, cell)
         # Where gradients of weights wait, the backward has no such product; other cells have.
