@@ -20,9 +20,12 @@ from fusegen.families.wgmma import WgmmaConfig
 from fusegen.ir import dtypes
 from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import GemmKind, Store
+from fusegen.ir.kernel_set import KernelSet
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import KernelSet, ModulePlan, Program, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.program import Program
 from fusegen.ir.shapes import evaluate
+from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve_module
 from fusegen.steps import is_product
 from fusegen.tuning.cases import Case

@@ -21,7 +21,7 @@ from torch import Tensor
 from fusegen.build import library as bundle_build
 from fusegen.build.sources import Sources, read_sources
 from fusegen.ir.kernel import GemmKind
-from fusegen.ir.plan import KernelSet
+from fusegen.ir.kernel_set import KernelSet
 from fusegen.tuning.cases import Case
 from kernels import build
 from kernels.build import Accumulation, Format, Kind, Scaling, Target, Tile

@@ -15,8 +15,9 @@ from torch import Tensor
 from fusegen.checks.load import load
 from fusegen.emit.kernels.units import unit_context
 from fusegen.emit.render import Renderer
+from fusegen.ir.kernel_set import KernelUnit
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import Access, KernelUnit, PointwiseOperand
+from fusegen.ir.step import Access, PointwiseOperand
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs, builtin_templates
 

@@ -9,9 +9,9 @@ import torch
 from subject import RECIPES, ROOT, quantization, reference
 
 from fusegen.checks.load import load
+from fusegen.ir.buffers import Buffer
 from fusegen.ir.dtypes import DType, info
 from fusegen.ir.kernel import LayoutSpec
-from fusegen.ir.plan import Buffer
 from fusegen.ir.quantization import Orientation, Role
 from fusegen.ir.shapes import Shape, evaluate
 from fusegen.passes.copies import make_copy

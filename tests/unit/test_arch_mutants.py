@@ -37,8 +37,9 @@ from fusegen.families.registry import FAMILIES, known_family
 from fusegen.families.wgmma import Schedule
 from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import GemmKind, Store
+from fusegen.ir.kernel_set import Variant
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import ModulePlan, Status, Variant
+from fusegen.ir.plan import ModulePlan, Status
 from fusegen.ir.predicate import Comparison, SizeVariable
 from fusegen.ir.quantization import Accumulation
 from fusegen.passes.pipeline import Plan, resolve

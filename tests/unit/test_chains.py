@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fusegen.checks.load import load
 from fusegen.checks.modules import check_module
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import AttributeRef, ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.step import AttributeRef, Step
 from fusegen.ir.text import parse, text
 from fusegen.math import joint_backward, to_math
 from fusegen.math import parse as parse_expression

@@ -11,7 +11,9 @@ from fusegen.emit.python.words import schema
 from fusegen.emit.text.explain import explain
 from fusegen.ir.kernel import GemmKind
 from fusegen.ir.naming import Cell, need
-from fusegen.ir.plan import ModulePlan, Program, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.program import Program
+from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import modules_with

@@ -25,8 +25,8 @@ from fusegen.families.wgmma import Schedule, WgmmaConfig
 from fusegen.ir.dtypes import DType
 from fusegen.ir.fields import STRICT, Positive
 from fusegen.ir.kernel import GemmKind, Store
+from fusegen.ir.kernel_set import Variant
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import Variant
 from fusegen.ir.quantization import (
     Accumulation,
     Extent,

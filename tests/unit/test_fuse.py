@@ -9,7 +9,7 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import Operand, Step
+from fusegen.ir.step import Operand, Step
 from fusegen.math import Derivations
 from fusegen.passes.backward import write_backward
 from fusegen.passes.draft import Draft, NotPossible

@@ -8,9 +8,10 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
-from fusegen.emit.reference.steps import reference_context
+from fusegen.emit.reference.cell import reference_context
 from fusegen.ir.naming import Cell, need
-from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet

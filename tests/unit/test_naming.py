@@ -13,6 +13,7 @@ from fusegen.checks.load import load
 from fusegen.families.wgmma import Schedule, WgmmaConfig
 from fusegen.ir.dtypes import IO_DTYPES, DType
 from fusegen.ir.kernel import GemmKind
+from fusegen.ir.kernel_set import KernelUnit
 from fusegen.ir.naming import (
     Cell,
     ElementKernel,
@@ -24,7 +25,7 @@ from fusegen.ir.naming import (
     need,
     parameter_argument,
 )
-from fusegen.ir.plan import KernelUnit, ModulePlan
+from fusegen.ir.plan import ModulePlan
 from fusegen.passes.pipeline import resolve
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import Loc

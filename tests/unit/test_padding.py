@@ -8,7 +8,8 @@ import pytest
 
 from fusegen import api
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve
 from fusegen.steps.pointwise import ROW_GROUPS
 

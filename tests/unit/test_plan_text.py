@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fusegen.checks.load import load
+from fusegen.ir.buffers import Attribute, Buffer
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import Attribute, Buffer, ModulePlan, Operand, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.step import Operand, Step
 from fusegen.ir.text import parse, text
 from fusegen.ir.words import AttributeType
 from fusegen.passes.contract import Pass

@@ -10,8 +10,9 @@ from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.text.explain import explain, size_in_bytes
 from fusegen.ir.naming import Cell, need
-from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import evaluate
+from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet

@@ -12,7 +12,8 @@ from fusegen.checks.load import load
 from fusegen.emit.text.explain import explain, size_in_bytes
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell, gradient, need
-from fusegen.ir.plan import Argument, CheckKind, ModulePlan, Program, Status
+from fusegen.ir.plan import ModulePlan, Status
+from fusegen.ir.program import Argument, CheckKind, Program
 from fusegen.ir.shapes import symbols, to_python
 from fusegen.options.weight_cache import WEIGHT_CACHE
 from fusegen.passes.pipeline import resolve, resolve_module

@@ -6,7 +6,8 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.step import Step
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs

@@ -11,7 +11,8 @@ from fusegen.emit.python.directions import direction_texts
 from fusegen.emit.python.words import schema
 from fusegen.emit.text.explain import explain
 from fusegen.ir.naming import Cell, need
-from fusegen.ir.plan import Argument, Direction, ModulePlan, Program
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.program import Argument, Direction, Program
 from fusegen.ir.segments import Start, Wait
 from fusegen.ir.text import parse, text
 from fusegen.passes.pipeline import resolve_module

@@ -10,9 +10,11 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
+from fusegen.ir.buffers import StateFill
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import ModulePlan, Program, StateFill
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.program import Program
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs, builtin_templates

@@ -13,10 +13,12 @@ import pytest
 
 import fusegen
 from fusegen.checks.load import load
-from fusegen.emit.reference.steps import reference_context
+from fusegen.emit.reference.cell import reference_context
+from fusegen.ir.buffers import Buffer
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import AttributeRef, Buffer, ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import Shape
+from fusegen.ir.step import AttributeRef, Step
 from fusegen.ir.words import AttributeType
 from fusegen.math import Derivations
 from fusegen.passes.backward import write_backward

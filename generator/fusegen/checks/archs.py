@@ -13,7 +13,7 @@ from ..families.registry import FAMILIES, known_family
 from ..families.scalings import in_words
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
-from ..ir.plan import Variant
+from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation, Scaling
 from ..spec.arch import ArchSpec, Every, FamilySpec, KindSpec
 from ..spec.diagnostics import Problem

@@ -20,30 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+from ..ir.buffers import Attribute, Buffer, JoinedTensor, Parameter, State
 from ..ir.names import MARK, mark, plain
-from ..ir.plan import (
-    Argument,
-    Attribute,
-    AttributeRef,
-    Binding,
-    Buffer,
-    Check,
-    Copy,
-    Dimension,
-    JoinedTensor,
-    ModulePlan,
-    Operand,
-    Parameter,
-    Pointwise,
-    PointwiseOperand,
-    Program,
-    Result,
-    Sharding,
-    State,
-    Step,
-)
+from ..ir.plan import Dimension, ModulePlan, Sharding
+from ..ir.program import Argument, Binding, Check, Program
 from ..ir.segments import Start, Wait
 from ..ir.shapes import Binary, Const, Shape, Sym
+from ..ir.step import AttributeRef, Copy, Operand, Pointwise, PointwiseOperand, Result, Step
 from .fileset import ArtifactKind, RenderError
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind, LayoutSpec, Store
-from ..ir.plan import Variant
+from ..ir.kernel_set import Variant
 from ..ir.quantization import OPERANDS, Accumulation, Role, Scaling
 from ..steps.launch import Launch
 

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from ..ir.fields import STRICT, Positive
 from ..ir.kernel import GemmKind, Store
-from ..ir.plan import Variant
+from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation, Extent, Scaling
 from .family import Configured, Constants, Resources
 

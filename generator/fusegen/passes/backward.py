@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..ir.buffers import Buffer
 from ..ir.naming import gradient, partial_gradient, terms_of, total_gradient
-from ..ir.plan import Access, Buffer, Operand, Step
+from ..ir.step import Access, Operand, Step
 from ..math import names_in, parse
 from ..spec.op import OpSpec, operand_symbols, symbols_of
 from ..steps.add import ADD, slots

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.plan import Argument, Buffer, Conversion, Copy, Form, KernelSet, Operand, Result, Step
+from ..ir.kernel_set import KernelSet
+from ..ir.plan import Conversion, Form
+from ..ir.program import Argument
 from ..ir.quantization import AmaxSource, Orientation, QuantizationSpec, Role, Rounding
 from ..ir.shapes import Const, Shape, Sym
+from ..ir.step import Copy, Operand, Result, Step
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps.copies import Original

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.kernel import LayoutSpec
-from ..ir.plan import Buffer, Copy, Operand, Step
 from ..ir.quantization import Orientation, QuantizationSpec, Role
+from ..ir.step import Copy, Operand, Step
 from ..steps.copies import Formats, Original, copy_slots, stored_amaxes, stored_copy
 from ..steps.quantize import QUANTIZE
 from .draft import NotPossible

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from ..ir.dtypes import DType
-from ..ir.plan import Argument, Direction, Program, Result, Segment, Step
+from ..ir.program import Argument, Direction, Program, Segment
 from ..ir.segments import Collective, Start, Wait
+from ..ir.step import Result, Step
 from .draft import Draft
 from .programs import Dims, program
 

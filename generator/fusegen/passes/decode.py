@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.kernel import LayoutSpec
-from ..ir.plan import Buffer, Copy, Operand, Step, Variant
+from ..ir.kernel_set import Variant
 from ..ir.quantization import Orientation, QuantizationSpec
 from ..ir.shapes import Const, Expr, Shape
+from ..ir.step import Copy, Operand, Step
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import is_product

@@ -6,26 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from ..ir.buffers import Attribute, Buffer, JoinedTensor, Parameter, State
 from ..ir.kernel import LayoutSpec
-from ..ir.plan import (
-    Attribute,
-    AttributeValue,
-    Buffer,
-    Conversion,
-    Direction,
-    JoinedTensor,
-    KernelSet,
-    Parameter,
-    Program,
-    Result,
-    Rewriting,
-    Sharding,
-    State,
-    Step,
-)
+from ..ir.kernel_set import KernelSet
+from ..ir.plan import Conversion, Sharding
+from ..ir.program import Direction, Program
 from ..ir.quantization import QuantizationSpec, Role
 from ..ir.segments import Collective
 from ..ir.shapes import Expr
+from ..ir.step import AttributeValue, Result, Rewriting, Step
 from ..spec.op import OpSpec
 
 

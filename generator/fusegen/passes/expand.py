@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..ir.buffers import Attribute, Buffer, Parameter
 from ..ir.naming import parameter_argument
-from ..ir.plan import Attribute, AttributeRef, Buffer, Operand, Parameter, Step
 from ..ir.shapes import Shape, Sym
+from ..ir.step import AttributeRef, Operand, Step
 from ..ir.words import Init
 from ..spec.chains import chain_of, outputs_of, prefix_of, reads_of, results_of
 from ..spec.module import ModuleSpec

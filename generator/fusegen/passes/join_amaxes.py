@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.buffers import Buffer, JoinedTensor
 from ..ir.dtypes import DType
-from ..ir.plan import Buffer, JoinedTensor
 from ..ir.shapes import Const, Expr, Shape
 from .draft import Draft
 

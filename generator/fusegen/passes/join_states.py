@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from ..ir.buffers import Buffer, JoinedTensor, State, StateFill
 from ..ir.dtypes import DType
-from ..ir.plan import Buffer, JoinedTensor, State, StateFill, Step
 from ..ir.shapes import Const, Expr, Shape
+from ..ir.step import Step
 from .draft import Draft
 
 _JOINED = {

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from ..families.family import HADAMARD, Config, Demand, offers
 from ..families.registry import known_family
+from ..ir.buffers import Buffer
 from ..ir.dtypes import IO_DTYPES, DType
 from ..ir.kernel import GemmKind, Store
+from ..ir.kernel_set import Kernel, KernelSet, KernelUnit, SelectionRule, Variant
 from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
-from ..ir.plan import Buffer, Kernel, KernelSet, KernelUnit, SelectionRule, Step, Variant
 from ..ir.predicate import Predicate
 from ..ir.quantization import Orientation, Rounding
+from ..ir.step import Step
 from ..spec.arch import ArchSpec, FamilySpec
 from ..spec.offered import offered
 from ..spec.recipe import RecipeSpec

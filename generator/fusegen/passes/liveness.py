@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.naming import gradient, need
-from ..ir.plan import LIKE, Result, Step
+from ..ir.step import LIKE, Result, Step
 from ..steps import observes
 from .draft import Draft
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.naming import gradient
-from ..ir.plan import Access, Buffer, Operand, Pointwise, PointwiseOperand, Step
 from ..ir.shapes import product
+from ..ir.step import Access, Operand, Pointwise, PointwiseOperand, Step
 from ..math import (
     Derivations,
     Expression,

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..ir.plan import Access, Buffer, Operand, Pointwise, Result, Step
+from ..ir.buffers import Buffer
+from ..ir.step import Access, Operand, Pointwise, Result, Step
 from ..spec.fusion import MERGES
 from ..steps.pointwise_quantize import ROW_PARTIALS, stored_row_partials
 from .draft import NotPossible

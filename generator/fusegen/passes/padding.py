@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..ir.kernel import GemmKind
-from ..ir.plan import Operand, Step
+from ..ir.step import Operand, Step
 from ..math import Program, zero_results
 from ..steps import is_product
 from ..steps.pointwise import ROW_GROUPS

@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.naming import UPDATE_STATE, gradient, need
-from ..ir.plan import (
-    INTERLEAVE,
-    LIKE,
-    Argument,
-    Binding,
-    Buffer,
-    Check,
-    CheckKind,
-    Copy,
-    Operand,
-    Program,
-    Result,
-    Step,
-)
+from ..ir.program import Argument, Binding, Check, CheckKind, Program
 from ..ir.quantization import Role
 from ..ir.shapes import Binary, Const, Expr, Operator, Sym, symbols
+from ..ir.step import INTERLEAVE, LIKE, Copy, Operand, Result, Step
 from ..steps import decodes, is_product, quantizes, takes
 from .draft import Draft, NotPossible
 from .liveness import flags_of, forward_conditions, joined_results, ordered

@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ..ir.buffers import Buffer, State, StateFill
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.naming import gradient
-from ..ir.plan import Buffer, Copy, Operand, State, StateFill, Step
 from ..ir.quantization import OPERANDS, AmaxSource, Orientation, Role, Rounding
 from ..ir.shapes import Const, Shape
+from ..ir.step import Copy, Operand, Step
 from ..options.backward_precision import BackwardPrecision
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec

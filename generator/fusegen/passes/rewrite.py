@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from ..ir.plan import Buffer, Operand, Rewriting, Step
+from ..ir.buffers import Buffer
+from ..ir.step import Operand, Rewriting, Step
 from ..spec.arch import ArchSpec
 from ..spec.fusion import FusionPass
 from ..spec.recipe import RecipeSpec

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.naming import gradient, total_gradient
-from ..ir.plan import Buffer, Operand, Step
 from ..ir.shapes import Shape
+from ..ir.step import Operand, Step
 from ..ir.words import Broadcast
 from ..steps import is_product, sums_rows
 from ..steps.group_row_dot import GROUP_ROW_DOT

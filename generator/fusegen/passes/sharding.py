@@ -22,10 +22,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import lcm
 
+from ..ir.buffers import Buffer
 from ..ir.naming import gradient
-from ..ir.plan import HALVES, Access, Buffer, ModulePlan, Program, Sharding, Step
+from ..ir.plan import ModulePlan, Sharding
+from ..ir.program import Program
 from ..ir.quantization import QuantizationSpec, Role
 from ..ir.shapes import split, symbols
+from ..ir.step import HALVES, Access, Step
 from ..steps import decodes, is_product, quantizes, sums_rows
 from ..steps.pointwise import ROW_GROUPS
 from ..steps.quantize import SUMMED

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.plan import Buffer, Operand, Result, Step
 from ..ir.segments import Collective, Group
 from ..ir.shapes import Expr, Shape, add
+from ..ir.step import Operand, Result, Step
 from ..steps import quantizes
 from ..steps.collectives import ALL_REDUCE
 from ..steps.update_scale import UPDATE_SCALE, role_attribute

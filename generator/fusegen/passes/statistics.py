@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..ir.plan import Buffer, Copy, Operand, State, StateFill, Step
+from ..ir.buffers import Buffer, State, StateFill
+from ..ir.step import Copy, Operand, Step
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import quantizes

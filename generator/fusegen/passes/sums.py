@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.plan import Buffer, Operand, Step
+from ..ir.buffers import Buffer
+from ..ir.step import Operand, Step
 from ..spec.arch import ArchSpec
 from ..steps import quantizes, sums_rows
 from ..steps.copies import Original

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..ir.naming import gradient, need
-from ..ir.plan import Step
+from ..ir.step import Step
 from ..steps.copies import Formats
 from ..steps.verify import Fault, VerifyError, View, faults, views
 from ..steps.verify_directions import direction_faults

@@ -11,9 +11,9 @@ from pydantic.dataclasses import dataclass
 
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT
-from ..ir.plan import Access
 from ..ir.quantization import Role
 from ..ir.shapes import Expr, Shape
+from ..ir.step import Access
 from ..ir.words import AttributeType, Broadcast, Init
 from ..steps import SHIPPED, definition
 from .diagnostics import did_you_mean

@@ -7,7 +7,7 @@ writes a step of one kind names that kind, by its ``StepDef``.
 from __future__ import annotations
 
 from ..extensions import extended
-from ..ir.plan import Step
+from ..ir.step import Step
 from . import gemm
 from .add import ADD
 from .definition import StepDef, Trait

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir.dtypes import DType
-from ..ir.plan import Step
+from ..ir.step import Step
 from .definition import Reference, StepDef
 from .pointwise import POINTWISE
 

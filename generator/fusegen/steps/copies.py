@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..ir import dtypes
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.kernel import LayoutSpec
-from ..ir.plan import Buffer, Copy, Operand
 from ..ir.quantization import Extent, Orientation, QuantizationSpec, Role
 from ..ir.shapes import Const, Expr, Shape, add, align, ceildiv, floordiv, mul, product
+from ..ir.step import Copy, Operand
 
 AMAX_PARTIALS = Const(384)
 """Partial amaxes of a group, at most: ``kAmaxPartials`` of quantize.h."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.plan import Buffer, Step
 from ..ir.shapes import Expr
+from ..ir.step import Step
 from ..ir.words import AttributeType
 from .copies import Formats, Results
 from .launch import Launch

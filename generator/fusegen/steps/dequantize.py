@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.plan import LIKE, Buffer, Step
 from ..ir.shapes import Shape
+from ..ir.step import LIKE, Step
 from .copies import Formats, Original, Results, Stored, decoded_rows
 from .definition import Reference, StepDef, Trait
 from .launch import Field, Launch, Source, sizes

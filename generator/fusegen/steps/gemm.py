@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
-from ..ir.plan import Step
 from ..ir.shapes import Const, Expr, mul, product
+from ..ir.step import Step
 from .definition import Reference, StepDef, Trait
 from .launch import GROUP_SIZES, MULTIPROCESSORS, Field, Launch, Source, sizes
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..ir.dtypes import DType
-from ..ir.plan import Step
 from ..ir.shapes import Const, Expr, mul, product
+from ..ir.step import Step
 from .definition import Reference, StepDef
 from .launch import GROUP_SIZES, Field, Launch, Source, sizes
 

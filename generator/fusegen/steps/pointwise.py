@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..ir.plan import Step
 from ..ir.shapes import Const, Expr, product
+from ..ir.step import Step
 from .definition import StepDef, Trait
 from .launch import Field, Launch, Source
 

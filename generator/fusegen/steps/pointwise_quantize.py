@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.plan import Access, Buffer, Pointwise, Step
 from ..ir.shapes import Shape, ceildiv
+from ..ir.step import Access, Pointwise, Step
 from . import quantize
 from .copies import Formats, Results, Stored
 from .definition import StepDef

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.plan import Buffer, Step
 from ..ir.shapes import Const, Shape, add, floordiv, mul
+from ..ir.step import Step
 from .copies import Formats, Original, Results, Stored, copy_slots, stored_amaxes, stored_copy
 from .definition import Reference, StepDef, Trait
 from .launch import Field, Launch, Source

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.plan import Step
 from ..ir.shapes import Expr, Shape, product
+from ..ir.step import Step
 from . import definition
 from .definition import Rule
 

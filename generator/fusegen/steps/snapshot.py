@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..ir.plan import Buffer, Step
+from ..ir.buffers import Buffer
+from ..ir.step import Step
 from .copies import Formats, Results, Stored
 from .definition import StepDef, Trait
 

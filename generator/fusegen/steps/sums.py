@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..ir.dtypes import DType
-from ..ir.plan import Step
 from ..ir.shapes import Expr, product
+from ..ir.step import Step
 from .definition import Reference, StepDef, Trait
 from .launch import GROUP_SIZES, Field, Launch, Source, sizes
 

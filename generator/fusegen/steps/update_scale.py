@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..ir.plan import AttributeValue, Step
 from ..ir.quantization import Role
+from ..ir.step import AttributeValue, Step
 from ..ir.words import AttributeType
 from .definition import AttributeDef, Reference, StepDef, Trait
 from .launch import Field, Launch, Source

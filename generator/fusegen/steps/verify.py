@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ..ir.buffers import Buffer, JoinedTensor
 from ..ir.dtypes import DType, bits
-from ..ir.plan import HALVES, Access, Buffer, JoinedTensor, PointwiseOperand, Program, Step
+from ..ir.program import Program
 from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, mul, product
+from ..ir.step import HALVES, Access, PointwiseOperand, Step
 from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
 from .copies import Formats
 from .sizes import Sizes, bind, said

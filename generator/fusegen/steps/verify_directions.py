@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..ir.plan import Buffer, Direction, ModulePlan, Program, Segment
+from ..ir.buffers import Buffer
+from ..ir.plan import ModulePlan
+from ..ir.program import Direction, Program, Segment
 from ..ir.segments import Start, Wait
 from .collectives import collective
 from .copies import Formats

@@ -8,8 +8,9 @@ from ...families.registry import enumerator, known_family
 from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.kernel import Store
-from ...ir.plan import Access, KernelSet, KernelUnit, PointwiseOperand, SelectionRule, Variant
+from ...ir.kernel_set import KernelSet, KernelUnit, SelectionRule, Variant
 from ...ir.quantization import Accumulation, Extent, ScaleRule, Scaling
+from ...ir.step import Access, PointwiseOperand
 from ..text.escape import comment
 
 _ACCESS = {

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ...ir import dtypes
-from ...ir.plan import Copy, ModulePlan, Program, Step
+from ...ir.plan import ModulePlan
+from ...ir.program import Program
 from ...ir.quantization import Orientation, QuantizationSpec, Role, ScaleRounding, ScaleRule
 from ...ir.shapes import product, to_cpp
+from ...ir.step import Copy, Step
 from ...options import scopes_of
 from ...steps import definition
 from ...steps.launch import Field, Launch, Source

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from operator import itemgetter
 
-from ...ir.plan import Buffer, ModulePlan, Program, Result
+from ...ir.buffers import Buffer
+from ...ir.plan import ModulePlan
+from ...ir.program import Program
 from ...ir.shapes import Const, mul, to_cpp
+from ...ir.step import Result
 from ..python.conditions import Conditions
 from ..text.explain import size_in_bytes
 from .words import scalar_type

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...ir import dtypes
-from ...ir.plan import Argument, Binding, Check, CheckKind, ModulePlan, Program
+from ...ir.plan import ModulePlan
+from ...ir.program import Argument, Binding, Check, CheckKind, Program
 from ...ir.shapes import Const, mul, to_cpp
 from ...ir.words import AttributeType
 from ...options import scopes_of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ...ir import dtypes
 from ...ir.dtypes import DType
-from ...ir.plan import Step
+from ...ir.step import Step
 
 Reading = Callable[[str | None], str]
 """A buffer's name to the source of its address; null where there is none."""

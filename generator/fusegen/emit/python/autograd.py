@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.naming import gradient, need
-from ...ir.plan import ModulePlan, Result
+from ...ir.plan import ModulePlan
+from ...ir.step import Result
 from .conditions import Conditions, named_conditions
 from .directions import group_names
 from .main_grads import dummy, main_grad_texts

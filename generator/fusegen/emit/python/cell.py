@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ...ir.dtypes import DType
 from ...ir.names import mark
-from ...ir.plan import Argument, ModulePlan
+from ...ir.plan import ModulePlan
+from ...ir.program import Argument
 from ...ir.segments import Group
 from ...ir.shapes import Expr, Sym, substitute, to_python
 from ...ir.words import Init

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from ...ir.names import plain
-from ...ir.plan import Program
+from ...ir.program import Program
 from ...steps import quantizes
 
 _WORD = re.compile(r"\w+")

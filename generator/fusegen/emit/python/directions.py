@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ...ir.plan import Direction, ModulePlan, Program, Segment
+from ...ir.plan import ModulePlan
+from ...ir.program import Direction, Program, Segment
 from ...ir.segments import Group, Start, Wait
 from .conditions import Conditions, named_conditions
 from .words import attribute_text, return_annotation, tensor_text

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...ir.plan import ModulePlan, StateFill, Step
+from ...ir.buffers import StateFill
+from ...ir.plan import ModulePlan
 from ...ir.quantization import Orientation
 from ...ir.segments import Group
+from ...ir.step import Step
 from ...steps import quantizes
 from .directions import groups_of
 from .states import StateText

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ...ir.plan import Buffer, ModulePlan, Program, Sharding
+from ...ir.buffers import Buffer
+from ...ir.plan import ModulePlan, Sharding
+from ...ir.program import Program
 from ...ir.shapes import split
 from .words import op_name, pieces, twin_schema
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...ir import dtypes
-from ...ir.plan import JoinedTensor, ModulePlan, StateFill
+from ...ir.buffers import JoinedTensor, StateFill
+from ...ir.plan import ModulePlan
 from ...ir.shapes import Expr, Sym, to_code, to_python
 from ...steps import observes
 

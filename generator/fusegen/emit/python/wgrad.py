@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.naming import gradient, need
-from ...ir.plan import Argument, ModulePlan
+from ...ir.plan import ModulePlan
+from ...ir.program import Argument
 from ...ir.segments import Group
 from ...ir.shapes import Sym, substitute, to_code
 from .conditions import any_of

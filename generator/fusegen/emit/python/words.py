@@ -8,22 +8,14 @@ from itertools import chain, count
 from string import ascii_lowercase
 
 from ...ir import dtypes
+from ...ir.buffers import Attribute, Buffer
 from ...ir.dtypes import DType
 from ...ir.names import plain
 from ...ir.naming import gradient, need
-from ...ir.plan import (
-    Argument,
-    Attribute,
-    AttributeRef,
-    AttributeValue,
-    Binding,
-    Buffer,
-    ModulePlan,
-    Program,
-    Result,
-    Step,
-)
+from ...ir.plan import ModulePlan
+from ...ir.program import Argument, Binding, Program
 from ...ir.shapes import Shape, symbols, to_code
+from ...ir.step import AttributeRef, AttributeValue, Result, Step
 from ...ir.words import AttributeType
 from .conditions import Conditions, named_conditions
 

@@ -9,19 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from ...ir import dtypes
+from ...ir.buffers import Buffer, Parameter, State, StateFill
 from ...ir.dtypes import DType
 from ...ir.naming import gradient
-from ...ir.plan import (
-    Buffer,
-    CheckKind,
-    ModulePlan,
-    Parameter,
-    PointwiseOperand,
-    Program,
-    State,
-    StateFill,
-)
+from ...ir.plan import ModulePlan
+from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
+from ...ir.step import PointwiseOperand
 from ...steps import is_product, observes, sums_rows
 from ..python.main_grads import adds
 from ..python.states import called_states

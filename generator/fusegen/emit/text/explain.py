@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ...ir import dtypes
-from ...ir.plan import Buffer, Direction, KernelSet, ModulePlan, Program, Result, Status, Step
+from ...ir.buffers import Buffer
+from ...ir.kernel_set import KernelSet
+from ...ir.plan import ModulePlan, Status
+from ...ir.program import Direction, Program
 from ...ir.segments import Start, Wait
 from ...ir.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
+from ...ir.step import Result, Step
 from ...steps import decodes
 from ..python.conditions import any_of
 from ..python.words import step_comment

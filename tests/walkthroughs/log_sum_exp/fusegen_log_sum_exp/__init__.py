@@ -7,8 +7,8 @@ from pathlib import Path
 from fusegen.extensions import Extension
 from fusegen.families.family import Family
 from fusegen.ir.dtypes import DType
-from fusegen.ir.plan import Step
 from fusegen.ir.shapes import Const, Expr, mul, product
+from fusegen.ir.step import Step
 from fusegen.steps.definition import Reference, StepDef
 from fusegen.steps.launch import Field, Launch, Source, sizes
 
