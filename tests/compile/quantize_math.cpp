@@ -52,16 +52,20 @@ void ratio_scales(const float* amaxes, float* scales, long count, float max, flo
   }
 }
 
-void mx_scales(const float* amaxes, int32_t* codes, float* factors, long count, int e5m2,
+void mx_scales(const float* amaxes, int32_t* codes, float* factors, long count, int format,
                int down) {
-  for (long i = 0; i < count; ++i) {
-    const float amax = amaxes[i];
-    codes[i] = int32_t(e5m2 ? (down ? e8m0_round_down<E5M2>(amax)
-                                    : e8m0_round_up(amax * (1.0f / E5M2::kMax)))
-                            : (down ? e8m0_round_down<E4M3>(amax)
-                                    : e8m0_round_up(amax * (1.0f / E4M3::kMax))));
-    factors[i] = e8m0_inverse(uint32_t(codes[i]));
-  }
+  const auto fill = [&](auto of) {
+    using Format = decltype(of);
+    for (long i = 0; i < count; ++i) {
+      const float amax = amaxes[i];
+      codes[i] = int32_t(down ? e8m0_round_down<Format>(amax)
+                              : e8m0_round_up(amax * (1.0f / Format::kMax)));
+      factors[i] = e8m0_inverse(uint32_t(codes[i]));
+    }
+  };
+  if (format == 0) return fill(E4M3{});
+  if (format == 1) return fill(E5M2{});
+  fill(E2M1{});
 }
 
 void e8m0_values(float* values) {
