@@ -8,9 +8,10 @@ CUTLASS := nvidia-cutlass==4.2.0.0
 HAVE_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 HAVE_GPU := $(shell command -v nvidia-smi)
 REPORTS := build/tests
+ON_GPU := hopper hopper_quantized hopper_lean main_grad cached_weights
 INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: demo test lint test-fast test-options test-kernels test-all gpu-build gpu-test release-check check regenerate clean
+.PHONY: demo test lint test-fast test-options test-kernels test-all gpu-build gpu-test release-check check regenerate before clean
 
 # Trains a small mixture-of-experts model with plain PyTorch experts and with generated ones.
 demo: $(VENV)/demo.stamp
@@ -55,9 +56,18 @@ gpu-build: $(VENV)/test.stamp
 release-check: $(VENV)/test.stamp
 	$(BIN)/python tests/gpu/ledger.py check
 
+# What `fusegen bench revisions` holds this revision against: the GPU bundle of an earlier one.
+before: $(VENV)/test.stamp
+	@test -n "$(REVISION)" || { echo "usage: make before REVISION=COMMIT"; exit 2; }
+	rm -rf build/revision build/before && git worktree prune
+	git worktree add --quiet --detach build/revision $(REVISION)
+	cd build/revision && export PYTHONPATH=$$PWD/generator && $(abspath $(BIN))/python -m fusegen generate $(foreach target,$(ON_GPU),--target $(target)) --namespace before --out ../before && $(abspath $(BIN))/python -m fusegen build ../before/*
+	git -C build/revision rev-parse --short HEAD > build/before/REVISION
+	git worktree remove --force build/revision
+
 # Regenerate the committed bundles and everything else that is printed.
 regenerate: $(VENV)/test.stamp
-	$(BIN)/fusegen generate --target cpu --target cpu_quantized --target hopper --target hopper_quantized --target hopper_lean --target main_grad --target cached_weights
+	$(BIN)/fusegen generate $(foreach target,cpu cpu_quantized $(ON_GPU),--target $(target))
 	$(BIN)/fusegen generate
 	$(BIN)/python docs/tables.py
 	$(BIN)/python tests/gpu/ledger.py readme

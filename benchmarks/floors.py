@@ -16,12 +16,16 @@ from functools import lru_cache
 
 from fusegen import api
 from fusegen.emit.text.explain import size_in_bytes
+from fusegen.families.wgmma import WgmmaConfig
 from fusegen.ir import dtypes
 from fusegen.ir.dtypes import DType
-from fusegen.ir.kernel import GemmKind, PointSpec, Store
+from fusegen.ir.kernel import GemmKind, Store
+from fusegen.ir.kernel_set import KernelSet
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import KernelSet, ModulePlan, Program, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.program import Program
 from fusegen.ir.shapes import evaluate
+from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve_module
 from fusegen.steps import is_product
 from fusegen.tuning.cases import Case
@@ -203,7 +207,7 @@ def _tile_bytes(
     wanted = case.sizes(kind)
     rule = next(r for r in sets[step.kernels].rules if r.predicate.holds(wanted))
     a, b = (_element_bytes(plan, step, slot) for slot in ("a", "b"))
-    loaded = loads(kind, PointSpec.parse(rule.point), case, splits, (a, b))
+    loaded = loads(kind, WgmmaConfig.parse(rule.point), case, splits, (a, b))
     stored = evaluate(size_in_bytes(plan.buffer(step.writes[0])), lengths)
     return loaded + stored * (2 if _adds(sets, step) else 1)
 
@@ -220,7 +224,7 @@ def _element_bytes(plan: ModulePlan, step: Step, slot: str) -> int:
 
 
 def loads(
-    kind: GemmKind, point: PointSpec, case: Case, splits: Iterable[int], elements: tuple[int, int]
+    kind: GemmKind, point: WgmmaConfig, case: Case, splits: Iterable[int], elements: tuple[int, int]
 ) -> int:
     """Bytes that tiles read through the L2 cache; what a cluster of two shares, once.
 

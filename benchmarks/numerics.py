@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fusegen.checks.load import load
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,6 +57,21 @@ infinity of the other half is NaN, and so is the result of NaN.
 only where the result leaves bfloat16, which takes elements of 2^126 and more.  That result is
 infinite, and with it the amax of its group: scale 1, and a gradient of the weight that is not
 finite, as after any other overflow.
+
+**Emulated products decode to bfloat16.**  A code times a power of two is exact there, and so is
+E2M1 times a scale in E4M3.  Other fp32 scales, of blocks, rows or tensors, round each element once,
+1.5e-3 rms: a result in bfloat16 is within 3e-3 of the exact product of the copies, where its own
+rounding takes 1.7e-3, and one in fp32 within 2.5e-3.  Sums are kept in fp32 whatever less a recipe
+allows.  The reference multiplies the copies as they are, without that rounding.
+
+**Gradients of several readers** are added by one step: in fp32, from left to right, the caller's
+first where the module returns the tensor, then those of the ops that read it, the last one first.
+The sum is rounded once, to the type of the tensor; each part was rounded before, as the gradient of
+its reader.  Up to eight parts are one sum.
+
+**Operands that all rows share** get a term of each element, rounded to 16 bits as any gradient is,
+and the sum of these over all rows: in fp32, in the fixed order of every such sum, rounded
+once.  A term that is the incoming gradient itself is not written again.
 """
 
 
@@ -87,7 +102,7 @@ def errors(module: ModuleType, layer: torch.nn.Module, inputs: tuple[Tensor, ...
     """Errors of the result and of the gradients of input and parameters."""
     exact_forward = getattr(module.reference, "exact", None) or module.reference.forward
     x = inputs[0].clone().requires_grad_()
-    states = dict(layer.named_buffers())
+    states = layer.state_dict()
     if "rng_state" in states:
         states["rng_state"].copy_(torch.tensor([7, 0]))
     for _ in range(2 if any("amax" in name for name in states) else 1):

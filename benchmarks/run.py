@@ -35,12 +35,24 @@ GPU = {
     "pointwise": ("pointwise", "pointwise"),
     "mlp": ("mlp", "mlp"),
     "model": ("model", "model"),
+    "revisions": ("revisions", "revisions"),
     "kernels_gemm_fp8_bench": ("kernels.run", "gemm_fp8_bench"),
     "kernels_quantize_bench": ("kernels.run", "quantize_bench"),
 }
 CPU = {"generate": ("generation", "generate")}
+# Not among those that are run without a name: it wants another bundle beside ours.
+ON_REQUEST = ("revisions",)
 # What can be told to measure less.
-QUICK = ("grouped", "dense", "main_grad", "host", "mlp", "model", "kernels_gemm_fp8_bench")
+QUICK = (
+    "grouped",
+    "dense",
+    "main_grad",
+    "host",
+    "mlp",
+    "model",
+    "revisions",
+    "kernels_gemm_fp8_bench",
+)
 SUMMARY = "summary"
 NAMES = (*GPU, *CPU, SUMMARY)
 

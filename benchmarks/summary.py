@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ TITLES = {
     "model": "A training step of a model",
     "pointwise": "Activations",
     "host": "Host time of one call",
+    "revisions": "The revision before",
     "generate": "The generator",
     "kernels_gemm_fp8_bench": "FP8 grouped products, kernel by kernel",
     "kernels_quantize_bench": "Quantise kernels",
@@ -57,6 +59,10 @@ NOTES = {
     "host": (
         "Microseconds of the host for one call on 128 tokens and matrices of 128 x 128, no wait "
         "for the device inside; without a recipe's name a module is bf16's."
+    ),
+    "revisions": (
+        "Every cell's modules, made by another revision, on the same inputs: all results have "
+        "equal bits, or nothing is timed. Ratios are times of that revision over ours."
     ),
     "generate": "Wall time of the command, Python's start included.",
     "kernels_gemm_fp8_bench": (
@@ -214,7 +220,27 @@ def section(result: Result, figure: Path | None = None) -> str:
     if name == plots.HEADLINE:
         own = any("floor_products_ms" in row["extra"] for row in common.measured(result))
         text += f" {FLOORS[own]}"
-    return f"## {TITLES[name]}\n\n{text}\n\n{image_of(name, figure)}{table(result)}\n"
+    shown = ratios(result) if name == "revisions" else table(result)
+    return f"## {TITLES[name]}\n\n{text}\n\n{image_of(name, figure)}{shown}\n"
+
+
+def ratios(result: Result) -> str:
+    """A line per cell and part: the ratio of another revision's times to ours over all shapes."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in common.measured(result):
+        if row["contender"] != OURS:
+            cell, _, rest = row["case"].partition(", ")
+            found.setdefault((cell, rest.rpartition(" ")[2]), []).append(row["times_ours"])
+    lines = [
+        [*key, str(len(values)), *(f"{each:.3f}" for each in _spread(values))]
+        for key, values in found.items()
+    ]
+    lost = [[row["case"], "", common.failed(row), "", "", ""] for row in common.failures(result)]
+    return _table(["cell", "part", "shapes", "median", "least", "largest"], [*lines, *lost])
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    return statistics.median(values), min(values), max(values)
 
 
 def machine(facts: Mapping[str, Any]) -> str:

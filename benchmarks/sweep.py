@@ -22,9 +22,10 @@ import common
 import shapes
 from common import bundles
 
-from fusegen import api, paths
+from fusegen import api
 from fusegen.build import gpu
 from fusegen.ir.kernel import GemmKind
+from fusegen.publish import paths
 from fusegen.spec.load import SpecSet
 from fusegen.spec.usage import UsageError
 from fusegen.tuning import tune, variants

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fusegen.passes.pipeline import PASSES
 
 PAGE = Path(__file__).parent / "architecture.md"
-BEGIN = "<!-- passes: written by docs/tables.py -->"
-END = "<!-- end of passes -->"
+ROOT = PAGE.parents[1]
 
 
 def passes() -> Iterator[str]:
@@ -22,17 +22,125 @@ def passes() -> Iterator[str]:
         yield f"| {number} | `{each.name}` | {each.summary} | {words} |"
 
 
-def replaced(page: str, path: Path) -> str:
-    """The page with the table between its markers."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        sys.exit(f"{path} has no lines {BEGIN} and {END}, once each, for the table of passes")
-    head, rest = page.split(BEGIN)
-    _, tail = rest.split(END)
-    return "\n".join((f"{head}{BEGIN}", *passes(), f"{END}{tail}"))
+# ---- what it takes to add something
+
+
+WALKTHROUGHS = ROOT / "tests" / "walkthroughs"
+PATCH = "changes.patch"
+COMMENTS = {".py": "#", ".yaml": "#", ".j2": "<#", ".h": "//", ".cuh": "//", ".cu": "//"}
+"""What a line of comment begins with, by the suffix of its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """Something that is added in a walk-through.
+
+    Attributes:
+        what: for people.
+        folder: of the walk-through.
+        most: as many files may be touched at most.
+    """
+
+    what: str
+    folder: str
+    most: int
+
+
+ADDITIONS = (
+    Addition("a recipe with blocks that no matrix instruction reads", "recipe_1x64", 1),
+    Addition("an architecture whose MMA is known: a part of Hopper", "known_mma", 1),
+    Addition(
+        "an option whose code runs around every step, as `nvtx_ranges` does", "pointwise_option", 4
+    ),
+    Addition("a kind of step with a kernel, in a package of its own", "log_sum_exp", 6),
+)
+HOPPER = (
+    "specs/archs/sm_90a.yaml",
+    "generator/fusegen/families/wgmma.py",
+    "generator/fusegen/families/*_sm90.py",
+    "templates/csrc/*_sm90.*",
+    "templates/static/csrc/fusegen/*_sm90.cuh",
+)
+"""What is Hopper's alone, besides the lines of its families in their registry."""
+
+
+def lines_of(text: Iterable[str], suffix: str) -> int:
+    """How many lines are neither blank nor comments."""
+    stripped = (line.strip() for line in text)
+    return sum(1 for line in stripped if line and not line.startswith(COMMENTS[suffix]))
+
+
+def changed(patch: str) -> Mapping[str, int]:
+    """Files that a patch changes, and the lines that it takes away or adds."""
+    found: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in patch.splitlines():
+        if line.startswith("+++ b/"):
+            current = found.setdefault(line.removeprefix("+++ b/"), [])
+        elif line.startswith(("+", "-")) and not line.startswith("--- "):
+            current.append(line[1:])
+    return {name: lines_of(lines, Path(name).suffix) for name, lines in found.items()}
+
+
+def touched(folder: Path) -> Mapping[str, int]:
+    """Files that a walk-through adds or changes, and their lines.
+
+    What lies beside its folders is no part of it: its README, the metadata of a package.
+
+    Raises:
+        KeyError: of the suffix of a file in which nobody said what a comment is.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_source(path))
+    own = [path for path in files if path.parent != folder]
+    found = {
+        path.relative_to(folder).as_posix(): lines_of(
+            path.read_text("utf-8").splitlines(), path.suffix
+        )
+        for path in own
+    }
+    patch = folder / PATCH
+    return found | (changed(patch.read_text("utf-8")) if patch.exists() else {})
+
+
+def _is_source(path: Path) -> bool:
+    """Whether it was written, and not left there by Python."""
+    return not {"__pycache__", ".ruff_cache"} & {*path.parts}
+
+
+def additions() -> Iterator[str]:
+    """The table of what is touched to add something."""
+    yield "| to add | files | lines | which |"
+    yield "|---|---|---|---|"
+    for each in ADDITIONS:
+        found = touched(WALKTHROUGHS / each.folder)
+        names = ", ".join(f"`{name}`" for name in found)
+        link = f"[{each.what}](../tests/walkthroughs/{each.folder}/README.md)"
+        yield f"| {link} | {len(found)} | {sum(found.values())} | {names} |"
+    files = [path for pattern in HOPPER for path in sorted(ROOT.glob(pattern))]
+    lines = sum(lines_of(path.read_text("utf-8").splitlines(), path.suffix) for path in files)
+    names = ", ".join(f"`{pattern}`" for pattern in HOPPER)
+    what = "an architecture with an MMA of its own: what Hopper has of its own"
+    yield f"| {what} | {len(files)} | about {round(lines, -3)} | {names} |"
+
+
+TABLES: Mapping[str, Callable[[], Iterator[str]]] = {"passes": passes, "additions": additions}
+"""Tables by the names that stand in their markers."""
+
+
+def replaced(page: str, path: Path, tables: Iterable[str] = TABLES) -> str:
+    """The page with each table between its markers."""
+    for name in tables:
+        begin, end = f"<!-- {name}: written by docs/tables.py -->", f"<!-- end of {name} -->"
+        if page.count(begin) != 1 or page.count(end) != 1:
+            sys.exit(f"{path} has no lines {begin} and {end}, once each, for the table of {name}")
+        head, rest = page.split(begin)
+        _, tail = rest.split(end)
+        page = "\n".join((f"{head}{begin}", *TABLES[name](), f"{end}{tail}"))
+    return page
 
 
 def main(words: Sequence[str], path: Path = PAGE) -> int:
-    """Write the table, or with ``--check`` say whether it is as it would be written."""
+    """Write the tables, or with ``--check`` say whether they are as they would be written."""
     page = path.read_text(encoding="utf-8")
     wanted = replaced(page, path)
     if wanted == page:

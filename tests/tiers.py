@@ -49,7 +49,7 @@ FAST = Tier(
         "generated/cpu/tests",
     ),
 )
-OPTIONS = Tier("options", ("tests/generated", BUNDLE_TESTS))
+OPTIONS = Tier("options", ("tests/generated", "tests/walkthroughs", BUNDLE_TESTS))
 KERNELS = Tier("kernels", ("tests/compile",))
 GPU = Tier("gpu", ("tests/gpu",))
 TIERS = (FAST, OPTIONS, KERNELS, GPU)

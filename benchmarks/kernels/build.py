@@ -23,6 +23,7 @@ BUILT = ROOT / "build" / "kernels"
 sys.path.insert(0, str(ROOT / "generator"))
 
 from fusegen.build.toolchain import find_toolchain  # noqa: E402
+from fusegen.families.wgmma import LIMITS  # noqa: E402
 
 
 class Kind(StrEnum):
@@ -174,6 +175,8 @@ class Target:
             "TILE_K": str(self.tile.k),
             "TILE_CLUSTER": str(self.tile.cluster),
             "TILE_BUFFERS": str(self.tile.buffers),
+            "SHARED_MEMORY": str(LIMITS["shared_memory"]),
+            "REGISTERS": str(LIMITS["registers"]),
         }
 
 

@@ -19,8 +19,9 @@ from floors import plan_of
 from torch import Tensor
 
 from fusegen.build import library as bundle_build
+from fusegen.build.sources import Sources, read_sources
 from fusegen.ir.kernel import GemmKind
-from fusegen.ir.plan import KernelSet
+from fusegen.ir.kernel_set import KernelSet
 from fusegen.tuning.cases import Case
 from kernels import build
 from kernels.build import Accumulation, Format, Kind, Scaling, Target, Tile
@@ -108,7 +109,7 @@ def _built(bundle: Path, names: list[str]) -> Path:
     csrc = FOLDER / "csrc"
     shutil.rmtree(csrc, ignore_errors=True)
     shutil.copytree(bundle / "csrc", csrc)
-    sources = bundle_build.read_sources(csrc / "sources.cmake")
+    sources = read_sources(csrc / "sources.cmake")
     units = [LAUNCHERS, *(each for each in sources.kernel_sources if _belongs(each, names))]
     (csrc / LAUNCHERS).write_text(_launchers(sources.namespace, names))
     (csrc / "exports.map").write_text("{ global: fusegen_digests; launch_*; local: *; };\n")
@@ -140,7 +141,7 @@ def _launchers(namespace: str, names: list[str]) -> str:
     return f"{includes}\n\n{export}\n\n{functions}\n"
 
 
-def _cmake(sources: bundle_build.Sources, units: list[str]) -> str:
+def _cmake(sources: Sources, units: list[str]) -> str:
     """As a bundle's, with one cell."""
     values = {
         "NAMESPACE": sources.namespace,

@@ -24,7 +24,7 @@ class _Gemm(ctypes.Structure):
         ("b", _Pointer),
         ("bias", _Pointer),
         ("d", _Pointer),
-        ("split_sizes", _Pointer),
+        ("group_sizes", _Pointer),
         ("tokens", _Long),
         ("groups", _Long),
         ("n", _Long),

@@ -173,7 +173,7 @@ def _columnwise(data: Input, recipe: Recipe) -> Any:
 def _arguments(data: Input, recipe: Recipe, copies: str, extras: tuple[str, ...]) -> Any:
     arguments = harness._Quantize(
         input=data.x.data_ptr(),
-        split_sizes=harness.address(data.splits),
+        group_sizes=harness.address(data.splits),
         **data.sizes(),
         row_align=ALIGNMENT,
         power_of_two=True,

@@ -81,11 +81,13 @@ class Twin(torch.autograd.Function):
 
     Attributes:
         cell: for messages.
+        outputs: how many of its results are differentiable, the first ones.
         wanted: positions of flags that ask for gradients, and of the tensors that they are of.
         ordinary: the function that it is a twin of, which has the backward.
     """
 
     cell: ClassVar[str]
+    outputs: ClassVar[int] = 1
     wanted: ClassVar[tuple[tuple[int, int], ...]]
     ordinary: ClassVar[type[torch.autograd.Function]]
 
@@ -93,7 +95,8 @@ class Twin(torch.autograd.Function):
     def backward(cls, ctx, *grads):
         if grads[0] is None:
             return (None,) * len(ctx.needs_input_grad)
-        return _Once.apply(cls, ctx.needs_input_grad, dict(vars(ctx)), grads[0], *ctx.saved_tensors)
+        given = (ctx.needs_input_grad, dict(vars(ctx)), *grads[: cls.outputs])
+        return _Once.apply(cls, *given, *ctx.saved_tensors)
 
     @classmethod
     def jvp(cls, ctx, *tangents):
@@ -116,9 +119,10 @@ class _Once(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(twin, needs, carried, dy, *saved):
+    def forward(twin, needs, carried, *tensors):
+        incoming, saved = tensors[: twin.outputs], tensors[twin.outputs :]
         ctx = SimpleNamespace(needs_input_grad=needs, saved_tensors=saved, **carried)
-        return twin.ordinary.backward(ctx, dy)
+        return twin.ordinary.backward(ctx, *incoming)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7be28dd8c63779e3
+# checksum sha256:c3313e121eabd83d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "552bad66f90875107e7f441d25d3d1b42c15fcc5ac613ee6fabb3becfaa56870"
+DIGEST = "d7d7d66a7b3876cfac1750fe71701aae5ec867ab27eefb9a55cf9db7d0cc3ad6"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f7a0c995d505c3b7
+# checksum sha256:b0423622112bc13a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "23b50d1d14433f1ef528e38970b3e19770b4115db197e5053d8fe3a2c0fe453e"
+DIGEST = "cadfe7e19aef81b255cf57f3fb217bfafddc1da3acb3d7b25490303ebae5ef39"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 
@@ -27,24 +27,12 @@ def _forward_fake(
     weight: Tensor,
     split_sizes: Tensor,
     bias: Tensor | None,
-    input_amax_history: Tensor,
-    input_scale: Tensor,
-    weight_amax_history: Tensor,
-    weight_scale: Tensor,
+    forward_state: Tensor,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_forward(
-        x,
-        weight,
-        split_sizes,
-        bias,
-        input_amax_history,
-        input_scale,
-        weight_amax_history,
-        weight_scale,
-    )
+    reference.check_forward(x, weight, split_sizes, bias, forward_state)
     T = x.shape[-2]
     K = x.shape[-1]
     E = weight.shape[-3]
@@ -74,14 +62,13 @@ def _forward_fake(
 _forward = _library.register(
     "grouped_linear__fp8_delayed",
     "forward",
-    "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, "
-    "Tensor(a!) input_amax_history, Tensor(b!) input_scale, "
-    "Tensor(c!) weight_amax_history, Tensor(d!) weight_scale, bool need_dx, "
-    "bool need_dweight, bool need_dbias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, Tensor(a!) forward_state, "
+    "bool need_dx, bool need_dweight, bool need_dbias) -> (Tensor, Tensor, Tensor, Tensor, "
+    "Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
-    tensors=8,
-    mutated=4,
+    tensors=5,
+    mutated=1,
     reference=reference.forward,
 )
 
@@ -93,8 +80,7 @@ def _backward_fake(
     weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    grad_output_amax_history: Tensor,
-    grad_output_scale: Tensor,
+    backward_state: Tensor,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
@@ -106,8 +92,7 @@ def _backward_fake(
         weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
-        grad_output_amax_history,
-        grad_output_scale,
+        backward_state,
     )
     T = dy.shape[-2]
     N = dy.shape[-1]
@@ -130,12 +115,12 @@ _backward = _library.register(
     "backward",
     "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
     "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor(a!) grad_output_amax_history, Tensor(b!) grad_output_scale, bool need_dx, "
-    "bool need_dweight, bool need_dbias) -> (Tensor, Tensor, Tensor)",
+    "Tensor(a!) backward_state, bool need_dx, bool need_dweight, "
+    "bool need_dbias) -> (Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=8,
-    mutated=2,
+    tensors=7,
+    mutated=1,
     reference=reference.backward,
 )
 
@@ -150,28 +135,14 @@ class _GroupedLinear(torch.autograd.Function):
         weight: Tensor,
         split_sizes: Tensor,
         bias: Tensor | None,
-        input_amax_history: Tensor,
-        input_scale: Tensor,
-        weight_amax_history: Tensor,
-        weight_scale: Tensor,
+        forward_state: Tensor,
         need_dx: bool,
         need_dweight: bool,
         need_dbias: bool,
-        grad_output_amax_history: Tensor,
-        grad_output_scale: Tensor,
+        backward_state: Tensor,
     ) -> Tensor:
         y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
-            x,
-            weight,
-            split_sizes,
-            bias,
-            input_amax_history,
-            input_scale,
-            weight_amax_history,
-            weight_scale,
-            need_dx,
-            need_dweight,
-            need_dbias,
+            x, weight, split_sizes, bias, forward_state, need_dx, need_dweight, need_dbias
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
@@ -181,34 +152,27 @@ class _GroupedLinear(torch.autograd.Function):
             x_columnwise if need_dweight else None,
             x_columnwise_scale if need_dweight else None,
         )
-        ctx.grad_output_amax_history_ = grad_output_amax_history
-        ctx.grad_output_scale_ = grad_output_scale
+        ctx.backward_state_ = backward_state
         return y
 
     @staticmethod
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_linear__fp8_delayed")
         if dy is None:
-            return (None,) * 13
+            return (None,) * 9
         needs = ctx.needs_input_grad
         need_dx = needs[0]
         need_dweight = needs[1]
         need_dbias = needs[3]
         dx, dweight, dbias = _backward(
-            dy,
-            *ctx.saved_tensors,
-            ctx.grad_output_amax_history_,
-            ctx.grad_output_scale_,
-            need_dx,
-            need_dweight,
-            need_dbias,
+            dy, *ctx.saved_tensors, ctx.backward_state_, need_dx, need_dweight, need_dbias
         )
         return (
             dx if need_dx else None,
             dweight if need_dweight else None,
             None,
             dbias if need_dbias else None,
-            *(None,) * 9,
+            *(None,) * 5,
         )
 
 
@@ -216,7 +180,7 @@ class _GroupedLinearTwin(_transforms.Twin):
     """`_GroupedLinear` for function transforms."""
 
     cell = "grouped_linear__fp8_delayed"
-    wanted = ((8, 0), (9, 1), (10, 3))
+    wanted = ((5, 0), (6, 1), (7, 3))
     ordinary = _GroupedLinear
 
     @staticmethod
@@ -225,28 +189,14 @@ class _GroupedLinearTwin(_transforms.Twin):
         weight: Tensor,
         split_sizes: Tensor,
         bias: Tensor | None,
-        input_amax_history: Tensor,
-        input_scale: Tensor,
-        weight_amax_history: Tensor,
-        weight_scale: Tensor,
+        forward_state: Tensor,
         need_dx: bool,
         need_dweight: bool,
         need_dbias: bool,
-        grad_output_amax_history: Tensor,
-        grad_output_scale: Tensor,
+        backward_state: Tensor,
     ) -> tuple[Tensor | None, ...]:
         return _forward(
-            x,
-            weight,
-            split_sizes,
-            bias,
-            input_amax_history,
-            input_scale,
-            weight_amax_history,
-            weight_scale,
-            need_dx,
-            need_dweight,
-            need_dbias,
+            x, weight, split_sizes, bias, forward_state, need_dx, need_dweight, need_dbias
         )
 
     @staticmethod
@@ -257,14 +207,10 @@ class _GroupedLinearTwin(_transforms.Twin):
             split_sizes,
             _,
             _,
-            _,
-            _,
-            _,
             need_dx,
             need_dweight,
             _,
-            grad_output_amax_history,
-            grad_output_scale,
+            backward_state,
         ) = inputs
         _, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
@@ -276,8 +222,7 @@ class _GroupedLinearTwin(_transforms.Twin):
             x_columnwise if need_dweight else None,
             x_columnwise_scale if need_dweight else None,
         )
-        ctx.grad_output_amax_history_ = grad_output_amax_history
-        ctx.grad_output_scale_ = grad_output_scale
+        ctx.backward_state_ = backward_state
 
 
 _apply = _library.direct_apply(_GroupedLinear, _GroupedLinearTwin.apply)
@@ -289,12 +234,8 @@ def grouped_linear(
     split_sizes: Tensor,
     bias: Tensor | None = None,
     *,
-    input_amax_history: Tensor,
-    input_scale: Tensor,
-    weight_amax_history: Tensor,
-    weight_scale: Tensor,
-    grad_output_amax_history: Tensor,
-    grad_output_scale: Tensor,
+    forward_state: Tensor,
+    backward_state: Tensor,
 ) -> Tensor:
     """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
@@ -303,12 +244,8 @@ def grouped_linear(
         weight: [E, N, K] bfloat16 or float16.
         split_sizes: [E] int64, rows per group on x's device; zeros allowed, the sum at most T.
         bias: [E, N] bfloat16 or float16.
-        input_amax_history: [1024, E] float32, changed in place.
-        input_scale: [E] float32, changed in place.
-        weight_amax_history: [1024, E] float32, changed in place.
-        weight_scale: [E] float32, changed in place.
-        grad_output_amax_history: [1024, E] float32, changed in place.
-        grad_output_scale: [E] float32, changed in place.
+        forward_state: [2050, E] float32, changed in place.
+        backward_state: [1025, E] float32, changed in place.
 
     Returns:
         [T, N] bfloat16 or float16.  Rows past sum(split_sizes) are zero.
@@ -335,29 +272,15 @@ def grouped_linear(
             weight,
             split_sizes,
             bias,
-            input_amax_history,
-            input_scale,
-            weight_amax_history,
-            weight_scale,
+            forward_state,
             need_dx,
             need_dweight,
             need_dbias,
-            grad_output_amax_history,
-            grad_output_scale,
+            backward_state,
         )
     else:
         y, *_ = _forward(
-            x,
-            weight,
-            split_sizes,
-            bias,
-            input_amax_history,
-            input_scale,
-            weight_amax_history,
-            weight_scale,
-            need_dx,
-            need_dweight,
-            need_dbias,
+            x, weight, split_sizes, bias, forward_state, need_dx, need_dweight, need_dbias
         )
     return y
 
@@ -376,12 +299,16 @@ class GroupedLinear(_parts.KeepsBuffers):
     Attributes:
         weight: parameter [num_groups, out_features, in_features].
         bias: parameter [num_groups, out_features], None without bias.
-        input_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        input_scale: buffer [num_groups] float32, changed by training steps.
-        weight_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        weight_scale: buffer [num_groups] float32, changed by training steps.
-        grad_output_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        grad_output_scale: buffer [num_groups] float32, changed by training steps.
+        forward_state: buffer [2050, num_groups] float32, changed by training steps; state dicts
+            have its parts.
+        input_amax_history: [1024, num_groups], rows of forward_state.
+        input_scale: [num_groups], rows of forward_state.
+        weight_amax_history: [1024, num_groups], rows of forward_state.
+        weight_scale: [num_groups], rows of forward_state.
+        backward_state: buffer [1025, num_groups] float32, changed by training steps; state dicts
+            have its parts.
+        grad_output_amax_history: [1024, num_groups], rows of backward_state.
+        grad_output_scale: [num_groups], rows of backward_state.
     """
 
     def __init__(
@@ -402,24 +329,21 @@ class GroupedLinear(_parts.KeepsBuffers):
         self.register_parameter(
             "bias", nn.Parameter(torch.empty(num_groups, out_features, **make)) if bias else None
         )
-        self.register_buffer(
-            "input_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "forward_state",
+            torch.empty(2050, num_groups, device=device, dtype=torch.float32),
+            ("input_amax_history", slice(0, 1024)),
+            ("input_scale", 1024),
+            ("weight_amax_history", slice(1025, 2049)),
+            ("weight_scale", 2049),
         )
-        self.register_buffer(
-            "input_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.register_buffer(
-            "weight_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.register_buffer(
-            "weight_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.register_buffer(
-            "grad_output_amax_history",
-            torch.empty(1024, num_groups, device=device, dtype=torch.float32),
-        )
-        self.register_buffer(
-            "grad_output_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "backward_state",
+            torch.empty(1025, num_groups, device=device, dtype=torch.float32),
+            ("grad_output_amax_history", slice(0, 1024)),
+            ("grad_output_scale", 1024),
         )
         self.reset_parameters()
 
@@ -444,12 +368,8 @@ class GroupedLinear(_parts.KeepsBuffers):
             _library.parameter(self, "weight"),
             split_sizes,
             _library.parameter(self, "bias"),
-            input_amax_history=_library.buffer(self, "input_amax_history"),
-            input_scale=_library.buffer(self, "input_scale"),
-            weight_amax_history=_library.buffer(self, "weight_amax_history"),
-            weight_scale=_library.buffer(self, "weight_scale"),
-            grad_output_amax_history=_library.buffer(self, "grad_output_amax_history"),
-            grad_output_scale=_library.buffer(self, "grad_output_scale"),
+            forward_state=_library.buffer(self, "forward_state"),
+            backward_state=_library.buffer(self, "backward_state"),
         )
 
     def extra_repr(self) -> str:
@@ -495,17 +415,24 @@ buffers
                             K align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale        [E]; float32; 4 E bytes; kept for the backward
   input_amax_history        [1024, E]; float32; 4 1024 E bytes;
-                            buffer input_amax_history, changed in place
-  input_scale               [E]; float32; 4 E bytes; buffer input_scale, changed in place
+                            rows 0 to 1023 of forward_state, input_amax_history in the state dict
+  input_scale               [E]; float32; 4 E bytes;
+                            row 1024 of forward_state, input_scale in the state dict
   weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
-                            buffer weight_amax_history, changed in place
-  weight_scale              [E]; float32; 4 E bytes; buffer weight_scale, changed in place
+                            rows 1025 to 2048 of forward_state, weight_amax_history in the state
+                            dict
+  weight_scale              [E]; float32; 4 E bytes;
+                            row 2049 of forward_state, weight_scale in the state dict
   grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
-                            buffer grad_output_amax_history, changed in place
-  grad_output_scale         [E]; float32; 4 E bytes; buffer grad_output_scale, changed in place
+                            rows 0 to 1023 of backward_state, grad_output_amax_history in the state
+                            dict
+  grad_output_scale         [E]; float32; 4 E bytes;
+                            row 1024 of backward_state, grad_output_scale in the state dict
+  forward_state             [2050, E]; float32; 4 2050 E bytes; state, changed in place
+  backward_state            [1025, E]; float32; 4 1025 E bytes; state, changed in place
 
-forward (x, weight, split_sizes, bias, input_amax_history, input_scale, weight_amax_history,
-    weight_scale) -> y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
+forward (x, weight, split_sizes, bias, forward_state) -> y, weight_columnwise,
+    weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
      x_columnwise, x_columnwise_scale
      2 T K + 20 E + 4 1024 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
@@ -517,7 +444,7 @@ forward (x, weight, split_sizes, bias, input_amax_history, input_scale, weight_a
      2 T N K flop; T align(K, 16) + 16 E + E N align(K, 16) + 2 E N + 2 T N bytes
 
 backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise,
-    x_columnwise_scale, grad_output_amax_history, grad_output_scale) -> dx, dweight, dbias
+    x_columnwise_scale, backward_state) -> dx, dweight, dbias
   1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias
      2 T N + 20 E + 4 1024 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N bytes

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0224c8b7985890a5
+# checksum sha256:370a5cc7b68c36f0
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "db33bc0e65cfe2f5e8997947e628a92a03dadc7a68b3abce478ca39d3dd411c0"
+DIGEST = "4f9df39c2dfdfe5beef8c297552f807d0fed0c8671b652ca7374ec4a1a97379d"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -27,24 +27,12 @@ def _forward_fake(
     weight: Tensor,
     split_sizes: Tensor,
     bias: Tensor | None,
-    input_amax_history: Tensor,
-    input_scale: Tensor,
-    weight_amax_history: Tensor,
-    weight_scale: Tensor,
+    forward_state: Tensor,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_forward(
-        x,
-        weight,
-        split_sizes,
-        bias,
-        input_amax_history,
-        input_scale,
-        weight_amax_history,
-        weight_scale,
-    )
+    reference.check_forward(x, weight, split_sizes, bias, forward_state)
     T = x.shape[-2]
     K = x.shape[-1]
     E = weight.shape[-3]
@@ -74,14 +62,13 @@ def _forward_fake(
 _forward = _library.register(
     "grouped_linear__fp8_delayed__add_to_main_grad",
     "forward",
-    "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, "
-    "Tensor(a!) input_amax_history, Tensor(b!) input_scale, "
-    "Tensor(c!) weight_amax_history, Tensor(d!) weight_scale, bool need_dx, "
-    "bool need_dweight, bool need_dbias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, Tensor(a!) forward_state, "
+    "bool need_dx, bool need_dweight, bool need_dbias) -> (Tensor, Tensor, Tensor, Tensor, "
+    "Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
-    tensors=8,
-    mutated=4,
+    tensors=5,
+    mutated=1,
     reference=reference.forward,
 )
 
@@ -93,8 +80,7 @@ def _backward_fake(
     weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    grad_output_amax_history: Tensor,
-    grad_output_scale: Tensor,
+    backward_state: Tensor,
     weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dweight: bool,
@@ -107,8 +93,7 @@ def _backward_fake(
         weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
-        grad_output_amax_history,
-        grad_output_scale,
+        backward_state,
         weight_main_grad,
     )
     T = dy.shape[-2]
@@ -133,13 +118,12 @@ _backward = _library.register(
     "backward",
     "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
     "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor(a!) grad_output_amax_history, Tensor(b!) grad_output_scale, "
-    "Tensor(c!)? weight_main_grad, bool need_dx, bool need_dweight, "
-    "bool need_dbias) -> (Tensor, Tensor)",
+    "Tensor(a!) backward_state, Tensor(b!)? weight_main_grad, bool need_dx, "
+    "bool need_dweight, bool need_dbias) -> (Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=9,
-    mutated=3,
+    tensors=8,
+    mutated=2,
     reference=reference.backward,
 )
 
@@ -154,31 +138,17 @@ class _GroupedLinear(torch.autograd.Function):
         weight: Tensor,
         split_sizes: Tensor,
         bias: Tensor | None,
-        input_amax_history: Tensor,
-        input_scale: Tensor,
-        weight_amax_history: Tensor,
-        weight_scale: Tensor,
+        forward_state: Tensor,
         need_dx: bool,
         need_dweight: bool,
         need_dbias: bool,
-        grad_output_amax_history: Tensor,
-        grad_output_scale: Tensor,
+        backward_state: Tensor,
         weight_main_grad: Tensor | None,
         weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
         y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
-            x,
-            weight,
-            split_sizes,
-            bias,
-            input_amax_history,
-            input_scale,
-            weight_amax_history,
-            weight_scale,
-            need_dx,
-            need_dweight,
-            need_dbias,
+            x, weight, split_sizes, bias, forward_state, need_dx, need_dweight, need_dbias
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
@@ -188,8 +158,7 @@ class _GroupedLinear(torch.autograd.Function):
             x_columnwise if need_dweight else None,
             x_columnwise_scale if need_dweight else None,
         )
-        ctx.grad_output_amax_history_ = grad_output_amax_history
-        ctx.grad_output_scale_ = grad_output_scale
+        ctx.backward_state_ = backward_state
         ctx.weight_main_grad_ = weight_main_grad
         ctx.weight_dummy_grad_ = weight_dummy_grad
         ctx.weight_overwrite_main_grad_ = weight_overwrite_main_grad
@@ -199,7 +168,7 @@ class _GroupedLinear(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_linear__fp8_delayed__add_to_main_grad")
         if dy is None:
-            return (None,) * 16
+            return (None,) * 12
         needs = ctx.needs_input_grad
         need_dx = needs[0]
         need_dweight = needs[1]
@@ -209,8 +178,7 @@ class _GroupedLinear(torch.autograd.Function):
         dx, dbias = _backward(
             dy,
             *ctx.saved_tensors,
-            ctx.grad_output_amax_history_,
-            ctx.grad_output_scale_,
+            ctx.backward_state_,
             ctx.weight_main_grad_,
             need_dx,
             need_dweight,
@@ -223,7 +191,7 @@ class _GroupedLinear(torch.autograd.Function):
             else None,
             None,
             dbias if need_dbias else None,
-            *(None,) * 12,
+            *(None,) * 8,
         )
 
 
@@ -238,12 +206,8 @@ def grouped_linear(
     split_sizes: Tensor,
     bias: Tensor | None = None,
     *,
-    input_amax_history: Tensor,
-    input_scale: Tensor,
-    weight_amax_history: Tensor,
-    weight_scale: Tensor,
-    grad_output_amax_history: Tensor,
-    grad_output_scale: Tensor,
+    forward_state: Tensor,
+    backward_state: Tensor,
     weight_main_grad: Tensor | None = None,
     weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
@@ -255,12 +219,8 @@ def grouped_linear(
         weight: [E, N, K] bfloat16 or float16.
         split_sizes: [E] int64, rows per group on x's device; zeros allowed, the sum at most T.
         bias: [E, N] bfloat16 or float16.
-        input_amax_history: [1024, E] float32, changed in place.
-        input_scale: [E] float32, changed in place.
-        weight_amax_history: [1024, E] float32, changed in place.
-        weight_scale: [E] float32, changed in place.
-        grad_output_amax_history: [1024, E] float32, changed in place.
-        grad_output_scale: [E] float32, changed in place.
+        forward_state: [2050, E] float32, changed in place.
+        backward_state: [1025, E] float32, changed in place.
         weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes.
         weight_dummy_grad: give weight a gradient of zeros, so that its hooks run; a tuple of the
             parameter sets its `grad_added_to_main_grad` then, too.
@@ -296,32 +256,18 @@ def grouped_linear(
             weight,
             split_sizes,
             bias,
-            input_amax_history,
-            input_scale,
-            weight_amax_history,
-            weight_scale,
+            forward_state,
             need_dx,
             need_dweight,
             need_dbias,
-            grad_output_amax_history,
-            grad_output_scale,
+            backward_state,
             weight_main_grad,
             weight_dummy_grad,
             weight_overwrite_main_grad,
         )
     else:
         y, *_ = _forward(
-            x,
-            weight,
-            split_sizes,
-            bias,
-            input_amax_history,
-            input_scale,
-            weight_amax_history,
-            weight_scale,
-            need_dx,
-            need_dweight,
-            need_dbias,
+            x, weight, split_sizes, bias, forward_state, need_dx, need_dweight, need_dbias
         )
     return y
 
@@ -340,12 +286,16 @@ class GroupedLinear(_parts.KeepsBuffers):
     Attributes:
         weight: parameter [num_groups, out_features, in_features].
         bias: parameter [num_groups, out_features], None without bias.
-        input_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        input_scale: buffer [num_groups] float32, changed by training steps.
-        weight_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        weight_scale: buffer [num_groups] float32, changed by training steps.
-        grad_output_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        grad_output_scale: buffer [num_groups] float32, changed by training steps.
+        forward_state: buffer [2050, num_groups] float32, changed by training steps; state dicts
+            have its parts.
+        input_amax_history: [1024, num_groups], rows of forward_state.
+        input_scale: [num_groups], rows of forward_state.
+        weight_amax_history: [1024, num_groups], rows of forward_state.
+        weight_scale: [num_groups], rows of forward_state.
+        backward_state: buffer [1025, num_groups] float32, changed by training steps; state dicts
+            have its parts.
+        grad_output_amax_history: [1024, num_groups], rows of backward_state.
+        grad_output_scale: [num_groups], rows of backward_state.
     """
 
     def __init__(
@@ -366,24 +316,21 @@ class GroupedLinear(_parts.KeepsBuffers):
         self.register_parameter(
             "bias", nn.Parameter(torch.empty(num_groups, out_features, **make)) if bias else None
         )
-        self.register_buffer(
-            "input_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "forward_state",
+            torch.empty(2050, num_groups, device=device, dtype=torch.float32),
+            ("input_amax_history", slice(0, 1024)),
+            ("input_scale", 1024),
+            ("weight_amax_history", slice(1025, 2049)),
+            ("weight_scale", 2049),
         )
-        self.register_buffer(
-            "input_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.register_buffer(
-            "weight_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.register_buffer(
-            "weight_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.register_buffer(
-            "grad_output_amax_history",
-            torch.empty(1024, num_groups, device=device, dtype=torch.float32),
-        )
-        self.register_buffer(
-            "grad_output_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "backward_state",
+            torch.empty(1025, num_groups, device=device, dtype=torch.float32),
+            ("grad_output_amax_history", slice(0, 1024)),
+            ("grad_output_scale", 1024),
         )
         self.reset_parameters()
 
@@ -409,12 +356,8 @@ class GroupedLinear(_parts.KeepsBuffers):
             weight,
             split_sizes,
             _library.parameter(self, "bias"),
-            input_amax_history=_library.buffer(self, "input_amax_history"),
-            input_scale=_library.buffer(self, "input_scale"),
-            weight_amax_history=_library.buffer(self, "weight_amax_history"),
-            weight_scale=_library.buffer(self, "weight_scale"),
-            grad_output_amax_history=_library.buffer(self, "grad_output_amax_history"),
-            grad_output_scale=_library.buffer(self, "grad_output_scale"),
+            forward_state=_library.buffer(self, "forward_state"),
+            backward_state=_library.buffer(self, "backward_state"),
             weight_main_grad=_library.main_grad(
                 "grouped_linear__fp8_delayed__add_to_main_grad", "weight", weight, torch.float32
             ),
@@ -465,17 +408,24 @@ buffers
                             K align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale        [E]; float32; 4 E bytes; kept for the backward
   input_amax_history        [1024, E]; float32; 4 1024 E bytes;
-                            buffer input_amax_history, changed in place
-  input_scale               [E]; float32; 4 E bytes; buffer input_scale, changed in place
+                            rows 0 to 1023 of forward_state, input_amax_history in the state dict
+  input_scale               [E]; float32; 4 E bytes;
+                            row 1024 of forward_state, input_scale in the state dict
   weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
-                            buffer weight_amax_history, changed in place
-  weight_scale              [E]; float32; 4 E bytes; buffer weight_scale, changed in place
+                            rows 1025 to 2048 of forward_state, weight_amax_history in the state
+                            dict
+  weight_scale              [E]; float32; 4 E bytes;
+                            row 2049 of forward_state, weight_scale in the state dict
   grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
-                            buffer grad_output_amax_history, changed in place
-  grad_output_scale         [E]; float32; 4 E bytes; buffer grad_output_scale, changed in place
+                            rows 0 to 1023 of backward_state, grad_output_amax_history in the state
+                            dict
+  grad_output_scale         [E]; float32; 4 E bytes;
+                            row 1024 of backward_state, grad_output_scale in the state dict
+  forward_state             [2050, E]; float32; 4 2050 E bytes; state, changed in place
+  backward_state            [1025, E]; float32; 4 1025 E bytes; state, changed in place
 
-forward (x, weight, split_sizes, bias, input_amax_history, input_scale, weight_amax_history,
-    weight_scale) -> y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
+forward (x, weight, split_sizes, bias, forward_state) -> y, weight_columnwise,
+    weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
      x_columnwise, x_columnwise_scale
      2 T K + 20 E + 4 1024 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
@@ -487,7 +437,7 @@ forward (x, weight, split_sizes, bias, input_amax_history, input_scale, weight_a
      2 T N K flop; T align(K, 16) + 16 E + E N align(K, 16) + 2 E N + 2 T N bytes
 
 backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnwise,
-    x_columnwise_scale, grad_output_amax_history, grad_output_scale, weight_main_grad) -> dx, dbias
+    x_columnwise_scale, backward_state, weight_main_grad) -> dx, dbias
   1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias
      2 T N + 20 E + 4 1024 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N bytes

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ad1d8222f6ee8766
+# checksum sha256:644e4ffe9382230f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "f9b5ad2d28475fd3bcf906bf70a3207f6fd369bf3740c583ffe0f43365a6a8e7"
+DIGEST = "14c757bc7b77263d135bac9b1d1948d2b92f2775e7c58e5a94fe13a9e8bae398"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

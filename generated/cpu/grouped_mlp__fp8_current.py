@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:805aec524b99f208
+# checksum sha256:051476e041ed7ca8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "b26dd5fd7b315413fb780ef1e03f048b1b4df846617c09b6e420464b2add9d79"
+DIGEST = "35f814f4276e6bc741eb78bc62f4fe7eebc0d9d826500857d2bcb214e9516490"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

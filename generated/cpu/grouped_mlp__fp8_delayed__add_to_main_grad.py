@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:015dfebf5b6d33bc
+# checksum sha256:41a7f226e24cb44a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "788e025b3029bdf7ab920451b5b8d2e0edecce0959e271c15cb02439bf503f9e"
+DIGEST = "7ab5b6be7a734873b94d7f902f217997c89c915b3aa432344a75d95a63cfe428"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -30,14 +30,7 @@ def _forward_fake(
     probs: Tensor,
     fc1_bias: Tensor | None,
     fc2_bias: Tensor | None,
-    fc1_input_amax_history: Tensor,
-    fc1_input_scale: Tensor,
-    fc1_weight_amax_history: Tensor,
-    fc1_weight_scale: Tensor,
-    fc2_input_amax_history: Tensor,
-    fc2_input_scale: Tensor,
-    fc2_weight_amax_history: Tensor,
-    fc2_weight_scale: Tensor,
+    forward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -46,21 +39,7 @@ def _forward_fake(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
-        x,
-        fc1_weight,
-        fc2_weight,
-        split_sizes,
-        probs,
-        fc1_bias,
-        fc2_bias,
-        fc1_input_amax_history,
-        fc1_input_scale,
-        fc1_weight_amax_history,
-        fc1_weight_scale,
-        fc2_input_amax_history,
-        fc2_input_scale,
-        fc2_weight_amax_history,
-        fc2_weight_scale,
+        x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state
     )
     T = x.shape[-2]
     H = x.shape[-1]
@@ -123,18 +102,14 @@ _forward = _library.register(
     "grouped_mlp__fp8_delayed__add_to_main_grad",
     "forward",
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
-    "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) fc1_input_amax_history, "
-    "Tensor(b!) fc1_input_scale, Tensor(c!) fc1_weight_amax_history, "
-    "Tensor(d!) fc1_weight_scale, Tensor(e!) fc2_input_amax_history, "
-    "Tensor(f!) fc2_input_scale, Tensor(g!) fc2_weight_amax_history, "
-    "Tensor(h!) fc2_weight_scale, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
     "Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
-    tensors=15,
-    mutated=8,
+    tensors=8,
+    mutated=1,
     reference=reference.forward,
 )
 
@@ -152,10 +127,7 @@ def _backward_fake(
     fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    fc2_grad_output_amax_history: Tensor,
-    fc2_grad_output_scale: Tensor,
-    fc1_grad_output_amax_history: Tensor,
-    fc1_grad_output_scale: Tensor,
+    backward_state: Tensor,
     fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
@@ -178,10 +150,7 @@ def _backward_fake(
         fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
-        fc2_grad_output_amax_history,
-        fc2_grad_output_scale,
-        fc1_grad_output_amax_history,
-        fc1_grad_output_scale,
+        backward_state,
         fc1_weight_main_grad,
         fc2_weight_main_grad,
     )
@@ -219,16 +188,14 @@ _backward = _library.register(
     "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
     "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
     "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor(a!) fc2_grad_output_amax_history, "
-    "Tensor(b!) fc2_grad_output_scale, Tensor(c!) fc1_grad_output_amax_history, "
-    "Tensor(d!) fc1_grad_output_scale, Tensor(e!)? fc1_weight_main_grad, "
-    "Tensor(f!)? fc2_weight_main_grad, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "Tensor? x_columnwise_scale, Tensor(a!) backward_state, "
+    "Tensor(b!)? fc1_weight_main_grad, Tensor(c!)? fc2_weight_main_grad, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=18,
-    mutated=6,
+    tensors=15,
+    mutated=3,
     reference=reference.backward,
 )
 
@@ -246,24 +213,14 @@ class _GroupedMLP(torch.autograd.Function):
         probs: Tensor,
         fc1_bias: Tensor | None,
         fc2_bias: Tensor | None,
-        fc1_input_amax_history: Tensor,
-        fc1_input_scale: Tensor,
-        fc1_weight_amax_history: Tensor,
-        fc1_weight_scale: Tensor,
-        fc2_input_amax_history: Tensor,
-        fc2_input_scale: Tensor,
-        fc2_weight_amax_history: Tensor,
-        fc2_weight_scale: Tensor,
+        forward_state: Tensor,
         need_dx: bool,
         need_dfc1_weight: bool,
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
         need_dfc2_bias: bool,
-        fc2_grad_output_amax_history: Tensor,
-        fc2_grad_output_scale: Tensor,
-        fc1_grad_output_amax_history: Tensor,
-        fc1_grad_output_scale: Tensor,
+        backward_state: Tensor,
         fc1_weight_main_grad: Tensor | None,
         fc2_weight_main_grad: Tensor | None,
         fc1_weight_dummy_grad: bool | tuple[Tensor],
@@ -290,14 +247,7 @@ class _GroupedMLP(torch.autograd.Function):
             probs,
             fc1_bias,
             fc2_bias,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc1_weight_amax_history,
-            fc1_weight_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
-            fc2_weight_amax_history,
-            fc2_weight_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -320,10 +270,7 @@ class _GroupedMLP(torch.autograd.Function):
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
         )
-        ctx.fc2_grad_output_amax_history_ = fc2_grad_output_amax_history
-        ctx.fc2_grad_output_scale_ = fc2_grad_output_scale
-        ctx.fc1_grad_output_amax_history_ = fc1_grad_output_amax_history
-        ctx.fc1_grad_output_scale_ = fc1_grad_output_scale
+        ctx.backward_state_ = backward_state
         ctx.fc1_weight_main_grad_ = fc1_weight_main_grad
         ctx.fc2_weight_main_grad_ = fc2_weight_main_grad
         ctx.fc1_weight_dummy_grad_ = fc1_weight_dummy_grad
@@ -336,7 +283,7 @@ class _GroupedMLP(torch.autograd.Function):
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_mlp__fp8_delayed__add_to_main_grad")
         if dy is None:
-            return (None,) * 31
+            return (None,) * 21
         needs = ctx.needs_input_grad
         need_dx = needs[0]
         need_dfc1_weight = needs[1]
@@ -351,10 +298,7 @@ class _GroupedMLP(torch.autograd.Function):
         dx, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             *ctx.saved_tensors,
-            ctx.fc2_grad_output_amax_history_,
-            ctx.fc2_grad_output_scale_,
-            ctx.fc1_grad_output_amax_history_,
-            ctx.fc1_grad_output_scale_,
+            ctx.backward_state_,
             ctx.fc1_weight_main_grad_,
             ctx.fc2_weight_main_grad_,
             need_dx,
@@ -376,7 +320,7 @@ class _GroupedMLP(torch.autograd.Function):
             dprobs if need_dprobs else None,
             dfc1_bias if need_dfc1_bias else None,
             dfc2_bias if need_dfc2_bias else None,
-            *(None,) * 24,
+            *(None,) * 14,
         )
 
 
@@ -394,18 +338,8 @@ def grouped_mlp(
     fc1_bias: Tensor | None = None,
     fc2_bias: Tensor | None = None,
     *,
-    fc1_input_amax_history: Tensor,
-    fc1_input_scale: Tensor,
-    fc1_weight_amax_history: Tensor,
-    fc1_weight_scale: Tensor,
-    fc2_input_amax_history: Tensor,
-    fc2_input_scale: Tensor,
-    fc2_weight_amax_history: Tensor,
-    fc2_weight_scale: Tensor,
-    fc2_grad_output_amax_history: Tensor,
-    fc2_grad_output_scale: Tensor,
-    fc1_grad_output_amax_history: Tensor,
-    fc1_grad_output_scale: Tensor,
+    forward_state: Tensor,
+    backward_state: Tensor,
     fc1_weight_main_grad: Tensor | None = None,
     fc1_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc1_weight_overwrite_main_grad: bool = False,
@@ -423,18 +357,8 @@ def grouped_mlp(
         probs: [T] float32.
         fc1_bias: [E, 2 * F] bfloat16 or float16.
         fc2_bias: [E, H] bfloat16 or float16.
-        fc1_input_amax_history: [1024, E] float32, changed in place.
-        fc1_input_scale: [E] float32, changed in place.
-        fc1_weight_amax_history: [1024, E] float32, changed in place.
-        fc1_weight_scale: [E] float32, changed in place.
-        fc2_input_amax_history: [1024, E] float32, changed in place.
-        fc2_input_scale: [E] float32, changed in place.
-        fc2_weight_amax_history: [1024, E] float32, changed in place.
-        fc2_weight_scale: [E] float32, changed in place.
-        fc2_grad_output_amax_history: [1024, E] float32, changed in place.
-        fc2_grad_output_scale: [E] float32, changed in place.
-        fc1_grad_output_amax_history: [1024, E] float32, changed in place.
-        fc1_grad_output_scale: [E] float32, changed in place.
+        forward_state: [4100, E] float32, changed in place.
+        backward_state: [2050, E] float32, changed in place.
         fc1_weight_main_grad: [E, 2 * F, H] float32, changed in place: where the gradient of
             fc1_weight goes.
         fc1_weight_dummy_grad: give fc1_weight a gradient of zeros, so that its hooks run; a tuple
@@ -504,24 +428,14 @@ def grouped_mlp(
             probs,
             fc1_bias,
             fc2_bias,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc1_weight_amax_history,
-            fc1_weight_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
-            fc2_weight_amax_history,
-            fc2_weight_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
             need_dfc2_bias,
-            fc2_grad_output_amax_history,
-            fc2_grad_output_scale,
-            fc1_grad_output_amax_history,
-            fc1_grad_output_scale,
+            backward_state,
             fc1_weight_main_grad,
             fc2_weight_main_grad,
             fc1_weight_dummy_grad,
@@ -538,14 +452,7 @@ def grouped_mlp(
             probs,
             fc1_bias,
             fc2_bias,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc1_weight_amax_history,
-            fc1_weight_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
-            fc2_weight_amax_history,
-            fc2_weight_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -556,7 +463,7 @@ def grouped_mlp(
     return y
 
 
-class GroupedMLP(nn.Module):
+class GroupedMLP(_parts.KeepsBuffers):
     """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
     Args:
@@ -572,18 +479,22 @@ class GroupedMLP(nn.Module):
         fc1.bias: parameter [num_groups, 2 * intermediate], None without bias.
         fc2.weight: parameter [num_groups, hidden, intermediate].
         fc2.bias: parameter [num_groups, hidden], None without bias.
-        fc1.input_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc1.input_scale: buffer [num_groups] float32, changed by training steps.
-        fc1.weight_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc1.weight_scale: buffer [num_groups] float32, changed by training steps.
-        fc2.input_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc2.input_scale: buffer [num_groups] float32, changed by training steps.
-        fc2.weight_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc2.weight_scale: buffer [num_groups] float32, changed by training steps.
-        fc2.grad_output_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc2.grad_output_scale: buffer [num_groups] float32, changed by training steps.
-        fc1.grad_output_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc1.grad_output_scale: buffer [num_groups] float32, changed by training steps.
+        forward_state: buffer [4100, num_groups] float32, changed by training steps; state dicts
+            have its parts.
+        fc1.input_amax_history: [1024, num_groups], rows of forward_state.
+        fc1.input_scale: [num_groups], rows of forward_state.
+        fc1.weight_amax_history: [1024, num_groups], rows of forward_state.
+        fc1.weight_scale: [num_groups], rows of forward_state.
+        fc2.input_amax_history: [1024, num_groups], rows of forward_state.
+        fc2.input_scale: [num_groups], rows of forward_state.
+        fc2.weight_amax_history: [1024, num_groups], rows of forward_state.
+        fc2.weight_scale: [num_groups], rows of forward_state.
+        backward_state: buffer [2050, num_groups] float32, changed by training steps; state dicts
+            have its parts.
+        fc2.grad_output_amax_history: [1024, num_groups], rows of backward_state.
+        fc2.grad_output_scale: [num_groups], rows of backward_state.
+        fc1.grad_output_amax_history: [1024, num_groups], rows of backward_state.
+        fc1.grad_output_scale: [num_groups], rows of backward_state.
     """
 
     def __init__(
@@ -611,43 +522,27 @@ class GroupedMLP(nn.Module):
         self.fc2.register_parameter(
             "bias", nn.Parameter(torch.empty(num_groups, hidden, **make)) if bias else None
         )
-        self.fc1.register_buffer(
-            "input_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "forward_state",
+            torch.empty(4100, num_groups, device=device, dtype=torch.float32),
+            ("fc1.input_amax_history", slice(0, 1024)),
+            ("fc1.input_scale", 1024),
+            ("fc1.weight_amax_history", slice(1025, 2049)),
+            ("fc1.weight_scale", 2049),
+            ("fc2.input_amax_history", slice(2050, 3074)),
+            ("fc2.input_scale", 3074),
+            ("fc2.weight_amax_history", slice(3075, 4099)),
+            ("fc2.weight_scale", 4099),
         )
-        self.fc1.register_buffer(
-            "input_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc1.register_buffer(
-            "weight_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc1.register_buffer(
-            "weight_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "input_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "input_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "weight_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "weight_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "grad_output_amax_history",
-            torch.empty(1024, num_groups, device=device, dtype=torch.float32),
-        )
-        self.fc2.register_buffer(
-            "grad_output_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc1.register_buffer(
-            "grad_output_amax_history",
-            torch.empty(1024, num_groups, device=device, dtype=torch.float32),
-        )
-        self.fc1.register_buffer(
-            "grad_output_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "backward_state",
+            torch.empty(2050, num_groups, device=device, dtype=torch.float32),
+            ("fc2.grad_output_amax_history", slice(0, 1024)),
+            ("fc2.grad_output_scale", 1024),
+            ("fc1.grad_output_amax_history", slice(1025, 2049)),
+            ("fc1.grad_output_scale", 2049),
         )
         self.reset_parameters()
 
@@ -690,18 +585,8 @@ class GroupedMLP(nn.Module):
                 probs,
                 _library.parameter(fc1, "bias"),
                 _library.parameter(fc2, "bias"),
-                fc1_input_amax_history=_library.buffer(fc1, "input_amax_history"),
-                fc1_input_scale=_library.buffer(fc1, "input_scale"),
-                fc1_weight_amax_history=_library.buffer(fc1, "weight_amax_history"),
-                fc1_weight_scale=_library.buffer(fc1, "weight_scale"),
-                fc2_input_amax_history=_library.buffer(fc2, "input_amax_history"),
-                fc2_input_scale=_library.buffer(fc2, "input_scale"),
-                fc2_weight_amax_history=_library.buffer(fc2, "weight_amax_history"),
-                fc2_weight_scale=_library.buffer(fc2, "weight_scale"),
-                fc2_grad_output_amax_history=_library.buffer(fc2, "grad_output_amax_history"),
-                fc2_grad_output_scale=_library.buffer(fc2, "grad_output_scale"),
-                fc1_grad_output_amax_history=_library.buffer(fc1, "grad_output_amax_history"),
-                fc1_grad_output_scale=_library.buffer(fc1, "grad_output_scale"),
+                forward_state=_library.buffer(self, "forward_state"),
+                backward_state=_library.buffer(self, "backward_state"),
                 fc1_weight_main_grad=_library.main_grad(
                     "grouped_mlp__fp8_delayed__add_to_main_grad",
                     "fc1.weight",
@@ -790,31 +675,41 @@ buffers
                                 H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
   fc1_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc1.input_amax_history, changed in place
-  fc1_input_scale               [E]; float32; 4 E bytes; buffer fc1.input_scale, changed in place
+                                rows 0 to 1023 of forward_state, fc1.input_amax_history in the state
+                                dict
+  fc1_input_scale               [E]; float32; 4 E bytes;
+                                row 1024 of forward_state, fc1.input_scale in the state dict
   fc1_weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc1.weight_amax_history, changed in place
-  fc1_weight_scale              [E]; float32; 4 E bytes; buffer fc1.weight_scale, changed in place
+                                rows 1025 to 2048 of forward_state, fc1.weight_amax_history in the
+                                state dict
+  fc1_weight_scale              [E]; float32; 4 E bytes;
+                                row 2049 of forward_state, fc1.weight_scale in the state dict
   fc2_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc2.input_amax_history, changed in place
-  fc2_input_scale               [E]; float32; 4 E bytes; buffer fc2.input_scale, changed in place
+                                rows 2050 to 3073 of forward_state, fc2.input_amax_history in the
+                                state dict
+  fc2_input_scale               [E]; float32; 4 E bytes;
+                                row 3074 of forward_state, fc2.input_scale in the state dict
   fc2_weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc2.weight_amax_history, changed in place
-  fc2_weight_scale              [E]; float32; 4 E bytes; buffer fc2.weight_scale, changed in place
+                                rows 3075 to 4098 of forward_state, fc2.weight_amax_history in the
+                                state dict
+  fc2_weight_scale              [E]; float32; 4 E bytes;
+                                row 4099 of forward_state, fc2.weight_scale in the state dict
   fc2_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc2.grad_output_amax_history, changed in place
+                                rows 0 to 1023 of backward_state, fc2.grad_output_amax_history in
+                                the state dict
   fc2_grad_output_scale         [E]; float32; 4 E bytes;
-                                buffer fc2.grad_output_scale, changed in place
+                                row 1024 of backward_state, fc2.grad_output_scale in the state dict
   fc1_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc1.grad_output_amax_history, changed in place
+                                rows 1025 to 2048 of backward_state, fc1.grad_output_amax_history in
+                                the state dict
   fc1_grad_output_scale         [E]; float32; 4 E bytes;
-                                buffer fc1.grad_output_scale, changed in place
+                                row 2049 of backward_state, fc1.grad_output_scale in the state dict
+  forward_state                 [4100, E]; float32; 4 4100 E bytes; state, changed in place
+  backward_state                [2050, E]; float32; 4 2050 E bytes; state, changed in place
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_input_amax_history,
-    fc1_input_scale, fc1_weight_amax_history, fc1_weight_scale, fc2_input_amax_history,
-    fc2_input_scale, fc2_weight_amax_history, fc2_weight_scale) -> y, h, fc2_weight_columnwise,
-    fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise,
-    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state) -> y, h,
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
      x_rowwise_scale, x_columnwise, x_columnwise_scale
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) bytes
@@ -838,8 +733,7 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_
 
 backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
     a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
-    x_columnwise, x_columnwise_scale, fc2_grad_output_amax_history, fc2_grad_output_scale,
-    fc1_grad_output_amax_history, fc1_grad_output_scale, fc1_weight_main_grad, fc2_weight_main_grad)
+    x_columnwise, x_columnwise_scale, backward_state, fc1_weight_main_grad, fc2_weight_main_grad)
     -> dx, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias

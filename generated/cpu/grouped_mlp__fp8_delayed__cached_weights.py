@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:de9323a3d3664be9
+# checksum sha256:0ee7057ec89ed752
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "5799bde3fb454791cff3a7817a0ae0aa04d47c163f1612a767920d0af804f88d"
+DIGEST = "f6b1c2e2620eea53036bfac9f3f15d9e29d8d4a2254fe7d51b346201586b3ca1"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -34,10 +34,7 @@ def _forward_fake(
     fc1_weight_rowwise_scale: Tensor,
     fc2_weight_rowwise: Tensor,
     fc2_weight_rowwise_scale: Tensor,
-    fc1_input_amax_history: Tensor,
-    fc1_input_scale: Tensor,
-    fc2_input_amax_history: Tensor,
-    fc2_input_scale: Tensor,
+    forward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -57,10 +54,7 @@ def _forward_fake(
         fc1_weight_rowwise_scale,
         fc2_weight_rowwise,
         fc2_weight_rowwise_scale,
-        fc1_input_amax_history,
-        fc1_input_scale,
-        fc2_input_amax_history,
-        fc2_input_scale,
+        forward_state,
     )
     T = x.shape[-2]
     H = x.shape[-1]
@@ -101,15 +95,13 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor fc1_weight_rowwise, "
     "Tensor fc1_weight_rowwise_scale, Tensor fc2_weight_rowwise, "
-    "Tensor fc2_weight_rowwise_scale, Tensor(a!) fc1_input_amax_history, "
-    "Tensor(b!) fc1_input_scale, Tensor(c!) fc2_input_amax_history, "
-    "Tensor(d!) fc2_input_scale, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "Tensor fc2_weight_rowwise_scale, Tensor(a!) forward_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
-    tensors=15,
-    mutated=4,
+    tensors=12,
+    mutated=1,
     reference=reference.forward,
 )
 
@@ -127,10 +119,7 @@ def _backward_fake(
     fc1_weight_columnwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc2_grad_output_amax_history: Tensor,
-    fc2_grad_output_scale: Tensor,
-    fc1_grad_output_amax_history: Tensor,
-    fc1_grad_output_scale: Tensor,
+    backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -151,10 +140,7 @@ def _backward_fake(
         fc1_weight_columnwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
-        fc2_grad_output_amax_history,
-        fc2_grad_output_scale,
-        fc1_grad_output_amax_history,
-        fc1_grad_output_scale,
+        backward_state,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
@@ -180,15 +166,13 @@ _backward = _library.register(
     "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
     "Tensor fc1_weight_columnwise, Tensor fc1_weight_columnwise_scale, "
     "Tensor fc2_weight_columnwise, Tensor fc2_weight_columnwise_scale, "
-    "Tensor(a!) fc2_grad_output_amax_history, Tensor(b!) fc2_grad_output_scale, "
-    "Tensor(c!) fc1_grad_output_amax_history, Tensor(d!) fc1_grad_output_scale, "
-    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, "
-    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, "
-    "Tensor)",
+    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=16,
-    mutated=4,
+    tensors=13,
+    mutated=1,
     reference=reference.backward,
 )
 
@@ -204,10 +188,7 @@ def _refresh_fake(
     fc2_weight_rowwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc1_weight_amax_history: Tensor,
-    fc1_weight_scale: Tensor,
-    fc2_weight_amax_history: Tensor,
-    fc2_weight_scale: Tensor,
+    refresh_state: Tensor,
     update_state: bool,
 ) -> None:
     reference.check_refresh(
@@ -221,10 +202,7 @@ def _refresh_fake(
         fc2_weight_rowwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
-        fc1_weight_amax_history,
-        fc1_weight_scale,
-        fc2_weight_amax_history,
-        fc2_weight_scale,
+        refresh_state,
     )
 
 
@@ -235,13 +213,12 @@ _refresh = _library.register(
     "Tensor(b!) fc1_weight_rowwise_scale, Tensor(c!) fc1_weight_columnwise, "
     "Tensor(d!) fc1_weight_columnwise_scale, Tensor(e!) fc2_weight_rowwise, "
     "Tensor(f!) fc2_weight_rowwise_scale, Tensor(g!) fc2_weight_columnwise, "
-    "Tensor(h!) fc2_weight_columnwise_scale, Tensor(i!) fc1_weight_amax_history, "
-    "Tensor(j!) fc1_weight_scale, Tensor(k!) fc2_weight_amax_history, "
-    "Tensor(l!) fc2_weight_scale, bool update_state) -> ()",
+    "Tensor(h!) fc2_weight_columnwise_scale, Tensor(i!) refresh_state, "
+    "bool update_state) -> ()",
     fake=_refresh_fake,
     check=reference.check_refresh,
-    tensors=14,
-    mutated=12,
+    tensors=11,
+    mutated=9,
     reference=reference.refresh,
 )
 
@@ -263,10 +240,7 @@ class _GroupedMLP(torch.autograd.Function):
         fc1_weight_rowwise_scale: Tensor,
         fc2_weight_rowwise: Tensor,
         fc2_weight_rowwise_scale: Tensor,
-        fc1_input_amax_history: Tensor,
-        fc1_input_scale: Tensor,
-        fc2_input_amax_history: Tensor,
-        fc2_input_scale: Tensor,
+        forward_state: Tensor,
         need_dx: bool,
         need_dfc1_weight: bool,
         need_dfc2_weight: bool,
@@ -277,10 +251,7 @@ class _GroupedMLP(torch.autograd.Function):
         fc1_weight_columnwise_scale: Tensor,
         fc2_weight_columnwise: Tensor,
         fc2_weight_columnwise_scale: Tensor,
-        fc2_grad_output_amax_history: Tensor,
-        fc2_grad_output_scale: Tensor,
-        fc1_grad_output_amax_history: Tensor,
-        fc1_grad_output_scale: Tensor,
+        backward_state: Tensor,
     ) -> Tensor:
         y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
             x,
@@ -294,10 +265,7 @@ class _GroupedMLP(torch.autograd.Function):
             fc1_weight_rowwise_scale,
             fc2_weight_rowwise,
             fc2_weight_rowwise_scale,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -328,17 +296,14 @@ class _GroupedMLP(torch.autograd.Function):
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
         )
-        ctx.fc2_grad_output_amax_history_ = fc2_grad_output_amax_history
-        ctx.fc2_grad_output_scale_ = fc2_grad_output_scale
-        ctx.fc1_grad_output_amax_history_ = fc1_grad_output_amax_history
-        ctx.fc1_grad_output_scale_ = fc1_grad_output_scale
+        ctx.backward_state_ = backward_state
         return y
 
     @staticmethod
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_mlp__fp8_delayed__cached_weights")
         if dy is None:
-            return (None,) * 29
+            return (None,) * 23
         needs = ctx.needs_input_grad
         need_dx = needs[0]
         need_dfc1_weight = needs[1]
@@ -349,10 +314,7 @@ class _GroupedMLP(torch.autograd.Function):
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             *_library.unchanged("grouped_mlp__fp8_delayed__cached_weights", ctx),
-            ctx.fc2_grad_output_amax_history_,
-            ctx.fc2_grad_output_scale_,
-            ctx.fc1_grad_output_amax_history_,
-            ctx.fc1_grad_output_scale_,
+            ctx.backward_state_,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -368,7 +330,7 @@ class _GroupedMLP(torch.autograd.Function):
             dprobs if need_dprobs else None,
             dfc1_bias if need_dfc1_bias else None,
             dfc2_bias if need_dfc2_bias else None,
-            *(None,) * 22,
+            *(None,) * 16,
         )
 
 
@@ -376,7 +338,7 @@ class _GroupedMLPTwin(_transforms.Twin):
     """`_GroupedMLP` for function transforms."""
 
     cell = "grouped_mlp__fp8_delayed__cached_weights"
-    wanted = ((15, 0), (16, 1), (17, 2), (18, 4), (19, 5), (20, 6))
+    wanted = ((12, 0), (13, 1), (14, 2), (15, 4), (16, 5), (17, 6))
     ordinary = _GroupedMLP
 
     @staticmethod
@@ -392,10 +354,7 @@ class _GroupedMLPTwin(_transforms.Twin):
         fc1_weight_rowwise_scale: Tensor,
         fc2_weight_rowwise: Tensor,
         fc2_weight_rowwise_scale: Tensor,
-        fc1_input_amax_history: Tensor,
-        fc1_input_scale: Tensor,
-        fc2_input_amax_history: Tensor,
-        fc2_input_scale: Tensor,
+        forward_state: Tensor,
         need_dx: bool,
         need_dfc1_weight: bool,
         need_dfc2_weight: bool,
@@ -406,10 +365,7 @@ class _GroupedMLPTwin(_transforms.Twin):
         fc1_weight_columnwise_scale: Tensor,
         fc2_weight_columnwise: Tensor,
         fc2_weight_columnwise_scale: Tensor,
-        fc2_grad_output_amax_history: Tensor,
-        fc2_grad_output_scale: Tensor,
-        fc1_grad_output_amax_history: Tensor,
-        fc1_grad_output_scale: Tensor,
+        backward_state: Tensor,
     ) -> tuple[Tensor | None, ...]:
         return _forward(
             x,
@@ -423,10 +379,7 @@ class _GroupedMLPTwin(_transforms.Twin):
             fc1_weight_rowwise_scale,
             fc2_weight_rowwise,
             fc2_weight_rowwise_scale,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -450,9 +403,6 @@ class _GroupedMLPTwin(_transforms.Twin):
             _,
             _,
             _,
-            _,
-            _,
-            _,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -463,10 +413,7 @@ class _GroupedMLPTwin(_transforms.Twin):
             fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
-            fc2_grad_output_amax_history,
-            fc2_grad_output_scale,
-            fc1_grad_output_amax_history,
-            fc1_grad_output_scale,
+            backward_state,
         ) = inputs
         _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
@@ -493,10 +440,7 @@ class _GroupedMLPTwin(_transforms.Twin):
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
         )
-        ctx.fc2_grad_output_amax_history_ = fc2_grad_output_amax_history
-        ctx.fc2_grad_output_scale_ = fc2_grad_output_scale
-        ctx.fc1_grad_output_amax_history_ = fc1_grad_output_amax_history
-        ctx.fc1_grad_output_scale_ = fc1_grad_output_scale
+        ctx.backward_state_ = backward_state
 
 
 _apply = _library.direct_apply(_GroupedMLP, _GroupedMLPTwin.apply)
@@ -519,14 +463,8 @@ def grouped_mlp(
     fc2_weight_rowwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc1_input_amax_history: Tensor,
-    fc1_input_scale: Tensor,
-    fc2_input_amax_history: Tensor,
-    fc2_input_scale: Tensor,
-    fc2_grad_output_amax_history: Tensor,
-    fc2_grad_output_scale: Tensor,
-    fc1_grad_output_amax_history: Tensor,
-    fc1_grad_output_scale: Tensor,
+    forward_state: Tensor,
+    backward_state: Tensor,
 ) -> Tensor:
     """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
@@ -547,14 +485,8 @@ def grouped_mlp(
         fc2_weight_rowwise_scale: [E] float32, changed in place by `refresh_weights`.
         fc2_weight_columnwise: [E, F, align(H, 16)] uint8, changed in place by `refresh_weights`.
         fc2_weight_columnwise_scale: [E] float32, changed in place by `refresh_weights`.
-        fc1_input_amax_history: [1024, E] float32, changed in place.
-        fc1_input_scale: [E] float32, changed in place.
-        fc2_input_amax_history: [1024, E] float32, changed in place.
-        fc2_input_scale: [E] float32, changed in place.
-        fc2_grad_output_amax_history: [1024, E] float32, changed in place.
-        fc2_grad_output_scale: [E] float32, changed in place.
-        fc1_grad_output_amax_history: [1024, E] float32, changed in place.
-        fc1_grad_output_scale: [E] float32, changed in place.
+        forward_state: [2050, E] float32, changed in place.
+        backward_state: [2050, E] float32, changed in place.
 
     Returns:
         [T, H] bfloat16 or float16.  Rows past sum(split_sizes) are zero.
@@ -606,10 +538,7 @@ def grouped_mlp(
             fc1_weight_rowwise_scale,
             fc2_weight_rowwise,
             fc2_weight_rowwise_scale,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -620,10 +549,7 @@ def grouped_mlp(
             fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
-            fc2_grad_output_amax_history,
-            fc2_grad_output_scale,
-            fc1_grad_output_amax_history,
-            fc1_grad_output_scale,
+            backward_state,
         )
     else:
         y, *_ = _forward(
@@ -638,10 +564,7 @@ def grouped_mlp(
             fc1_weight_rowwise_scale,
             fc2_weight_rowwise,
             fc2_weight_rowwise_scale,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -665,10 +588,7 @@ def refresh_weights(
     fc2_weight_rowwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc1_weight_amax_history: Tensor,
-    fc1_weight_scale: Tensor,
-    fc2_weight_amax_history: Tensor,
-    fc2_weight_scale: Tensor,
+    refresh_state: Tensor,
     update_state: bool = True,
 ) -> None:
     """Quantise the weights into the copies that `grouped_mlp` reads.
@@ -688,10 +608,7 @@ def refresh_weights(
         fc2_weight_rowwise_scale: [E] float32, changed in place by `refresh_weights`.
         fc2_weight_columnwise: [E, F, align(H, 16)] uint8, changed in place by `refresh_weights`.
         fc2_weight_columnwise_scale: [E] float32, changed in place by `refresh_weights`.
-        fc1_weight_amax_history: [1024, E] float32, changed in place.
-        fc1_weight_scale: [E] float32, changed in place.
-        fc2_weight_amax_history: [1024, E] float32, changed in place.
-        fc2_weight_scale: [E] float32, changed in place.
+        refresh_state: [2050, E] float32, changed in place.
         update_state: record the weights' largest elements, and let the scales follow.
 
     Raises:
@@ -712,10 +629,7 @@ def refresh_weights(
         fc2_weight_rowwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
-        fc1_weight_amax_history,
-        fc1_weight_scale,
-        fc2_weight_amax_history,
-        fc2_weight_scale,
+        refresh_state,
         update_state,
     )
     _library.mark_changed(
@@ -748,7 +662,7 @@ def _after_load(layer: nn.Module, _: object) -> None:
     layer.refresh_weights(update_state=False)
 
 
-class GroupedMLP(nn.Module):
+class GroupedMLP(_parts.KeepsBuffers):
     """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
     Args:
@@ -780,18 +694,24 @@ class GroupedMLP(nn.Module):
             by `refresh_weights`, not in the state dict.
         fc2.weight_columnwise_scale: buffer [num_groups] float32, changed by `refresh_weights`, not
             in the state dict.
-        fc1.input_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc1.input_scale: buffer [num_groups] float32, changed by training steps.
-        fc1.weight_amax_history: buffer [1024, num_groups] float32, changed by `refresh_weights`.
-        fc1.weight_scale: buffer [num_groups] float32, changed by `refresh_weights`.
-        fc2.input_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc2.input_scale: buffer [num_groups] float32, changed by training steps.
-        fc2.weight_amax_history: buffer [1024, num_groups] float32, changed by `refresh_weights`.
-        fc2.weight_scale: buffer [num_groups] float32, changed by `refresh_weights`.
-        fc2.grad_output_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc2.grad_output_scale: buffer [num_groups] float32, changed by training steps.
-        fc1.grad_output_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc1.grad_output_scale: buffer [num_groups] float32, changed by training steps.
+        forward_state: buffer [2050, num_groups] float32, changed by training steps; state dicts
+            have its parts.
+        fc1.input_amax_history: [1024, num_groups], rows of forward_state.
+        fc1.input_scale: [num_groups], rows of forward_state.
+        fc2.input_amax_history: [1024, num_groups], rows of forward_state.
+        fc2.input_scale: [num_groups], rows of forward_state.
+        refresh_state: buffer [2050, num_groups] float32, changed by `refresh_weights`; state dicts
+            have its parts.
+        fc1.weight_amax_history: [1024, num_groups], rows of refresh_state.
+        fc1.weight_scale: [num_groups], rows of refresh_state.
+        fc2.weight_amax_history: [1024, num_groups], rows of refresh_state.
+        fc2.weight_scale: [num_groups], rows of refresh_state.
+        backward_state: buffer [2050, num_groups] float32, changed by training steps; state dicts
+            have its parts.
+        fc2.grad_output_amax_history: [1024, num_groups], rows of backward_state.
+        fc2.grad_output_scale: [num_groups], rows of backward_state.
+        fc1.grad_output_amax_history: [1024, num_groups], rows of backward_state.
+        fc1.grad_output_scale: [num_groups], rows of backward_state.
     """
 
     def __init__(
@@ -875,43 +795,32 @@ class GroupedMLP(nn.Module):
             torch.empty(num_groups, device=device, dtype=torch.float32),
             persistent=False,
         )
-        self.fc1.register_buffer(
-            "input_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "forward_state",
+            torch.empty(2050, num_groups, device=device, dtype=torch.float32),
+            ("fc1.input_amax_history", slice(0, 1024)),
+            ("fc1.input_scale", 1024),
+            ("fc2.input_amax_history", slice(1025, 2049)),
+            ("fc2.input_scale", 2049),
         )
-        self.fc1.register_buffer(
-            "input_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "refresh_state",
+            torch.empty(2050, num_groups, device=device, dtype=torch.float32),
+            ("fc1.weight_amax_history", slice(0, 1024)),
+            ("fc1.weight_scale", 1024),
+            ("fc2.weight_amax_history", slice(1025, 2049)),
+            ("fc2.weight_scale", 2049),
         )
-        self.fc1.register_buffer(
-            "weight_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc1.register_buffer(
-            "weight_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "input_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "input_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "weight_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "weight_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "grad_output_amax_history",
-            torch.empty(1024, num_groups, device=device, dtype=torch.float32),
-        )
-        self.fc2.register_buffer(
-            "grad_output_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc1.register_buffer(
-            "grad_output_amax_history",
-            torch.empty(1024, num_groups, device=device, dtype=torch.float32),
-        )
-        self.fc1.register_buffer(
-            "grad_output_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "backward_state",
+            torch.empty(2050, num_groups, device=device, dtype=torch.float32),
+            ("fc2.grad_output_amax_history", slice(0, 1024)),
+            ("fc2.grad_output_scale", 1024),
+            ("fc1.grad_output_amax_history", slice(1025, 2049)),
+            ("fc1.grad_output_scale", 2049),
         )
         self.register_load_state_dict_post_hook(_after_load)
         self.reset_parameters()
@@ -930,10 +839,10 @@ class GroupedMLP(nn.Module):
             self.fc2.bias.zero_()
         self.fc1.input_amax_history.zero_()
         self.fc1.input_scale.fill_(1.0)
-        self.fc1.weight_amax_history.zero_()
-        self.fc1.weight_scale.fill_(1.0)
         self.fc2.input_amax_history.zero_()
         self.fc2.input_scale.fill_(1.0)
+        self.fc1.weight_amax_history.zero_()
+        self.fc1.weight_scale.fill_(1.0)
         self.fc2.weight_amax_history.zero_()
         self.fc2.weight_scale.fill_(1.0)
         self.fc2.grad_output_amax_history.zero_()
@@ -958,10 +867,7 @@ class GroupedMLP(nn.Module):
             fc2_weight_rowwise_scale=self.fc2.weight_rowwise_scale,
             fc2_weight_columnwise=self.fc2.weight_columnwise,
             fc2_weight_columnwise_scale=self.fc2.weight_columnwise_scale,
-            fc1_weight_amax_history=self.fc1.weight_amax_history,
-            fc1_weight_scale=self.fc1.weight_scale,
-            fc2_weight_amax_history=self.fc2.weight_amax_history,
-            fc2_weight_scale=self.fc2.weight_scale,
+            refresh_state=self.refresh_state,
             update_state=update_state,
         )
         self._copied = (
@@ -997,14 +903,8 @@ class GroupedMLP(nn.Module):
                 fc2_weight_rowwise_scale=_library.buffer(fc2, "weight_rowwise_scale"),
                 fc2_weight_columnwise=_library.buffer(fc2, "weight_columnwise"),
                 fc2_weight_columnwise_scale=_library.buffer(fc2, "weight_columnwise_scale"),
-                fc1_input_amax_history=_library.buffer(fc1, "input_amax_history"),
-                fc1_input_scale=_library.buffer(fc1, "input_scale"),
-                fc2_input_amax_history=_library.buffer(fc2, "input_amax_history"),
-                fc2_input_scale=_library.buffer(fc2, "input_scale"),
-                fc2_grad_output_amax_history=_library.buffer(fc2, "grad_output_amax_history"),
-                fc2_grad_output_scale=_library.buffer(fc2, "grad_output_scale"),
-                fc1_grad_output_amax_history=_library.buffer(fc1, "grad_output_amax_history"),
-                fc1_grad_output_scale=_library.buffer(fc1, "grad_output_scale"),
+                forward_state=_library.buffer(self, "forward_state"),
+                backward_state=_library.buffer(self, "backward_state"),
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
@@ -1083,30 +983,42 @@ buffers
                                 H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
   fc1_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc1.input_amax_history, changed in place
-  fc1_input_scale               [E]; float32; 4 E bytes; buffer fc1.input_scale, changed in place
+                                rows 0 to 1023 of forward_state, fc1.input_amax_history in the state
+                                dict
+  fc1_input_scale               [E]; float32; 4 E bytes;
+                                row 1024 of forward_state, fc1.input_scale in the state dict
   fc1_weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc1.weight_amax_history, changed in place
-  fc1_weight_scale              [E]; float32; 4 E bytes; buffer fc1.weight_scale, changed in place
+                                rows 0 to 1023 of refresh_state, fc1.weight_amax_history in the
+                                state dict
+  fc1_weight_scale              [E]; float32; 4 E bytes;
+                                row 1024 of refresh_state, fc1.weight_scale in the state dict
   fc2_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc2.input_amax_history, changed in place
-  fc2_input_scale               [E]; float32; 4 E bytes; buffer fc2.input_scale, changed in place
+                                rows 1025 to 2048 of forward_state, fc2.input_amax_history in the
+                                state dict
+  fc2_input_scale               [E]; float32; 4 E bytes;
+                                row 2049 of forward_state, fc2.input_scale in the state dict
   fc2_weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc2.weight_amax_history, changed in place
-  fc2_weight_scale              [E]; float32; 4 E bytes; buffer fc2.weight_scale, changed in place
+                                rows 1025 to 2048 of refresh_state, fc2.weight_amax_history in the
+                                state dict
+  fc2_weight_scale              [E]; float32; 4 E bytes;
+                                row 2049 of refresh_state, fc2.weight_scale in the state dict
   fc2_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc2.grad_output_amax_history, changed in place
+                                rows 0 to 1023 of backward_state, fc2.grad_output_amax_history in
+                                the state dict
   fc2_grad_output_scale         [E]; float32; 4 E bytes;
-                                buffer fc2.grad_output_scale, changed in place
+                                row 1024 of backward_state, fc2.grad_output_scale in the state dict
   fc1_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc1.grad_output_amax_history, changed in place
+                                rows 1025 to 2048 of backward_state, fc1.grad_output_amax_history in
+                                the state dict
   fc1_grad_output_scale         [E]; float32; 4 E bytes;
-                                buffer fc1.grad_output_scale, changed in place
+                                row 2049 of backward_state, fc1.grad_output_scale in the state dict
+  forward_state                 [2050, E]; float32; 4 2050 E bytes; state, changed in place
+  backward_state                [2050, E]; float32; 4 2050 E bytes; state, changed in place
+  refresh_state                 [2050, E]; float32; 4 2050 E bytes; state, changed in place
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_weight_rowwise,
-    fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc1_input_amax_history,
-    fc1_input_scale, fc2_input_amax_history, fc2_input_scale) -> y, h, a_columnwise,
-    a_columnwise_scale, x_columnwise, x_columnwise_scale
+    fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, forward_state) -> y, h,
+    a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
      x_rowwise_scale, x_columnwise, x_columnwise_scale
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) bytes
@@ -1124,9 +1036,8 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_
 
 backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnwise,
     x_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_columnwise,
-    fc2_weight_columnwise_scale, fc2_grad_output_amax_history, fc2_grad_output_scale,
-    fc1_grad_output_amax_history, fc1_grad_output_scale) -> dx, dfc1_weight, dfc2_weight, dprobs,
-    dfc1_bias, dfc2_bias
+    fc2_weight_columnwise_scale, backward_state) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias,
+    dfc2_bias
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H bytes
@@ -1157,12 +1068,10 @@ backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnw
 
 refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    fc1_weight_amax_history, fc1_weight_scale, fc2_weight_amax_history, fc2_weight_scale)
+    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, refresh_state)
     -> nothing, changes fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, fc1_weight_amax_history, fc1_weight_scale,
-    fc2_weight_amax_history, fc2_weight_scale
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, refresh_state
   1. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
      fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      2 E 2 F H + 4 1024 E + 12 E + E 2 F align(H, 16) + E H align(2 F, 16) bytes

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d27914ac0de5a90d
+# checksum sha256:8c577a2aa50d24e9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "1181ac27d1aac82143375e171e95c7a69a35002deb7e472c746cfb29af9d0f65"
+DIGEST = "a20a9a4d891e873f838802b717787a4eb910e80f09895a6f442200e63afbf533"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

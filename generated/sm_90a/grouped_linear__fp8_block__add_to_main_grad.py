@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f619b8126e998301
+# checksum sha256:f36433e50b51a285
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "68bae2a70fa3e3f277fc6e86c4060d1c0d3c401892517864df9a831652259336"
+DIGEST = "13e7c4efc2980eb2d435f316f0fa26eeb3023ae3491471f49ecfd56b4ce50a2b"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

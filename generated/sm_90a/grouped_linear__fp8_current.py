@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ca349c76f8376bbc
+# checksum sha256:72c1d72a888394e4
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "5ce0a51bb9f523fcfe62e764f2f76437f73782d2ce44fd040fb89d1e57674e61"
+DIGEST = "f11725ff8437a637383a51f835bed47ca551c126b8b353625b602b0fd9441787"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 
@@ -378,7 +378,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     rows < 3072: pingpong_128x128x128_2x1
-    depth >= 6144: cooperative_128x256x128_2x1
+    k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   quantize_sm90_e5m2_tensor

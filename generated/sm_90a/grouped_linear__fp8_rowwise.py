@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9eaced5827a470ce
+# checksum sha256:ee5a6513e6a3ca46
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "33b6bd08e3474b5c1800ef3aedaee3ef6aab92d65a0bb011b57163a3936a424e"
+DIGEST = "2cc0abfbd9e981dd9c90dab53fdf00836c93bb94c4660eb8c2a640585d8a4d8f"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 
@@ -383,7 +383,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast
     rows < 3072: pingpong_128x128x128_2x1
-    depth >= 6144: cooperative_128x256x128_2x1
+    k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   gemm_fp8_split_sm90_dgrad_e4m3_e4m3_row_split_128

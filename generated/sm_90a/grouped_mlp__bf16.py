@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f5eda2f03cdcdbe5
+# checksum sha256:0ade18f36cc8ada5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "e54be8c7de751ac3be08fa11a66917585865da73b88305607e2140f364f4ba69"
+DIGEST = "000d5ad72e328795154879a40fde2345236f39f24ca10af9d98f8c4390626c2d"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 
@@ -504,13 +504,13 @@ saved for the backward, each only if a gradient that needs it is asked for
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop
     rows < 6144: pingpong_128x128x64_2x1
-    depth >= 6144: cooperative_128x256x64_2x1
+    k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1
     always: pingpong_128x128x64_2x1
   pointwise_scaled_swiglu_forward
     always: the only one
   gemm_sm90_dgrad
-    depth < 3072: pingpong_128x128x64_2x1
+    k < 3072: pingpong_128x128x64_2x1
     rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
   gemm_sm90_wgrad

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8cd49bfce4912c11
+# checksum sha256:84cacb8b9491a878
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "5935782bb7e151b762f785b275a408215df60fdd8879d830b794ac460959cdb5"
+DIGEST = "89daf61727c145a8c6ce7ec0666a90a29d090ce6b123b9da32dbd553a15ba908"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 
@@ -538,13 +538,13 @@ saved for the backward, each only if a gradient that needs it is asked for
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop
     rows < 6144: pingpong_128x128x64_2x1
-    depth >= 6144: cooperative_128x256x64_2x1
+    k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1
     always: pingpong_128x128x64_2x1
   pointwise_scaled_swiglu_forward
     always: the only one
   gemm_sm90_dgrad
-    depth < 3072: pingpong_128x128x64_2x1
+    k < 3072: pingpong_128x128x64_2x1
     rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
   gemm_sm90_wgrad_add

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b52aeeeac24fb446
+# checksum sha256:5233cc35bf732874
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "2713f0f19fa9dfad1a86497bf1a45b65851c26d0980e267bcd4a6047bbc24ffb"
+DIGEST = "66b56a40f20178273a4942cdd1a347b1413b260e319af739bd16a787cf737e25"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 
@@ -504,13 +504,13 @@ saved for the backward, each only if a gradient that needs it is asked for
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop
     rows < 6144: pingpong_128x128x64_2x1
-    depth >= 6144: cooperative_128x256x64_2x1
+    k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1
     always: pingpong_128x128x64_2x1
   pointwise_scaled_swiglu_forward
     always: the only one
   gemm_sm90_dgrad
-    depth < 3072: pingpong_128x128x64_2x1
+    k < 3072: pingpong_128x128x64_2x1
     rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
   gemm_sm90_wgrad

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9f7cfef57a86a0b1
+# checksum sha256:4d059891765a0b3c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "515d3a82b2f940ca55af6d07d05a2c98465307d65823d81afca0aeffbfe2d621"
+DIGEST = "d8cea2d68f71b66b41dad8b3391aede00a03a48b114d5360d9aba05ce439a43f"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

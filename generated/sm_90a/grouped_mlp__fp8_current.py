@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:3b8c13746bfd96bc
+# checksum sha256:dc2ebc5792ed5560
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "608d6188e0e49fff72002449b1fdd2bf7e39b54669bd705d1bdaa27f274ff6af"
+DIGEST = "a1a959214a78bb417b9527feed496eee87c0969f4607169d35456f437b2a3721"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 
@@ -684,7 +684,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     rows < 3072: pingpong_128x128x128_2x1
-    depth >= 6144: cooperative_128x256x128_2x1
+    k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   pointwise_scaled_swiglu_forward

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1268da5348ebc00a
+# checksum sha256:f8ed9fc16c0c42ad
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "232c22b84e18714e72214ae2f9ddadc6e81abb78a795404b9baebd27a02e1a33"
+DIGEST = "71dc1f7c87c6d04a2b43e5a6bd023df45e109800613f8b4ffa4a1bd1097b32f0"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -35,10 +35,7 @@ def _forward_fake(
     fc1_weight_rowwise_scale: Tensor,
     fc2_weight_rowwise: Tensor,
     fc2_weight_rowwise_scale: Tensor,
-    fc1_input_amax_history: Tensor,
-    fc1_input_scale: Tensor,
-    fc2_input_amax_history: Tensor,
-    fc2_input_scale: Tensor,
+    forward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -58,10 +55,7 @@ def _forward_fake(
         fc1_weight_rowwise_scale,
         fc2_weight_rowwise,
         fc2_weight_rowwise_scale,
-        fc1_input_amax_history,
-        fc1_input_scale,
-        fc2_input_amax_history,
-        fc2_input_scale,
+        forward_state,
     )
     T = x.shape[-2]
     H = x.shape[-1]
@@ -102,15 +96,13 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor fc1_weight_rowwise, "
     "Tensor fc1_weight_rowwise_scale, Tensor fc2_weight_rowwise, "
-    "Tensor fc2_weight_rowwise_scale, Tensor(a!) fc1_input_amax_history, "
-    "Tensor(b!) fc1_input_scale, Tensor(c!) fc2_input_amax_history, "
-    "Tensor(d!) fc2_input_scale, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "Tensor fc2_weight_rowwise_scale, Tensor(a!) forward_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
-    tensors=15,
-    mutated=4,
+    tensors=12,
+    mutated=1,
     reference=reference.forward,
 )
 
@@ -128,10 +120,7 @@ def _backward_fake(
     fc1_weight_columnwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc2_grad_output_amax_history: Tensor,
-    fc2_grad_output_scale: Tensor,
-    fc1_grad_output_amax_history: Tensor,
-    fc1_grad_output_scale: Tensor,
+    backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -152,10 +141,7 @@ def _backward_fake(
         fc1_weight_columnwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
-        fc2_grad_output_amax_history,
-        fc2_grad_output_scale,
-        fc1_grad_output_amax_history,
-        fc1_grad_output_scale,
+        backward_state,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
@@ -181,15 +167,13 @@ _backward = _library.register(
     "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
     "Tensor fc1_weight_columnwise, Tensor fc1_weight_columnwise_scale, "
     "Tensor fc2_weight_columnwise, Tensor fc2_weight_columnwise_scale, "
-    "Tensor(a!) fc2_grad_output_amax_history, Tensor(b!) fc2_grad_output_scale, "
-    "Tensor(c!) fc1_grad_output_amax_history, Tensor(d!) fc1_grad_output_scale, "
-    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, "
-    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, "
-    "Tensor)",
+    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=16,
-    mutated=4,
+    tensors=13,
+    mutated=1,
     reference=reference.backward,
 )
 
@@ -205,10 +189,7 @@ def _refresh_fake(
     fc2_weight_rowwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc1_weight_amax_history: Tensor,
-    fc1_weight_scale: Tensor,
-    fc2_weight_amax_history: Tensor,
-    fc2_weight_scale: Tensor,
+    refresh_state: Tensor,
     update_state: bool,
 ) -> None:
     reference.check_refresh(
@@ -222,10 +203,7 @@ def _refresh_fake(
         fc2_weight_rowwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
-        fc1_weight_amax_history,
-        fc1_weight_scale,
-        fc2_weight_amax_history,
-        fc2_weight_scale,
+        refresh_state,
     )
 
 
@@ -236,13 +214,12 @@ _refresh = _library.register(
     "Tensor(b!) fc1_weight_rowwise_scale, Tensor(c!) fc1_weight_columnwise, "
     "Tensor(d!) fc1_weight_columnwise_scale, Tensor(e!) fc2_weight_rowwise, "
     "Tensor(f!) fc2_weight_rowwise_scale, Tensor(g!) fc2_weight_columnwise, "
-    "Tensor(h!) fc2_weight_columnwise_scale, Tensor(i!) fc1_weight_amax_history, "
-    "Tensor(j!) fc1_weight_scale, Tensor(k!) fc2_weight_amax_history, "
-    "Tensor(l!) fc2_weight_scale, bool update_state) -> ()",
+    "Tensor(h!) fc2_weight_columnwise_scale, Tensor(i!) refresh_state, "
+    "bool update_state) -> ()",
     fake=_refresh_fake,
     check=reference.check_refresh,
-    tensors=14,
-    mutated=12,
+    tensors=11,
+    mutated=9,
     reference=reference.refresh,
 )
 
@@ -264,10 +241,7 @@ class _GroupedMLP(torch.autograd.Function):
         fc1_weight_rowwise_scale: Tensor,
         fc2_weight_rowwise: Tensor,
         fc2_weight_rowwise_scale: Tensor,
-        fc1_input_amax_history: Tensor,
-        fc1_input_scale: Tensor,
-        fc2_input_amax_history: Tensor,
-        fc2_input_scale: Tensor,
+        forward_state: Tensor,
         need_dx: bool,
         need_dfc1_weight: bool,
         need_dfc2_weight: bool,
@@ -278,10 +252,7 @@ class _GroupedMLP(torch.autograd.Function):
         fc1_weight_columnwise_scale: Tensor,
         fc2_weight_columnwise: Tensor,
         fc2_weight_columnwise_scale: Tensor,
-        fc2_grad_output_amax_history: Tensor,
-        fc2_grad_output_scale: Tensor,
-        fc1_grad_output_amax_history: Tensor,
-        fc1_grad_output_scale: Tensor,
+        backward_state: Tensor,
     ) -> Tensor:
         y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
             x,
@@ -295,10 +266,7 @@ class _GroupedMLP(torch.autograd.Function):
             fc1_weight_rowwise_scale,
             fc2_weight_rowwise,
             fc2_weight_rowwise_scale,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -329,17 +297,14 @@ class _GroupedMLP(torch.autograd.Function):
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
         )
-        ctx.fc2_grad_output_amax_history_ = fc2_grad_output_amax_history
-        ctx.fc2_grad_output_scale_ = fc2_grad_output_scale
-        ctx.fc1_grad_output_amax_history_ = fc1_grad_output_amax_history
-        ctx.fc1_grad_output_scale_ = fc1_grad_output_scale
+        ctx.backward_state_ = backward_state
         return y
 
     @staticmethod
     def backward(ctx, dy, *_):
         _library.refuse_double_backward("grouped_mlp__fp8_delayed__cached_weights")
         if dy is None:
-            return (None,) * 29
+            return (None,) * 23
         needs = ctx.needs_input_grad
         need_dx = needs[0]
         need_dfc1_weight = needs[1]
@@ -350,10 +315,7 @@ class _GroupedMLP(torch.autograd.Function):
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             *_library.unchanged("grouped_mlp__fp8_delayed__cached_weights", ctx),
-            ctx.fc2_grad_output_amax_history_,
-            ctx.fc2_grad_output_scale_,
-            ctx.fc1_grad_output_amax_history_,
-            ctx.fc1_grad_output_scale_,
+            ctx.backward_state_,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -369,7 +331,7 @@ class _GroupedMLP(torch.autograd.Function):
             dprobs if need_dprobs else None,
             dfc1_bias if need_dfc1_bias else None,
             dfc2_bias if need_dfc2_bias else None,
-            *(None,) * 22,
+            *(None,) * 16,
         )
 
 
@@ -377,7 +339,7 @@ class _GroupedMLPTwin(_transforms.Twin):
     """`_GroupedMLP` for function transforms."""
 
     cell = "grouped_mlp__fp8_delayed__cached_weights"
-    wanted = ((15, 0), (16, 1), (17, 2), (18, 4), (19, 5), (20, 6))
+    wanted = ((12, 0), (13, 1), (14, 2), (15, 4), (16, 5), (17, 6))
     ordinary = _GroupedMLP
 
     @staticmethod
@@ -393,10 +355,7 @@ class _GroupedMLPTwin(_transforms.Twin):
         fc1_weight_rowwise_scale: Tensor,
         fc2_weight_rowwise: Tensor,
         fc2_weight_rowwise_scale: Tensor,
-        fc1_input_amax_history: Tensor,
-        fc1_input_scale: Tensor,
-        fc2_input_amax_history: Tensor,
-        fc2_input_scale: Tensor,
+        forward_state: Tensor,
         need_dx: bool,
         need_dfc1_weight: bool,
         need_dfc2_weight: bool,
@@ -407,10 +366,7 @@ class _GroupedMLPTwin(_transforms.Twin):
         fc1_weight_columnwise_scale: Tensor,
         fc2_weight_columnwise: Tensor,
         fc2_weight_columnwise_scale: Tensor,
-        fc2_grad_output_amax_history: Tensor,
-        fc2_grad_output_scale: Tensor,
-        fc1_grad_output_amax_history: Tensor,
-        fc1_grad_output_scale: Tensor,
+        backward_state: Tensor,
     ) -> tuple[Tensor | None, ...]:
         return _forward(
             x,
@@ -424,10 +380,7 @@ class _GroupedMLPTwin(_transforms.Twin):
             fc1_weight_rowwise_scale,
             fc2_weight_rowwise,
             fc2_weight_rowwise_scale,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -451,9 +404,6 @@ class _GroupedMLPTwin(_transforms.Twin):
             _,
             _,
             _,
-            _,
-            _,
-            _,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -464,10 +414,7 @@ class _GroupedMLPTwin(_transforms.Twin):
             fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
-            fc2_grad_output_amax_history,
-            fc2_grad_output_scale,
-            fc1_grad_output_amax_history,
-            fc1_grad_output_scale,
+            backward_state,
         ) = inputs
         _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
@@ -494,10 +441,7 @@ class _GroupedMLPTwin(_transforms.Twin):
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
         )
-        ctx.fc2_grad_output_amax_history_ = fc2_grad_output_amax_history
-        ctx.fc2_grad_output_scale_ = fc2_grad_output_scale
-        ctx.fc1_grad_output_amax_history_ = fc1_grad_output_amax_history
-        ctx.fc1_grad_output_scale_ = fc1_grad_output_scale
+        ctx.backward_state_ = backward_state
 
 
 _apply = _library.direct_apply(_GroupedMLP, _GroupedMLPTwin.apply)
@@ -520,14 +464,8 @@ def grouped_mlp(
     fc2_weight_rowwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc1_input_amax_history: Tensor,
-    fc1_input_scale: Tensor,
-    fc2_input_amax_history: Tensor,
-    fc2_input_scale: Tensor,
-    fc2_grad_output_amax_history: Tensor,
-    fc2_grad_output_scale: Tensor,
-    fc1_grad_output_amax_history: Tensor,
-    fc1_grad_output_scale: Tensor,
+    forward_state: Tensor,
+    backward_state: Tensor,
 ) -> Tensor:
     """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
@@ -548,14 +486,8 @@ def grouped_mlp(
         fc2_weight_rowwise_scale: [E] float32, changed in place by `refresh_weights`.
         fc2_weight_columnwise: [E, F, align(H, 16)] uint8, changed in place by `refresh_weights`.
         fc2_weight_columnwise_scale: [E] float32, changed in place by `refresh_weights`.
-        fc1_input_amax_history: [1024, E] float32, changed in place.
-        fc1_input_scale: [E] float32, changed in place.
-        fc2_input_amax_history: [1024, E] float32, changed in place.
-        fc2_input_scale: [E] float32, changed in place.
-        fc2_grad_output_amax_history: [1024, E] float32, changed in place.
-        fc2_grad_output_scale: [E] float32, changed in place.
-        fc1_grad_output_amax_history: [1024, E] float32, changed in place.
-        fc1_grad_output_scale: [E] float32, changed in place.
+        forward_state: [2050, E] float32, changed in place.
+        backward_state: [2050, E] float32, changed in place.
 
     Returns:
         [T, H] bfloat16 or float16.  Rows past sum(split_sizes) are zero.
@@ -607,10 +539,7 @@ def grouped_mlp(
             fc1_weight_rowwise_scale,
             fc2_weight_rowwise,
             fc2_weight_rowwise_scale,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -621,10 +550,7 @@ def grouped_mlp(
             fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
-            fc2_grad_output_amax_history,
-            fc2_grad_output_scale,
-            fc1_grad_output_amax_history,
-            fc1_grad_output_scale,
+            backward_state,
         )
     else:
         y, *_ = _forward(
@@ -639,10 +565,7 @@ def grouped_mlp(
             fc1_weight_rowwise_scale,
             fc2_weight_rowwise,
             fc2_weight_rowwise_scale,
-            fc1_input_amax_history,
-            fc1_input_scale,
-            fc2_input_amax_history,
-            fc2_input_scale,
+            forward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -666,10 +589,7 @@ def refresh_weights(
     fc2_weight_rowwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc1_weight_amax_history: Tensor,
-    fc1_weight_scale: Tensor,
-    fc2_weight_amax_history: Tensor,
-    fc2_weight_scale: Tensor,
+    refresh_state: Tensor,
     update_state: bool = True,
 ) -> None:
     """Quantise the weights into the copies that `grouped_mlp` reads.
@@ -689,10 +609,7 @@ def refresh_weights(
         fc2_weight_rowwise_scale: [E] float32, changed in place by `refresh_weights`.
         fc2_weight_columnwise: [E, F, align(H, 16)] uint8, changed in place by `refresh_weights`.
         fc2_weight_columnwise_scale: [E] float32, changed in place by `refresh_weights`.
-        fc1_weight_amax_history: [1024, E] float32, changed in place.
-        fc1_weight_scale: [E] float32, changed in place.
-        fc2_weight_amax_history: [1024, E] float32, changed in place.
-        fc2_weight_scale: [E] float32, changed in place.
+        refresh_state: [2050, E] float32, changed in place.
         update_state: record the weights' largest elements, and let the scales follow.
 
     Raises:
@@ -713,10 +630,7 @@ def refresh_weights(
         fc2_weight_rowwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
-        fc1_weight_amax_history,
-        fc1_weight_scale,
-        fc2_weight_amax_history,
-        fc2_weight_scale,
+        refresh_state,
         update_state,
     )
     _library.mark_changed(
@@ -749,7 +663,7 @@ def _after_load(layer: nn.Module, _: object) -> None:
     layer.refresh_weights(update_state=False)
 
 
-class GroupedMLP(nn.Module):
+class GroupedMLP(_parts.KeepsBuffers):
     """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
     Args:
@@ -781,18 +695,24 @@ class GroupedMLP(nn.Module):
             by `refresh_weights`, not in the state dict.
         fc2.weight_columnwise_scale: buffer [num_groups] float32, changed by `refresh_weights`, not
             in the state dict.
-        fc1.input_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc1.input_scale: buffer [num_groups] float32, changed by training steps.
-        fc1.weight_amax_history: buffer [1024, num_groups] float32, changed by `refresh_weights`.
-        fc1.weight_scale: buffer [num_groups] float32, changed by `refresh_weights`.
-        fc2.input_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc2.input_scale: buffer [num_groups] float32, changed by training steps.
-        fc2.weight_amax_history: buffer [1024, num_groups] float32, changed by `refresh_weights`.
-        fc2.weight_scale: buffer [num_groups] float32, changed by `refresh_weights`.
-        fc2.grad_output_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc2.grad_output_scale: buffer [num_groups] float32, changed by training steps.
-        fc1.grad_output_amax_history: buffer [1024, num_groups] float32, changed by training steps.
-        fc1.grad_output_scale: buffer [num_groups] float32, changed by training steps.
+        forward_state: buffer [2050, num_groups] float32, changed by training steps; state dicts
+            have its parts.
+        fc1.input_amax_history: [1024, num_groups], rows of forward_state.
+        fc1.input_scale: [num_groups], rows of forward_state.
+        fc2.input_amax_history: [1024, num_groups], rows of forward_state.
+        fc2.input_scale: [num_groups], rows of forward_state.
+        refresh_state: buffer [2050, num_groups] float32, changed by `refresh_weights`; state dicts
+            have its parts.
+        fc1.weight_amax_history: [1024, num_groups], rows of refresh_state.
+        fc1.weight_scale: [num_groups], rows of refresh_state.
+        fc2.weight_amax_history: [1024, num_groups], rows of refresh_state.
+        fc2.weight_scale: [num_groups], rows of refresh_state.
+        backward_state: buffer [2050, num_groups] float32, changed by training steps; state dicts
+            have its parts.
+        fc2.grad_output_amax_history: [1024, num_groups], rows of backward_state.
+        fc2.grad_output_scale: [num_groups], rows of backward_state.
+        fc1.grad_output_amax_history: [1024, num_groups], rows of backward_state.
+        fc1.grad_output_scale: [num_groups], rows of backward_state.
     """
 
     def __init__(
@@ -876,43 +796,32 @@ class GroupedMLP(nn.Module):
             torch.empty(num_groups, device=device, dtype=torch.float32),
             persistent=False,
         )
-        self.fc1.register_buffer(
-            "input_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "forward_state",
+            torch.empty(2050, num_groups, device=device, dtype=torch.float32),
+            ("fc1.input_amax_history", slice(0, 1024)),
+            ("fc1.input_scale", 1024),
+            ("fc2.input_amax_history", slice(1025, 2049)),
+            ("fc2.input_scale", 2049),
         )
-        self.fc1.register_buffer(
-            "input_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "refresh_state",
+            torch.empty(2050, num_groups, device=device, dtype=torch.float32),
+            ("fc1.weight_amax_history", slice(0, 1024)),
+            ("fc1.weight_scale", 1024),
+            ("fc2.weight_amax_history", slice(1025, 2049)),
+            ("fc2.weight_scale", 2049),
         )
-        self.fc1.register_buffer(
-            "weight_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc1.register_buffer(
-            "weight_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "input_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "input_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "weight_amax_history", torch.empty(1024, num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "weight_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc2.register_buffer(
-            "grad_output_amax_history",
-            torch.empty(1024, num_groups, device=device, dtype=torch.float32),
-        )
-        self.fc2.register_buffer(
-            "grad_output_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
-        )
-        self.fc1.register_buffer(
-            "grad_output_amax_history",
-            torch.empty(1024, num_groups, device=device, dtype=torch.float32),
-        )
-        self.fc1.register_buffer(
-            "grad_output_scale", torch.empty(num_groups, device=device, dtype=torch.float32)
+        _parts.keep_state(
+            self,
+            "backward_state",
+            torch.empty(2050, num_groups, device=device, dtype=torch.float32),
+            ("fc2.grad_output_amax_history", slice(0, 1024)),
+            ("fc2.grad_output_scale", 1024),
+            ("fc1.grad_output_amax_history", slice(1025, 2049)),
+            ("fc1.grad_output_scale", 2049),
         )
         self.register_load_state_dict_post_hook(_after_load)
         self.reset_parameters()
@@ -931,10 +840,10 @@ class GroupedMLP(nn.Module):
             self.fc2.bias.zero_()
         self.fc1.input_amax_history.zero_()
         self.fc1.input_scale.fill_(1.0)
-        self.fc1.weight_amax_history.zero_()
-        self.fc1.weight_scale.fill_(1.0)
         self.fc2.input_amax_history.zero_()
         self.fc2.input_scale.fill_(1.0)
+        self.fc1.weight_amax_history.zero_()
+        self.fc1.weight_scale.fill_(1.0)
         self.fc2.weight_amax_history.zero_()
         self.fc2.weight_scale.fill_(1.0)
         self.fc2.grad_output_amax_history.zero_()
@@ -959,10 +868,7 @@ class GroupedMLP(nn.Module):
             fc2_weight_rowwise_scale=self.fc2.weight_rowwise_scale,
             fc2_weight_columnwise=self.fc2.weight_columnwise,
             fc2_weight_columnwise_scale=self.fc2.weight_columnwise_scale,
-            fc1_weight_amax_history=self.fc1.weight_amax_history,
-            fc1_weight_scale=self.fc1.weight_scale,
-            fc2_weight_amax_history=self.fc2.weight_amax_history,
-            fc2_weight_scale=self.fc2.weight_scale,
+            refresh_state=self.refresh_state,
             update_state=update_state,
         )
         self._copied = (
@@ -998,14 +904,8 @@ class GroupedMLP(nn.Module):
                 fc2_weight_rowwise_scale=_library.buffer(fc2, "weight_rowwise_scale"),
                 fc2_weight_columnwise=_library.buffer(fc2, "weight_columnwise"),
                 fc2_weight_columnwise_scale=_library.buffer(fc2, "weight_columnwise_scale"),
-                fc1_input_amax_history=_library.buffer(fc1, "input_amax_history"),
-                fc1_input_scale=_library.buffer(fc1, "input_scale"),
-                fc2_input_amax_history=_library.buffer(fc2, "input_amax_history"),
-                fc2_input_scale=_library.buffer(fc2, "input_scale"),
-                fc2_grad_output_amax_history=_library.buffer(fc2, "grad_output_amax_history"),
-                fc2_grad_output_scale=_library.buffer(fc2, "grad_output_scale"),
-                fc1_grad_output_amax_history=_library.buffer(fc1, "grad_output_amax_history"),
-                fc1_grad_output_scale=_library.buffer(fc1, "grad_output_scale"),
+                forward_state=_library.buffer(self, "forward_state"),
+                backward_state=_library.buffer(self, "backward_state"),
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
@@ -1082,35 +982,47 @@ buffers
                                 H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
   fc1_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc1.input_amax_history, changed in place
-  fc1_input_scale               [E]; float32; 4 E bytes; buffer fc1.input_scale, changed in place
+                                rows 0 to 1023 of forward_state, fc1.input_amax_history in the state
+                                dict
+  fc1_input_scale               [E]; float32; 4 E bytes;
+                                row 1024 of forward_state, fc1.input_scale in the state dict
   fc1_weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc1.weight_amax_history, changed in place
-  fc1_weight_scale              [E]; float32; 4 E bytes; buffer fc1.weight_scale, changed in place
+                                rows 0 to 1023 of refresh_state, fc1.weight_amax_history in the
+                                state dict
+  fc1_weight_scale              [E]; float32; 4 E bytes;
+                                row 1024 of refresh_state, fc1.weight_scale in the state dict
   fc2_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc2.input_amax_history, changed in place
-  fc2_input_scale               [E]; float32; 4 E bytes; buffer fc2.input_scale, changed in place
+                                rows 1025 to 2048 of forward_state, fc2.input_amax_history in the
+                                state dict
+  fc2_input_scale               [E]; float32; 4 E bytes;
+                                row 2049 of forward_state, fc2.input_scale in the state dict
   fc2_weight_amax_history       [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc2.weight_amax_history, changed in place
-  fc2_weight_scale              [E]; float32; 4 E bytes; buffer fc2.weight_scale, changed in place
+                                rows 1025 to 2048 of refresh_state, fc2.weight_amax_history in the
+                                state dict
+  fc2_weight_scale              [E]; float32; 4 E bytes;
+                                row 2049 of refresh_state, fc2.weight_scale in the state dict
   fc2_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc2.grad_output_amax_history, changed in place
+                                rows 0 to 1023 of backward_state, fc2.grad_output_amax_history in
+                                the state dict
   fc2_grad_output_scale         [E]; float32; 4 E bytes;
-                                buffer fc2.grad_output_scale, changed in place
+                                row 1024 of backward_state, fc2.grad_output_scale in the state dict
   fc1_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
-                                buffer fc1.grad_output_amax_history, changed in place
+                                rows 1025 to 2048 of backward_state, fc1.grad_output_amax_history in
+                                the state dict
   fc1_grad_output_scale         [E]; float32; 4 E bytes;
-                                buffer fc1.grad_output_scale, changed in place
+                                row 2049 of backward_state, fc1.grad_output_scale in the state dict
   dy_row_sums                   [T // 128 + (2 * E + 1), H]; float32;
                                 4 (T // 128 + 2 E + 1) H bytes; workspace
   dh_row_sums                   [T // 128 + (2 * E + 1), 2 * F]; float32;
                                 4 (T // 128 + 2 E + 1) 2 F bytes; workspace
+  forward_state                 [2050, E]; float32; 4 2050 E bytes; state, changed in place
+  backward_state                [2050, E]; float32; 4 2050 E bytes; state, changed in place
+  refresh_state                 [2050, E]; float32; 4 2050 E bytes; state, changed in place
   dprobs_row_partials           [ceildiv(F, 128), T]; float32; 4 ceildiv(F, 128) T bytes; workspace
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_weight_rowwise,
-    fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc1_input_amax_history,
-    fc1_input_scale, fc2_input_amax_history, fc2_input_scale) -> y, h, a_columnwise,
-    a_columnwise_scale, x_columnwise, x_columnwise_scale
+    fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, forward_state) -> y, h,
+    a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
      x_rowwise_scale, x_columnwise, x_columnwise_scale
      quantize_sm90_e4m3_tensor;
@@ -1132,9 +1044,8 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_
 
 backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnwise,
     x_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_columnwise,
-    fc2_weight_columnwise_scale, fc2_grad_output_amax_history, fc2_grad_output_scale,
-    fc1_grad_output_amax_history, fc1_grad_output_scale) -> dx, dfc1_weight, dfc2_weight, dprobs,
-    dfc1_bias, dfc2_bias
+    fc2_weight_columnwise_scale, backward_state) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias,
+    dfc2_bias
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_sm90_e5m2_tensor;
@@ -1170,12 +1081,10 @@ backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnw
 
 refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    fc1_weight_amax_history, fc1_weight_scale, fc2_weight_amax_history, fc2_weight_scale)
+    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, refresh_state)
     -> nothing, changes fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, fc1_weight_amax_history, fc1_weight_scale,
-    fc2_weight_amax_history, fc2_weight_scale
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, refresh_state
   1. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
      fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      quantize_sm90_e4m3_tensor;
@@ -1201,7 +1110,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     rows < 3072: pingpong_128x128x128_2x1
-    depth >= 6144: cooperative_128x256x128_2x1
+    k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   quantize_sm90_e5m2_tensor

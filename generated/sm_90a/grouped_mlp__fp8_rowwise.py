@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:c64d99bbc850f768
+# checksum sha256:f3ca29998809e887
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "9e87208f6763eddbd9918c44ab733a4d0dda896d5a722973ef3ebac7454c0353"
+DIGEST = "492950b1729d7c3e1631d2db9362b1c2de35a8f716d5f51f872e54313611011a"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 
@@ -690,7 +690,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast
     rows < 3072: pingpong_128x128x128_2x1
-    depth >= 6144: cooperative_128x256x128_2x1
+    k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   pointwise_scaled_swiglu_forward

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7855b9671d9ad4f4
+# checksum sha256:6c580c289746e7ab
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "3f92b560f4e00ff18dade7beb9c8dc20a5fb43f26b74d4e4ec1643cd4cace128"
+DIGEST = "5dc6555a052bb8cea6cca5f781de298c420771bbc5f12ec5ec93fc886f4ff110"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -48,9 +48,6 @@ def _forward_fake(
     Tensor | None,
     Tensor | None,
     Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
 ]:
     reference.check_forward(x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias)
     T = x.shape[-2]
@@ -66,7 +63,11 @@ def _forward_fake(
     fc2_weight_columnwise_scale = (
         x.new_empty((E, -(-H // 16), -(-F // 16)), dtype=torch.float8_e4m3fn) if keep_h else None
     )
-    fc2_weight_columnwise_amax = x.new_empty((E,), dtype=torch.float32) if keep_h else None
+    saved_amaxes = (
+        x.new_empty((4, E), dtype=torch.float32)
+        if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+        else None
+    )
     a_columnwise = (
         x.new_empty((F, -(-(32 * (T // 32 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
         if need_dfc2_weight
@@ -75,7 +76,6 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((T // 16 + E, F), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
     )
-    a_columnwise_amax = x.new_empty((E,), dtype=torch.float32) if need_dfc2_weight else None
     fc1_weight_columnwise = (
         x.new_empty((E, H, -(-(2 * F) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
         if need_dx
@@ -86,7 +86,6 @@ def _forward_fake(
         if need_dx
         else None
     )
-    fc1_weight_columnwise_amax = x.new_empty((E,), dtype=torch.float32) if need_dx else None
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
         if need_dfc1_weight
@@ -95,22 +94,18 @@ def _forward_fake(
     x_columnwise_scale = (
         x.new_empty((T // 16 + E, H), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
     )
-    x_columnwise_amax = x.new_empty((E,), dtype=torch.float32) if need_dfc1_weight else None
     return (
         y,
         h,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
-        fc2_weight_columnwise_amax,
+        saved_amaxes,
         a_columnwise,
         a_columnwise_scale,
-        a_columnwise_amax,
         fc1_weight_columnwise,
         fc1_weight_columnwise_scale,
-        fc1_weight_columnwise_amax,
         x_columnwise,
         x_columnwise_scale,
-        x_columnwise_amax,
     )
 
 
@@ -120,8 +115,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
-    "Tensor?, Tensor?, Tensor?)",
+    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -137,16 +131,13 @@ def _backward_fake(
     h: Tensor | None,
     fc2_weight_columnwise: Tensor | None,
     fc2_weight_columnwise_scale: Tensor | None,
-    fc2_weight_columnwise_amax: Tensor | None,
+    saved_amaxes: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    a_columnwise_amax: Tensor | None,
     fc1_weight_columnwise: Tensor | None,
     fc1_weight_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise_amax: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    x_columnwise_amax: Tensor | None,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -162,16 +153,13 @@ def _backward_fake(
         h,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
-        fc2_weight_columnwise_amax,
+        saved_amaxes,
         a_columnwise,
         a_columnwise_scale,
-        a_columnwise_amax,
         fc1_weight_columnwise,
         fc1_weight_columnwise_scale,
-        fc1_weight_columnwise_amax,
         x_columnwise,
         x_columnwise_scale,
-        x_columnwise_amax,
         rng_state,
     )
     T = dy.shape[-2]
@@ -206,16 +194,14 @@ _backward = _library.register(
     "backward",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
     "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-    "Tensor? fc2_weight_columnwise_amax, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? a_columnwise_amax, Tensor? fc1_weight_columnwise, "
-    "Tensor? fc1_weight_columnwise_scale, Tensor? fc1_weight_columnwise_amax, "
-    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor? x_columnwise_amax, "
-    "Tensor(a!) rng_state, bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dprobs, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? saved_amaxes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor? fc1_weight_columnwise, Tensor? fc1_weight_columnwise_scale, "
+    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!) rng_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=17,
+    tensors=14,
     mutated=1,
     reference=reference.backward,
 )
@@ -246,16 +232,13 @@ class _GroupedMLP(torch.autograd.Function):
             h,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
-            fc2_weight_columnwise_amax,
+            saved_amaxes,
             a_columnwise,
             a_columnwise_scale,
-            a_columnwise_amax,
             fc1_weight_columnwise,
             fc1_weight_columnwise_scale,
-            fc1_weight_columnwise_amax,
             x_columnwise,
             x_columnwise_scale,
-            x_columnwise_amax,
         ) = _forward(
             x,
             fc1_weight,
@@ -277,16 +260,13 @@ class _GroupedMLP(torch.autograd.Function):
             h,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
-            fc2_weight_columnwise_amax,
+            saved_amaxes,
             a_columnwise,
             a_columnwise_scale,
-            a_columnwise_amax,
             fc1_weight_columnwise,
             fc1_weight_columnwise_scale,
-            fc1_weight_columnwise_amax,
             x_columnwise,
             x_columnwise_scale,
-            x_columnwise_amax,
         )
         ctx.rng_state_ = rng_state
         return y
@@ -386,16 +366,13 @@ class _GroupedMLPTwin(_transforms.Twin):
             h,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
-            fc2_weight_columnwise_amax,
+            saved_amaxes,
             a_columnwise,
             a_columnwise_scale,
-            a_columnwise_amax,
             fc1_weight_columnwise,
             fc1_weight_columnwise_scale,
-            fc1_weight_columnwise_amax,
             x_columnwise,
             x_columnwise_scale,
-            x_columnwise_amax,
         ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
@@ -405,16 +382,13 @@ class _GroupedMLPTwin(_transforms.Twin):
             h,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
-            fc2_weight_columnwise_amax,
+            saved_amaxes,
             a_columnwise,
             a_columnwise_scale,
-            a_columnwise_amax,
             fc1_weight_columnwise,
             fc1_weight_columnwise_scale,
-            fc1_weight_columnwise_amax,
             x_columnwise,
             x_columnwise_scale,
-            x_columnwise_amax,
         )
         ctx.rng_state_ = rng_state
 
@@ -664,7 +638,7 @@ buffers
                                  kept for the backward
   fc2_weight_columnwise_scale    [E, ceildiv(H, 16), ceildiv(F, 16)]; e4m3;
                                  E ceildiv(H, 16) ceildiv(F, 16) bytes; kept for the backward
-  fc2_weight_columnwise_amax     [E]; float32; 4 E bytes; kept for the backward
+  fc2_weight_columnwise_amax     [E]; float32; 4 E bytes; row 0 of saved_amaxes
   dy_columnwise                  [H, align(32 * (T // 32 + E), 32) // 2]; e2m1;
                                  H (align(32 (T // 32 + E), 32) // 2) bytes; workspace
   dy_columnwise_scale            [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes; workspace
@@ -673,7 +647,7 @@ buffers
                                  F (align(32 (T // 32 + E), 32) // 2) bytes; kept for the backward
   a_columnwise_scale             [T // 16 + E, F]; e4m3; (T // 16 + E) F bytes;
                                  kept for the backward
-  a_columnwise_amax              [E]; float32; 4 E bytes; kept for the backward
+  a_columnwise_amax              [E]; float32; 4 E bytes; row 1 of saved_amaxes
   dh_rowwise                     [T, align(2 * F, 32) // 2]; e2m1; T (align(2 F, 32) // 2) bytes;
                                  workspace
   dh_rowwise_scale               [T, ceildiv(2 * F, 16)]; e4m3; T ceildiv(2 F, 16) bytes; workspace
@@ -682,7 +656,7 @@ buffers
                                  E H (align(2 F, 32) // 2) bytes; kept for the backward
   fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 16), ceildiv(H, 16)]; e4m3;
                                  E ceildiv(2 F, 16) ceildiv(H, 16) bytes; kept for the backward
-  fc1_weight_columnwise_amax     [E]; float32; 4 E bytes; kept for the backward
+  fc1_weight_columnwise_amax     [E]; float32; 4 E bytes; row 2 of saved_amaxes
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 32) // 2]; e2m1;
                                  2 F (align(32 (T // 32 + E), 32) // 2) bytes; workspace
   dh_columnwise_scale            [T // 16 + E, 2 * F]; e4m3; (T // 16 + E) 2 F bytes; workspace
@@ -691,7 +665,7 @@ buffers
                                  H (align(32 (T // 32 + E), 32) // 2) bytes; kept for the backward
   x_columnwise_scale             [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes;
                                  kept for the backward
-  x_columnwise_amax              [E]; float32; 4 E bytes; kept for the backward
+  x_columnwise_amax              [E]; float32; 4 E bytes; row 3 of saved_amaxes
   x_partial_amax                 [2, E, 384]; float32; 4 384 2 E bytes; workspace
   fc1_weight_partial_amax        [2, E, 384]; float32; 4 384 2 E bytes; workspace
   x_rowwise_decoded              [T, H]; bfloat16; 2 T H bytes; workspace
@@ -721,11 +695,12 @@ buffers
                                  4 (T // 128 + 2 E + 1) H bytes; workspace
   dh_row_sums                    [T // 128 + (2 * E + 1), 2 * F]; float32;
                                  4 (T // 128 + 2 E + 1) 2 F bytes; workspace
+  saved_amaxes                   [4, E]; float32; 4 4 E bytes; kept for the backward
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, a_columnwise,
-    a_columnwise_scale, a_columnwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale,
-    fc1_weight_columnwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, saved_amaxes, a_columnwise,
+    a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+    x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
      x_columnwise_scale, x_columnwise_amax, x_partial_amax
      quantize_sm90_e2m1_nv_1x16_hadamard;
@@ -768,10 +743,9 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      gemm_decoded_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
 backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    fc2_weight_columnwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax,
-    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, x_columnwise,
-    x_columnwise_scale, x_columnwise_amax, rng_state) -> dx, dfc1_weight, dfc2_weight, dprobs,
-    dfc1_bias, dfc2_bias
+    saved_amaxes, a_columnwise, a_columnwise_scale, fc1_weight_columnwise,
+    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale, rng_state) -> dx, dfc1_weight,
+    dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
      dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
      quantize_sm90_e2m1_nv_1x16_stochastic_hadamard;
@@ -845,21 +819,19 @@ saved for the backward, each only if a gradient that needs it is asked for
                                if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   fc2_weight_columnwise_scale  E ceildiv(H, 16) ceildiv(F, 16) bytes;
                                if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_amax   4 E bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  saved_amaxes                 4 4 E bytes;
+                               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
+                               need_dfc1_bias
   a_columnwise                 F (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc2_weight
   a_columnwise_scale           (T // 16 + E) F bytes; if need_dfc2_weight
-  a_columnwise_amax            4 E bytes; if need_dfc2_weight
   fc1_weight_columnwise        E H (align(2 F, 32) // 2) bytes; if need_dx
   fc1_weight_columnwise_scale  E ceildiv(2 F, 16) ceildiv(H, 16) bytes; if need_dx
-  fc1_weight_columnwise_amax   4 E bytes; if need_dx
   x_columnwise                 H (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc1_weight
   x_columnwise_scale           (T // 16 + E) H bytes; if need_dfc1_weight
-  x_columnwise_amax            4 E bytes; if need_dfc1_weight
-  at most 24 E + 4 T + 2 T 2 F + E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + F
-      (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + E H (align(2 F, 32) // 2) + E ceildiv(2
-      F, 16) ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H bytes, inputs
-      and parameters included
+  at most 8 E + 4 T + 2 T 2 F + E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 4 4 E +
+      F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + E H (align(2 F, 32) // 2) + E
+      ceildiv(2 F, 16) ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H
+      bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_sm90_e2m1_nv_1x16_hadamard

@@ -1,6 +1,7 @@
 // Kernels that quantise an expression, and those of the expression alone, behind C functions. KERNELS
 // names their header, EXPRESSIONS a file of `struct Math` in namespaces math_0, math_1, ...
 #include KERNELS
+#include "scalings.cuh"
 
 using namespace fusegen;
 
@@ -12,17 +13,17 @@ using Element = __nv_bfloat16;
 
 template <class Math>
 Status merged(int config, const PointwiseQuantizeArguments& in, Stream& stream) {
-  using S = Scaling;
   const auto launch = [&](auto kind) {
     return launch_pointwise_quantize<decltype(kind), Math>(in, stream);
   };
   switch (config) {
-    case 0: return launch(QuantizeConfig<Element, E4M3, S::tensor>());
-    case 2: return launch(QuantizeConfig<Element, E4M3, S::row>());
-    case 3: return launch(QuantizeConfig<Element, E4M3, S::block_1x128>());
-    case 5: return launch(QuantizeConfig<Element, E4M3, S::mx_1x32>());
-    case 8: return launch(QuantizeConfig<Element, E2M1, S::nv_1x16>());
-    case 12: return launch(QuantizeConfig<Element, E2M1, S::nv_1x16, true, true>());
+    case 0: return launch(QuantizeConfig<Element, E4M3, Tensor>());
+    case 2: return launch(QuantizeConfig<Element, E4M3, Row>());
+    case 3: return launch(QuantizeConfig<Element, E4M3, Ratio<1, 128>>());
+    case 5: return launch(QuantizeConfig<Element, E4M3, Mx<1, 32>>());
+    case 8: return launch(QuantizeConfig<Element, E2M1, Nv<1, 16>>());
+    case 12: return launch(QuantizeConfig<Element, E2M1, Nv<1, 16>, true, true>());
+    case 13: return launch(QuantizeConfig<Element, E4M3, Ratio<1, 64>>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }

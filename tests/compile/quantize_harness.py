@@ -49,7 +49,7 @@ class _Copy(ctypes.Structure):
 class _Quantize(ctypes.Structure):
     _fields_ = [
         ("input", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("rows", Long),
         ("columns", Long),
         ("groups", Long),
@@ -109,7 +109,7 @@ class _RowSums(ctypes.Structure):
     _fields_ = [
         ("row_sums", Pointer),
         ("output", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("rows", Long),
         ("columns", Long),
         ("groups", Long),
@@ -120,7 +120,7 @@ class _RowSums(ctypes.Structure):
 class _Amax(ctypes.Structure):
     _fields_ = [
         ("input", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("rows", Long),
         ("columns", Long),
         ("groups", Long),
@@ -155,7 +155,7 @@ class _Dequantize(ctypes.Structure):
         ("scale_block", Long),
         ("lines_per_scale", Long),
         ("amax", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("groups", Long),
         ("scale_group", Long),
         ("row_align", Long),
@@ -167,7 +167,7 @@ class _DequantizeGroups(ctypes.Structure):
         ("data", Pointer),
         ("scale", Pointer),
         ("output", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("padded_sizes", Pointer),
         ("rows", Long),
         ("columns", Long),
@@ -210,7 +210,7 @@ def _ratio(fmt: str, block: tuple[int | None, int | None], **more: object) -> ob
     return reference.Quantization(fmt, block, "float32", "max_over_amax", **more)
 
 
-def _mx(fmt: str, block: tuple[int, int], rounding: str) -> object:
+def _mx(fmt: str, block: tuple[int, int], rounding: str = "pow2_up") -> object:
     return reference.Quantization(fmt, block, "e8m0", "mx", round=rounding)
 
 
@@ -238,6 +238,18 @@ RECIPES: dict[str, Recipe] = {
     "nv_1x16_stochastic": Recipe(10, _nv((1, 16), rounding="stochastic")),
     "nv_1x16_hadamard": Recipe(11, _nv((1, 16), hadamard="columnwise")),
     "nv_1x16_both": Recipe(12, _nv((1, 16), rounding="stochastic", hadamard="columnwise")),
+    # Blocks that no shipped recipe has.
+    "block_1x64": Recipe(13, _ratio("e4m3", (1, 64), round="pow2_down")),
+    "block_64x64": Recipe(14, _ratio("e4m3", (64, 64)), square=True),
+    "block_1x32_e5m2": Recipe(15, _ratio("e5m2", (1, 32), epsilon=1e-6)),
+    "block_32x32_e5m2": Recipe(16, _ratio("e5m2", (32, 32), epsilon=1e-6), square=True),
+    "block_1x16": Recipe(17, _ratio("e4m3", (1, 16))),
+    "block_16x16_e2m1": Recipe(18, _ratio("e2m1", (16, 16), round="pow2_down"), square=True),
+    "mx_1x64": Recipe(19, _mx("e4m3", (1, 64))),
+    "mx_1x128_e2m1": Recipe(20, _mx("e2m1", (1, 128))),
+    "mx_128x128_e5m2": Recipe(21, _mx("e5m2", (128, 128), "pow2_down"), square=True),
+    "nv_1x64_stochastic": Recipe(22, _nv((1, 64), rounding="stochastic")),
+    "nv_32x32": Recipe(23, _nv((32, 32)), square=True),
 }
 
 
@@ -372,7 +384,7 @@ class Run:
         q = self.q
         return _Quantize(
             input=address(self.x),
-            split_sizes=address(self.splits),
+            group_sizes=address(self.splits),
             **self.case.sizes(),
             row_align=self.align,
             epsilon=q.epsilon,
@@ -402,7 +414,7 @@ class Run:
             q,
             rowwise=rowwise,
             columnwise=columnwise,
-            split_sizes=case.splits,
+            group_sizes=case.splits,
             layout=reference.Layout(align=self.align),
             scale=scale,
             rng_state=rng_state,
@@ -442,7 +454,7 @@ class Run:
             arguments.folded_amax = folded.pointer()
             outputs["folded amax"] = (
                 folded,
-                reference.group_amax(case.x, q, split_sizes=case.splits),
+                reference.group_amax(case.x, q, group_sizes=case.splits),
             )
         partial = self.kernels.floats(case.segments() * case.columns) if sums else None
         arguments.row_sums = address(partial)

@@ -5,6 +5,7 @@
 #include "fusegen/quantize_step.cuh"
 #include "fusegen/quantize_state.cuh"
 #include "fusegen/row_sums.cuh"
+#include "scalings.cuh"
 
 using namespace fusegen;
 
@@ -18,21 +19,31 @@ int report(const Status& status, const char** call) {
 // Calls `launch` with the config of a number.
 template <class Element, class Launch>
 Status with_config(int config, Launch launch) {
-  using S = Scaling;
   switch (config) {
-    case 0: return launch(QuantizeConfig<Element, E4M3, S::tensor>());
-    case 1: return launch(QuantizeConfig<Element, E5M2, S::tensor>());
-    case 2: return launch(QuantizeConfig<Element, E4M3, S::row>());
-    case 3: return launch(QuantizeConfig<Element, E4M3, S::block_1x128>());
-    case 4: return launch(QuantizeConfig<Element, E4M3, S::block_128x128>());
-    case 5: return launch(QuantizeConfig<Element, E4M3, S::mx_1x32>());
-    case 6: return launch(QuantizeConfig<Element, E5M2, S::mx_1x32>());
-    case 7: return launch(QuantizeConfig<Element, E4M3, S::mx_32x32>());
-    case 8: return launch(QuantizeConfig<Element, E2M1, S::nv_1x16>());
-    case 9: return launch(QuantizeConfig<Element, E2M1, S::nv_16x16>());
-    case 10: return launch(QuantizeConfig<Element, E2M1, S::nv_1x16, true>());
-    case 11: return launch(QuantizeConfig<Element, E2M1, S::nv_1x16, false, true>());
-    case 12: return launch(QuantizeConfig<Element, E2M1, S::nv_1x16, true, true>());
+    case 0: return launch(QuantizeConfig<Element, E4M3, Tensor>());
+    case 1: return launch(QuantizeConfig<Element, E5M2, Tensor>());
+    case 2: return launch(QuantizeConfig<Element, E4M3, Row>());
+    case 3: return launch(QuantizeConfig<Element, E4M3, Ratio<1, 128>>());
+    case 4: return launch(QuantizeConfig<Element, E4M3, Ratio<128, 128>>());
+    case 5: return launch(QuantizeConfig<Element, E4M3, Mx<1, 32>>());
+    case 6: return launch(QuantizeConfig<Element, E5M2, Mx<1, 32>>());
+    case 7: return launch(QuantizeConfig<Element, E4M3, Mx<32, 32>>());
+    case 8: return launch(QuantizeConfig<Element, E2M1, Nv<1, 16>>());
+    case 9: return launch(QuantizeConfig<Element, E2M1, Nv<16, 16>>());
+    case 10: return launch(QuantizeConfig<Element, E2M1, Nv<1, 16>, true>());
+    case 11: return launch(QuantizeConfig<Element, E2M1, Nv<1, 16>, false, true>());
+    case 12: return launch(QuantizeConfig<Element, E2M1, Nv<1, 16>, true, true>());
+    case 13: return launch(QuantizeConfig<Element, E4M3, Ratio<1, 64>>());
+    case 14: return launch(QuantizeConfig<Element, E4M3, Ratio<64, 64>>());
+    case 15: return launch(QuantizeConfig<Element, E5M2, Ratio<1, 32>>());
+    case 16: return launch(QuantizeConfig<Element, E5M2, Ratio<32, 32>>());
+    case 17: return launch(QuantizeConfig<Element, E4M3, Ratio<1, 16>>());
+    case 18: return launch(QuantizeConfig<Element, E2M1, Ratio<16, 16>>());
+    case 19: return launch(QuantizeConfig<Element, E4M3, Mx<1, 64>>());
+    case 20: return launch(QuantizeConfig<Element, E2M1, Mx<1, 128>>());
+    case 21: return launch(QuantizeConfig<Element, E5M2, Mx<128, 128>>());
+    case 22: return launch(QuantizeConfig<Element, E2M1, Nv<1, 64>, true>());
+    case 23: return launch(QuantizeConfig<Element, E2M1, Nv<32, 32>>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }
@@ -55,28 +66,56 @@ Status amax(const AmaxArguments& in, Stream& stream) {
                                             : launch_amax<Element>(in, stream);
 }
 
+// Square blocks of rows in groups.
+Status dequantize_by_group(int config, const DequantizeArguments& in, Stream& stream) {
+  const auto launch = [&](auto kind) { return launch_dequantize<decltype(kind)>(in, stream); };
+  using Output = __nv_bfloat16;
+  switch (config) {
+    case 14: return launch(DequantizeConfig<E4M3, Ratio<64, 64>, false, Output, true>());
+    case 16: return launch(DequantizeConfig<E5M2, Ratio<32, 32>, false, Output, true>());
+    case 23: return launch(DequantizeConfig<E2M1, Nv<32, 32>, false, Output, true>());
+    default: return {cudaErrorInvalidValue, "no such config"};
+  }
+}
+
 template <bool kTurned>
 Status dequantize(int config, const DequantizeArguments& in, Stream& stream) {
-  using S = Scaling;
+  if (in.group_sizes != nullptr && in.lines_per_scale > 1) {
+    return dequantize_by_group(config, in, stream);
+  }
   switch (config) {
-    case 0: return launch_dequantize<DequantizeConfig<E4M3, S::tensor, kTurned>>(in, stream);
-    case 2: return launch_dequantize<DequantizeConfig<E4M3, S::row, kTurned>>(in, stream);
-    case 3: return launch_dequantize<DequantizeConfig<E4M3, S::block_1x128, kTurned>>(in, stream);
-    case 5: return launch_dequantize<DequantizeConfig<E4M3, S::mx_1x32, kTurned>>(in, stream);
-    case 6: return launch_dequantize<DequantizeConfig<E5M2, S::mx_1x32, kTurned>>(in, stream);
-    case 7: return launch_dequantize<DequantizeConfig<E4M3, S::mx_32x32, kTurned>>(in, stream);
-    case 8: return launch_dequantize<DequantizeConfig<E2M1, S::nv_1x16, kTurned>>(in, stream);
-    case 9: return launch_dequantize<DequantizeConfig<E2M1, S::nv_16x16, kTurned>>(in, stream);
+    case 0: return launch_dequantize<DequantizeConfig<E4M3, Tensor, kTurned>>(in, stream);
+    case 2: return launch_dequantize<DequantizeConfig<E4M3, Row, kTurned>>(in, stream);
+    case 3: return launch_dequantize<DequantizeConfig<E4M3, Ratio<1, 128>, kTurned>>(in, stream);
+    case 5: return launch_dequantize<DequantizeConfig<E4M3, Mx<1, 32>, kTurned>>(in, stream);
+    case 6: return launch_dequantize<DequantizeConfig<E5M2, Mx<1, 32>, kTurned>>(in, stream);
+    case 7: return launch_dequantize<DequantizeConfig<E4M3, Mx<32, 32>, kTurned>>(in, stream);
+    case 8: return launch_dequantize<DequantizeConfig<E2M1, Nv<1, 16>, kTurned>>(in, stream);
+    case 9: return launch_dequantize<DequantizeConfig<E2M1, Nv<16, 16>, kTurned>>(in, stream);
+    case 13: return launch_dequantize<DequantizeConfig<E4M3, Ratio<1, 64>, kTurned>>(in, stream);
+    case 14: return launch_dequantize<DequantizeConfig<E4M3, Ratio<64, 64>, kTurned>>(in, stream);
+    case 15: return launch_dequantize<DequantizeConfig<E5M2, Ratio<1, 32>, kTurned>>(in, stream);
+    case 16: return launch_dequantize<DequantizeConfig<E5M2, Ratio<32, 32>, kTurned>>(in, stream);
+    case 20: return launch_dequantize<DequantizeConfig<E2M1, Mx<1, 128>, kTurned>>(in, stream);
+    case 23: return launch_dequantize<DequantizeConfig<E2M1, Nv<32, 32>, kTurned>>(in, stream);
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }
 
 Status dequantize_groups(int config, const DequantizeGroupsArguments& in, Stream& stream) {
-  using S = Scaling;
+  const auto launch = [&](auto kind) { return launch_dequantize_groups<decltype(kind)>(in, stream); };
   switch (config) {
-    case 5: return launch_dequantize_groups<DequantizeConfig<E4M3, S::mx_1x32, true>>(in, stream);
+    case 0: return launch(DequantizeConfig<E4M3, Tensor, true>());
+    case 2: return launch(DequantizeConfig<E4M3, Row, true>());
+    case 3: return launch(DequantizeConfig<E4M3, Ratio<1, 128>, true>());
+    case 5: return launch(DequantizeConfig<E4M3, Mx<1, 32>, true>());
+    case 7: return launch(DequantizeConfig<E4M3, Mx<32, 32>, true>());
     case 8:
-    case 11: return launch_dequantize_groups<DequantizeConfig<E2M1, S::nv_1x16, true>>(in, stream);
+    case 11: return launch(DequantizeConfig<E2M1, Nv<1, 16>, true>());
+    case 13: return launch(DequantizeConfig<E4M3, Ratio<1, 64>, true>());
+    case 14: return launch(DequantizeConfig<E4M3, Ratio<64, 64>, true>());
+    case 16: return launch(DequantizeConfig<E5M2, Ratio<32, 32>, true>());
+    case 20: return launch(DequantizeConfig<E2M1, Mx<1, 128>, true>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }

@@ -52,16 +52,20 @@ void ratio_scales(const float* amaxes, float* scales, long count, float max, flo
   }
 }
 
-void mx_scales(const float* amaxes, int32_t* codes, float* factors, long count, int e5m2,
+void mx_scales(const float* amaxes, int32_t* codes, float* factors, long count, int format,
                int down) {
-  for (long i = 0; i < count; ++i) {
-    const float amax = amaxes[i];
-    codes[i] = int32_t(e5m2 ? (down ? e8m0_round_down<E5M2>(amax)
-                                    : e8m0_round_up(amax * (1.0f / E5M2::kMax)))
-                            : (down ? e8m0_round_down<E4M3>(amax)
-                                    : e8m0_round_up(amax * (1.0f / E4M3::kMax))));
-    factors[i] = e8m0_inverse(uint32_t(codes[i]));
-  }
+  const auto fill = [&](auto of) {
+    using Format = decltype(of);
+    for (long i = 0; i < count; ++i) {
+      const float amax = amaxes[i];
+      codes[i] = int32_t(down ? e8m0_round_down<Format>(amax)
+                              : e8m0_round_up(amax * (1.0f / Format::kMax)));
+      factors[i] = e8m0_inverse(uint32_t(codes[i]));
+    }
+  };
+  if (format == 0) return fill(E4M3{});
+  if (format == 1) return fill(E5M2{});
+  fill(E2M1{});
 }
 
 void e8m0_values(float* values) {
@@ -123,9 +127,9 @@ void transform_runs_to_pairs(float* runs, long count) {
 // The slices of a tile that a warp finds: every lane's part one after the other. found: group, begin,
 // length, row, place of the slice and places its group owns from there with `align`, scale block and
 // whether the group owns it with 16.
-void find_slices(const int64_t* split_sizes, int rows, int group_count, int index, int align,
+void find_slices(const int64_t* group_sizes, int rows, int group_count, int index, int align,
                  int32_t* found) {
-  const RowGroups groups{split_sizes, rows, group_count};
+  const RowGroups groups{group_sizes, rows, group_count};
   const Space space{align, 0}, blocks{kSliceRows, 0};
   Slice slices[kSlices];
   int32_t begin = 0;
@@ -152,8 +156,8 @@ void find_slices(const int64_t* split_sizes, int rows, int group_count, int inde
   }
 }
 
-int count_tiles(const int64_t* split_sizes, int rows, int group_count, int align) {
-  return row_tiles({split_sizes, rows, group_count}, {align, 0});
+int count_tiles(const int64_t* group_sizes, int rows, int group_count, int align) {
+  return row_tiles({group_sizes, rows, group_count}, {align, 0});
 }
 
 }  // extern "C"

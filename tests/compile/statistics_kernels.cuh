@@ -1,6 +1,7 @@
 // Every instantiation of the statistics kernels behind a C function, by the numbers that recipes
 // have in quantize_kernels.cuh.
 #include "fusegen/statistics.cuh"
+#include "scalings.cuh"
 
 using namespace fusegen;
 
@@ -8,22 +9,32 @@ namespace {
 
 template <class Element, bool columnwise>
 Status statistics(int config, const StatisticsArguments& in, Stream& stream) {
-  using S = Scaling;
   const auto launch = [&](auto kind) { return launch_statistics<decltype(kind)>(in, stream); };
   switch (config) {
-    case 0: return launch(StatisticsConfig<Element, E4M3, S::tensor, columnwise, false>());
-    case 1: return launch(StatisticsConfig<Element, E5M2, S::tensor, columnwise, false>());
-    case 2: return launch(StatisticsConfig<Element, E4M3, S::row, columnwise, false>());
-    case 3: return launch(StatisticsConfig<Element, E4M3, S::block_1x128, columnwise, false>());
-    case 4: return launch(StatisticsConfig<Element, E4M3, S::block_128x128, columnwise, false>());
-    case 5: return launch(StatisticsConfig<Element, E4M3, S::mx_1x32, columnwise, false>());
-    case 6: return launch(StatisticsConfig<Element, E5M2, S::mx_1x32, columnwise, false>());
-    case 7: return launch(StatisticsConfig<Element, E4M3, S::mx_32x32, columnwise, false>());
+    case 0: return launch(StatisticsConfig<Element, E4M3, Tensor, columnwise, false>());
+    case 1: return launch(StatisticsConfig<Element, E5M2, Tensor, columnwise, false>());
+    case 2: return launch(StatisticsConfig<Element, E4M3, Row, columnwise, false>());
+    case 3: return launch(StatisticsConfig<Element, E4M3, Ratio<1, 128>, columnwise, false>());
+    case 4: return launch(StatisticsConfig<Element, E4M3, Ratio<128, 128>, columnwise, false>());
+    case 5: return launch(StatisticsConfig<Element, E4M3, Mx<1, 32>, columnwise, false>());
+    case 6: return launch(StatisticsConfig<Element, E5M2, Mx<1, 32>, columnwise, false>());
+    case 7: return launch(StatisticsConfig<Element, E4M3, Mx<32, 32>, columnwise, false>());
     case 8:
-    case 10: return launch(StatisticsConfig<Element, E2M1, S::nv_1x16, columnwise, false>());
-    case 9: return launch(StatisticsConfig<Element, E2M1, S::nv_16x16, columnwise, false>());
+    case 10: return launch(StatisticsConfig<Element, E2M1, Nv<1, 16>, columnwise, false>());
+    case 9: return launch(StatisticsConfig<Element, E2M1, Nv<16, 16>, columnwise, false>());
     case 11:
-    case 12: return launch(StatisticsConfig<Element, E2M1, S::nv_1x16, columnwise, columnwise>());
+    case 12: return launch(StatisticsConfig<Element, E2M1, Nv<1, 16>, columnwise, columnwise>());
+    case 13: return launch(StatisticsConfig<Element, E4M3, Ratio<1, 64>, columnwise, false>());
+    case 14: return launch(StatisticsConfig<Element, E4M3, Ratio<64, 64>, columnwise, false>());
+    case 15: return launch(StatisticsConfig<Element, E5M2, Ratio<1, 32>, columnwise, false>());
+    case 16: return launch(StatisticsConfig<Element, E5M2, Ratio<32, 32>, columnwise, false>());
+    case 17: return launch(StatisticsConfig<Element, E4M3, Ratio<1, 16>, columnwise, false>());
+    case 18: return launch(StatisticsConfig<Element, E2M1, Ratio<16, 16>, columnwise, false>());
+    case 19: return launch(StatisticsConfig<Element, E4M3, Mx<1, 64>, columnwise, false>());
+    case 20: return launch(StatisticsConfig<Element, E2M1, Mx<1, 128>, columnwise, false>());
+    case 21: return launch(StatisticsConfig<Element, E5M2, Mx<128, 128>, columnwise, false>());
+    case 22: return launch(StatisticsConfig<Element, E2M1, Nv<1, 64>, columnwise, false>());
+    case 23: return launch(StatisticsConfig<Element, E2M1, Nv<32, 32>, columnwise, false>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }

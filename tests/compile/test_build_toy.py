@@ -18,18 +18,10 @@ from typing import Any
 
 import pytest
 
-from fusegen.build.library import (
-    HOST_FLAGS,
-    HOST_STRICT,
-    KERNEL_FLAGS,
-    KERNEL_STRICT,
-    BuildReport,
-    build,
-    kernel_usage,
-    stale_cells,
-    warning_lines,
-)
+from fusegen.build.compilation import HOST_FLAGS, HOST_STRICT, KERNEL_FLAGS, KERNEL_STRICT
+from fusegen.build.library import BuildReport, build, stale_cells
 from fusegen.build.objcache import KernelUsage, ObjectCache
+from fusegen.build.output import kernel_usage, warning_lines
 from fusegen.build.toolchain import BuildError, Toolchain, find_toolchain
 from fusegen.emit.digests import Digests, read_library
 

@@ -21,6 +21,7 @@ import pytest
 from filelock import FileLock
 
 from fusegen.build.toolchain import find_toolchain
+from fusegen.families.wgmma import LIMITS
 
 from .gemm_on_cpu.without_ptx import headers_on_cpu
 
@@ -60,20 +61,18 @@ class Product:
 
     def entry(self) -> str:
         """Its line in the list that a program is compiled with."""
+        config = f"Config<{self.config}, Limits<{', '.join(map(str, LIMITS.values()))}>>"
         if self.family is Family.PLAIN:
-            call = f"run_plain<Gemm::{self.kind}, Store::{self.store}, Config<{self.config}>>"
+            call = f"run_plain<Gemm::{self.kind}, Store::{self.store}, {config}>"
         elif self.family is Family.DECODED:
             amaxes = "true" if self.scaling else "false"
-            call = (
-                f"run_decoded<Gemm::{self.kind}, Store::{self.store}, {amaxes}, "
-                f"Config<{self.config}>>"
-            )
+            call = f"run_decoded<Gemm::{self.kind}, Store::{self.store}, {amaxes}, {config}>"
         else:
             codes = ", ".join(f"__nv_fp8_{code}" for code in self.formats.split("_"))
             call = (
                 f"run_fp8<Gemm::{self.kind}, Store::{self.store}, {codes}, "
                 f"Fp8Scaling::{self.scaling}, "
-                f"Accumulation::{self.family.value}, Config<{self.config}>>"
+                f"Accumulation::{self.family.value}, {config}>"
             )
         return f'{{"{self.name}", &sim::{call}}},'
 

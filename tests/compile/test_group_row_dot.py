@@ -39,7 +39,7 @@ class _Arguments(ctypes.Structure):
         ("vectors", Pointer),
         ("add", Pointer),
         ("output", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("tokens", Long),
         ("groups", Long),
         ("n", Long),

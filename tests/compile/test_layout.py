@@ -12,36 +12,36 @@ from hypothesis import strategies as st
 
 from .quantize_harness import compile_for_cpu
 
-MOST, MOST_ROOMS = 12, 3  # as in lay_out.h
-WORKSPACE = MOST_ROOMS
+MOST, MOST_REGIONS = 12, 3  # as in lay_out.h
+WORKSPACE = MOST_REGIONS
 UNWANTED = -1
 
 Buffer = tuple[int, int, int]  # bytes, first step, last step
-Room = tuple[int, int]  # bytes, step before which buffers may lie there
-Place = tuple[int, int]  # room, offset
+Region = tuple[int, int]  # bytes, step before which buffers may lie there
+Place = tuple[int, int]  # region, offset
 LayOut = Callable[..., tuple[list[Place], int]]
 
 
 @pytest.fixture(scope="module")
 def lay_out(tmp_path_factory: pytest.TempPathFactory) -> LayOut:
-    """Places of buffers, given the rooms that they may have, and the bytes of the workspace."""
+    """Places of buffers, given the regions that they may have, and the bytes of the workspace."""
     library = compile_for_cpu("lay_out.h", tmp_path_factory.mktemp("layout"))
     function = ctypes.CDLL(str(library)).lay_out_buffers
     function.restype = ctypes.c_int64
 
-    def call(buffers: Sequence[Buffer], rooms: Sequence[Room] = ()) -> tuple[list[Place], int]:
+    def call(buffers: Sequence[Buffer], regions: Sequence[Region] = ()) -> tuple[list[Place], int]:
         rest: list[Buffer] = [(UNWANTED, 1, 1)] * (MOST - len(buffers))
         columns = list(zip(*(*buffers, *rest), strict=True))
         sizes = (ctypes.c_int64 * MOST)(*columns[0])
         steps = [(ctypes.c_int * MOST)(*column) for column in columns[1:]]
-        absent: list[Room] = [(0, 1)] * (MOST_ROOMS - len(rooms))
-        room_sizes, ends = zip(*(*rooms, *absent), strict=True)
-        given_rooms = [
-            (ctypes.c_int64 * MOST_ROOMS)(*room_sizes),
-            (ctypes.c_int * MOST_ROOMS)(*ends),
+        absent: list[Region] = [(0, 1)] * (MOST_REGIONS - len(regions))
+        region_sizes, ends = zip(*(*regions, *absent), strict=True)
+        given_regions = [
+            (ctypes.c_int64 * MOST_REGIONS)(*region_sizes),
+            (ctypes.c_int * MOST_REGIONS)(*ends),
         ]
         found, offsets = (ctypes.c_int64 * MOST)(), (ctypes.c_int64 * MOST)()
-        total: int = function(sizes, *steps, *given_rooms, found, offsets)
+        total: int = function(sizes, *steps, *given_regions, found, offsets)
         return list(zip(found, offsets, strict=True))[: len(buffers)], total
 
     return call
@@ -68,43 +68,43 @@ def buffers_of_a_call(draw: st.DrawFn) -> list[Buffer]:
 
 
 # Results have any bytes, also fewer than a buffer's 256, and none where nobody asked for them.
-ROOMS = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 9)), max_size=MOST_ROOMS)
+REGIONS = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 9)), max_size=MOST_REGIONS)
 
 
-@given(buffers=buffers_of_a_call(), rooms=ROOMS)
-@example(buffers=[(512, 1, 2), (512, 2, 3)], rooms=[(512, 3), (512, 4)])
-@example(buffers=[(512, 1, 1), (512, 2, 2), (512, 2, 2)], rooms=[(1024, 3)])
-@example(buffers=[(768, 1, 1), (768, 1, 2), (512, 2, 2), (512, 2, 2)], rooms=[(4096, 3)])
+@given(buffers=buffers_of_a_call(), regions=REGIONS)
+@example(buffers=[(512, 1, 2), (512, 2, 3)], regions=[(512, 3), (512, 4)])
+@example(buffers=[(512, 1, 1), (512, 2, 2), (512, 2, 2)], regions=[(1024, 3)])
+@example(buffers=[(768, 1, 1), (768, 1, 2), (512, 2, 2), (512, 2, 2)], regions=[(4096, 3)])
 def test_buffers_that_live_together_do_not_overlap(
-    lay_out: LayOut, buffers: list[Buffer], rooms: list[Room]
+    lay_out: LayOut, buffers: list[Buffer], regions: list[Region]
 ) -> None:
-    places, total = lay_out(buffers, rooms)
-    for (one, (room, at)), (other, (elsewhere, there)) in combinations(
+    places, total = lay_out(buffers, regions)
+    for (one, (region, at)), (other, (elsewhere, there)) in combinations(
         zip(buffers, places, strict=True), 2
     ):
-        if room == elsewhere and min(one[0], other[0]) > 0 and meet(one, other):
+        if region == elsewhere and min(one[0], other[0]) > 0 and meet(one, other):
             assert at + one[0] <= there or there + other[0] <= at
-    for (size, _, last), (room, offset) in zip(buffers, places, strict=True):
+    for (size, _, last), (region, offset) in zip(buffers, places, strict=True):
         assert offset % 256 == 0 and offset >= 0
-        if room == WORKSPACE:
+        if region == WORKSPACE:
             assert offset + size <= total
         else:
-            assert size > 0 and offset + size <= rooms[room][0]
-            assert last < rooms[room][1], "a step would write the result while the buffer is needed"
+            assert size > 0 and offset + size <= regions[region][0]
+            assert last < regions[region][1], "a step writes the result while the buffer is needed"
     rest = [buffer for buffer, place in zip(buffers, places, strict=True) if place[0] == WORKSPACE]
     assert least(rest) <= total <= sum(max(size, 0) for size, _, _ in rest)
 
 
-@given(buffers=buffers_of_a_call(), rooms=ROOMS)
-def test_what_stays_in_the_workspace_has_no_room(
-    lay_out: LayOut, buffers: list[Buffer], rooms: list[Room]
+@given(buffers=buffers_of_a_call(), regions=REGIONS)
+def test_what_stays_in_the_workspace_has_no_region(
+    lay_out: LayOut, buffers: list[Buffer], regions: list[Region]
 ) -> None:
-    """Nothing that a room has place for beside all others of it."""
-    places, _ = lay_out(buffers, rooms)
-    for number, (bytes_, before) in enumerate(rooms):
+    """Nothing that a region has place for beside all others of it."""
+    places, _ = lay_out(buffers, regions)
+    for number, (bytes_, before) in enumerate(regions):
         held = sum(b[0] for b, p in zip(buffers, places, strict=True) if p[0] == number)
-        for (size, _, last), (room, _) in zip(buffers, places, strict=True):
-            if size > 0 and room == WORKSPACE:
+        for (size, _, last), (region, _) in zip(buffers, places, strict=True):
+            if size > 0 and region == WORKSPACE:
                 assert last >= before or size > bytes_ - held
 
 
@@ -133,7 +133,7 @@ def test_gradients_have_room_for_what_comes_before_them(lay_out: LayOut) -> None
     places, total = lay_out([a, da, dh], [(1024, 4)])
     assert places == [(0, 0), (WORKSPACE, 2048), (WORKSPACE, 0)] and total == 3072
     places, total = lay_out([a, da, dh], [(4096, 3)])
-    assert {room for room, _ in places} == {WORKSPACE} and total == 3072
+    assert {region for region, _ in places} == {WORKSPACE} and total == 3072
 
 
 def test_what_is_not_wanted_takes_nothing(lay_out: LayOut) -> None:

@@ -36,6 +36,16 @@ GROUPED = {
         ("scaled_swiglu", "{op: scaled_swiglu, as: act, with: {scales: probs}, dims: {D: H}}"),
     )
 }
+# Of modules with several readers, several results, and operands that all rows share.
+CHAINS = {
+    "pointwise_add_3": "three_readers",
+    "pointwise_add_2_float32_float32_float32": "weighted_twice",
+    "grouped_pointwise_add_2": "residual_experts",
+    "pointwise_fork_forward": "fork",
+    "pointwise_fork_backward": "fork",
+    "pointwise_scale_columns_without_dshift_backward": "scale_columns",
+}
+SPECS = HERE.parent / "chains" / "specs"
 # Of a row: one vector, one lane's worth, what a warp loads at once and its neighbours, many pieces.
 COLUMNS = (1, 7, 8, 256, 512, 520, 1016, 1024, 1032, 2056)
 EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -48,7 +58,7 @@ class _Arguments(ctypes.Structure):
         ("scalars", ctypes.c_float * 8),
         ("rows", Long),
         ("columns", Long),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("groups", Long),
     ]
 
@@ -62,6 +72,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     kernels = dict.fromkeys(UNITS, KERNELS)
     kernels |= dict.fromkeys(ALTERNATING, _alternating_kernels(folder))
     kernels |= {name: _grouped_kernels(folder / name, item) for name, item in GROUPED.items()}
+    modules = tuple(dict.fromkeys(CHAINS.values()))
+    kernels |= dict.fromkeys(CHAINS, _kernels_of(folder / "chains", modules, SPECS))
     flags = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
     flags += ["-Wno-unknown-pragmas", *(f"-I{each}" for each in (HERE / "cuda_on_cpu", CSRC))]
     objects = []
@@ -113,13 +125,18 @@ def _grouped_kernels(folder: Path, item: str) -> Path:
         "  split_sizes: {shape: [E], dtype: int64, differentiable: false}\n"
         f"{probs}chain:\n  - {item}\n  - {{op: grouped_linear, as: fc, dims: {{K: H, N: H}}}}\n"
     )
+    return _kernels_of(folder, ("toy",), folder / "specs")
+
+
+def _kernels_of(folder: Path, modules: tuple[str, ...], specs: Path) -> Path:
+    """Where units are of modules that a folder of specs has."""
     request = api.Request(
         out=folder,
         archs=("sm_90a",),
-        modules=("toy",),
+        modules=modules,
         recipes=("bf16",),
         namespace="fusegen",
-        folders=api.Folders(specs=(folder / "specs",)),
+        folders=api.Folders(specs=(specs,)),
     )
     api.generate(request, api.Policy.WRITE)
     return folder / "sm_90a" / "csrc" / "kernels"
@@ -136,7 +153,7 @@ def _run(
     """One launch; an operand or result stands once for each half that the kernel names."""
     arguments = _Arguments(rows=operands[0].shape[0], columns=columns)
     if splits is not None:
-        arguments.split_sizes, arguments.groups = address(splits), len(splits)
+        arguments.group_sizes, arguments.groups = address(splits), len(splits)
     for i, operand in enumerate(operands):
         arguments.operands[i] = address(operand)
     for i, result in enumerate(results):
@@ -269,3 +286,73 @@ def test_rows_past_the_groups(library: ctypes.CDLL, columns: int, splits: list[i
     for plain, grouped in zip(*found, strict=True):
         assert torch.equal(plain[:used], grouped[:used])
         assert not grouped[used:].any()
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bfloat16", "float16"))
+@pytest.mark.parametrize("columns", (7, 512, 1032))
+def test_sums(library: ctypes.CDLL, columns: int, dtype: torch.dtype) -> None:
+    """In fp32 from left to right, rounded once: the same bits in any order of the compiler's."""
+    parts = [_tensors(5, columns + i, dtype)[0][:, :columns].contiguous() for i in range(3)]
+    parts[1] *= 2.0**-9  # lost, were it rounded before the third is added
+    suffix = str(dtype).removeprefix("torch.")
+    out = Buffer(2 * parts[0].numel(), "cpu")
+    _run(library, f"pointwise_add_3_{suffix}", parts, [out], columns)
+    wanted = (parts[0].float() + parts[1].float() + parts[2].float()).to(dtype)
+    assert torch.equal(out.bytes().view(dtype).reshape(wanted.shape), wanted)
+    wide = [part.float() for part in parts[:2]]
+    out = Buffer(4 * wide[0].numel(), "cpu")
+    name = f"pointwise_add_2_float32_float32_float32_{suffix}"
+    _run(library, name, wide, [out], columns)
+    assert torch.equal(out.bytes().view(torch.float32).reshape(wanted.shape), wide[0] + wide[1])
+
+
+@pytest.mark.parametrize("splits", SPLITS, ids=str)
+def test_sums_past_the_groups(library: ctypes.CDLL, splits: list[int]) -> None:
+    sizes, columns = torch.tensor(splits), 520
+    used = min(sum(max(size, 0) for size in splits), 11)
+    a, b, _ = _tensors(11, columns, torch.bfloat16)
+    a[used:] = float("nan")
+    out = Buffer(2 * a.numel(), "cpu")
+    _run(library, "grouped_pointwise_add_2_bfloat16", [a, b], [out], columns, sizes)
+    found = out.bytes().view(torch.bfloat16).reshape(a.shape)
+    assert torch.equal(found[:used], (a.float() + b.float()).bfloat16()[:used])
+    assert not found[used:].any()
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bfloat16", "float16"))
+@pytest.mark.parametrize("columns", (7, 512, 1032))
+def test_several_results(library: ctypes.CDLL, columns: int, dtype: torch.dtype) -> None:
+    """Two results of one pass, and terms of what all rows share; each may be left out."""
+    x, dopen, _ = _tensors(5, columns, dtype)
+    _, dclosed, _ = _tensors(5, columns + 1, dtype)
+    dclosed = dclosed[:, :columns].contiguous()
+    scale = (_tensors(1, columns + 2, dtype)[1][0, :columns]).contiguous()
+    suffix = str(dtype).removeprefix("torch.")
+    leaves = x.double().requires_grad_(), scale.double().expand_as(x).clone().requires_grad_()
+    product = leaves[0] * leaves[1]
+    wanted = product, leaves[0] * torch.sigmoid(product)
+    gradients = torch.autograd.grad(wanted, leaves, (dopen.double(), dclosed.double()))
+    size = 2 * x.numel()
+    found = Buffer(size, "cpu"), Buffer(size, "cpu")
+    _run(library, f"pointwise_fork_forward_{suffix}", [x, scale], [*found], columns)
+    for buffer, each in zip(found, wanted, strict=True):
+        _close(buffer, each.detach(), dtype)
+    operands = [dopen, dclosed, x, scale]
+    found = Buffer(size, "cpu"), Buffer(size, "cpu")
+    _run(library, f"pointwise_fork_backward_{suffix}", operands, [*found], columns)
+    sizes = [a.abs() * b.abs() for a, b in ((scale, dopen), (x, dopen))]
+    for buffer, each, first in zip(found, gradients, sizes, strict=True):
+        _close(buffer, each, dtype, 4 * (first.double() + dclosed.double().abs() * (1 + x.abs())))
+    alone = Buffer(size, "cpu")
+    _run(library, f"pointwise_fork_backward_{suffix}", operands, [None, alone], columns)
+    assert torch.equal(alone.bytes(), found[1].bytes())
+
+
+def test_terms_of_a_scale(library: ctypes.CDLL) -> None:
+    x, dy, _ = _tensors(5, 520, torch.bfloat16)
+    scale = dy[0].contiguous()
+    dx, terms = Buffer(2 * x.numel(), "cpu"), Buffer(2 * x.numel(), "cpu")
+    name = "pointwise_scale_columns_without_dshift_backward_bfloat16"
+    _run(library, name, [dy, x, scale], [dx, terms], 520)
+    _close(dx, dy.double() * scale.double(), torch.bfloat16)
+    _close(terms, dy.double() * x.double(), torch.bfloat16)

@@ -15,10 +15,11 @@ from torch import Tensor
 from fusegen.checks.load import load
 from fusegen.emit.kernels.units import unit_context
 from fusegen.emit.render import Renderer
+from fusegen.ir.kernel_set import KernelUnit
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import Access, KernelUnit, PointwiseOperand
+from fusegen.ir.step import Access, PointwiseOperand
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 
 from .quantize_harness import CSRC, Buffer, Case, Kernels, _Step, address, compile_for_cpu
 from .test_quantize_kernels import Step
@@ -35,6 +36,7 @@ RECIPES = (
     "delayed_e4m3",
     "row",
     "block_1x128",
+    "block_1x64",
     "mx_1x32",
     "nv_1x16",
     "nv_1x16_both",
@@ -58,7 +60,7 @@ class _Expression(ctypes.Structure):
         ("scalars", ctypes.c_float * 8),
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
-        ("split_sizes", ctypes.c_void_p),
+        ("group_sizes", ctypes.c_void_p),
         ("groups", ctypes.c_int64),
     ]
 

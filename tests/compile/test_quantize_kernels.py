@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusegen.ir.shapes import Const
-from fusegen.passes import copies
+from fusegen.steps import copies
 
 from .quantize_harness import (
     AMAX_PARTIALS,
@@ -124,21 +124,27 @@ def test_more_tiles_than_partial_amaxes(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("columnwise", [False, True])
-@pytest.mark.parametrize("recipe", ["current_e4m3", "row", "block_1x128", "mx_32x32", "nv_1x16"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["current_e4m3", "row", "block_1x128", "mx_32x32", "nv_1x16", "block_1x64", "block_32x32_e5m2"],
+)
 def test_one_copy(kernels: Kernels, recipe: str, columnwise: bool) -> None:
     for case in ("ragged", "dense"):
         run = Run(kernels, RECIPES[recipe], _case(case, torch.bfloat16))
         check(run.quantize(not columnwise, columnwise), f"{recipe}, {case}")
 
 
+@pytest.mark.parametrize("recipe", ["block_1x128", "block_1x64", "block_32x32_e5m2"])
 @pytest.mark.parametrize("align", [16, 32, 128])
-def test_alignment(kernels: Kernels, align: int) -> None:
+def test_alignment(kernels: Kernels, align: int, recipe: str) -> None:
     for case in ("ragged", "forty groups", "no rows"):
-        run = Run(kernels, RECIPES["block_1x128"], _case(case, torch.bfloat16), align)
+        run = Run(kernels, RECIPES[recipe], _case(case, torch.bfloat16), align)
         check(run.quantize(), f"{align}, {case}")
 
 
-@pytest.mark.parametrize("recipe", ["block_1x128", "block_1x128_exact"])
+@pytest.mark.parametrize(
+    "recipe", ["block_1x128", "block_1x128_exact", "block_1x64", "block_1x32_e5m2", "block_1x16"]
+)
 @pytest.mark.parametrize("case", ["ragged", "out of range", "forty groups", "no rows", "dense"])
 def test_token_major_scales(kernels: Kernels, recipe: str, case: str) -> None:
     run = Run(kernels, RECIPES[recipe], _case(case, torch.bfloat16))
@@ -203,7 +209,11 @@ def _strides(scale: Tensor, columnwise: bool) -> tuple[int, int, int]:
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
     "recipe",
-    ["mx_1x32", "mx_1x32_e5m2", "mx_32x32", "nv_1x16", "nv_16x16", "block_1x128_exact", "row"],
+    [
+        *("mx_1x32", "mx_1x32_e5m2", "mx_32x32", "nv_1x16", "nv_16x16", "block_1x128_exact", "row"),
+        *("block_1x64", "block_64x64", "block_1x32_e5m2", "block_32x32_e5m2", "mx_1x128_e2m1"),
+        "nv_32x32",
+    ],
 )
 def test_dequantize(
     kernels: Kernels, recipe: str, whole: bool, columnwise: bool, turned: bool
@@ -246,7 +256,13 @@ every_grouping = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("recipe", ["nv_1x16", "block_1x128_exact", "current_e4m3"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *("nv_1x16", "block_1x128_exact", "current_e4m3"),
+        *("block_1x64", "block_1x32_e5m2", "block_64x64", "block_32x32_e5m2", "nv_32x32"),
+    ],
+)
 @every_grouping
 def test_dequantize_rows_of_groups(
     kernels: Kernels, recipe: str, splits: list[int], rows: int
@@ -256,9 +272,10 @@ def test_dequantize_rows_of_groups(
     columns, align = 136, 32
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(2)).bfloat16()
     sizes = torch.tensor(splits)
-    operand = reference.quantize(x, q, split_sizes=sizes).rowwise
-    wanted = reference.dequantize(operand, split_sizes=sizes).bfloat16()
-    by_token = recipe.startswith("block")
+    operand = reference.quantize(x, q, group_sizes=sizes).rowwise
+    wanted = reference.dequantize(operand, group_sizes=sizes).bfloat16()
+    square = q.block[0] not in (1, None)
+    by_token = q.rule == "max_over_amax" and q.block[0] == 1
     scale = reference.token_major(operand.scale, sizes, align) if by_token else operand.scale
     line, block = (1, scale.shape[1]) if by_token else (scale.shape[-1], 1)
     of_group = int(q.block == (None, None))
@@ -272,9 +289,9 @@ def test_dequantize_rows_of_groups(
     output = Buffer(wanted.numel() * 2, kernels.device)
     arguments = _Dequantize(
         *(address(each) for each in (data, stored, output)),
-        *(1, rows, columns, data.shape[-1], 0, line, block, 1),
+        *(1, rows, columns, data.shape[-1], 0, line, block, q.block[0] if square else 1),
         *(address(amax), address(on_device), len(splits)),
-        *(of_group, align if by_token else 0),
+        *(of_group, align if by_token else q.block[0] if square else 0),
     )
     kernels.call("run_dequantize", 0, RECIPES[recipe].config, arguments)
     ends = sizes.clamp(0, rows).cumsum(0).clamp(max=rows)
@@ -282,7 +299,13 @@ def test_dequantize_rows_of_groups(
     assert torch.equal(found, wanted[: int(ends[-1])])
 
 
-@pytest.mark.parametrize("recipe", ["mx_1x32", "nv_1x16", "nv_1x16_hadamard"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *("mx_1x32", "nv_1x16", "nv_1x16_hadamard", "current_e4m3", "row", "block_1x128_exact"),
+        *("mx_32x32", "block_1x64", "block_64x64", "block_32x32_e5m2", "mx_1x128_e2m1"),
+    ],
+)
 @every_grouping
 def test_dequantize_groups(kernels: Kernels, recipe: str, splits: list[int], rows: int) -> None:
     """Rows of a group at its padded place, zeros after them, and the padded sizes."""
@@ -290,7 +313,7 @@ def test_dequantize_groups(kernels: Kernels, recipe: str, splits: list[int], row
     columns, align = 136, 32
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(2)).bfloat16()
     sizes = torch.tensor(splits)
-    made = reference.quantize(x, q, rowwise=False, columnwise=True, split_sizes=sizes)
+    made = reference.quantize(x, q, rowwise=False, columnwise=True, group_sizes=sizes)
     operand = made.columnwise
     values, placed = reference._read(operand, sizes)
     places, count = placed.places(align)
@@ -349,7 +372,7 @@ class Step:
     def launch(self, rowwise: bool, columnwise: bool) -> None:
         x, splits = self.case.x, self.case.splits
         made = reference.quantize(
-            x, self.q, rowwise=rowwise, columnwise=columnwise, split_sizes=splits,
+            x, self.q, rowwise=rowwise, columnwise=columnwise, group_sizes=splits,
             scale=self.scale, rng_state=self.rng_state,
         )  # fmt: skip
         for name, operand in (("rowwise", made.rowwise), ("columnwise", made.columnwise)):
@@ -407,7 +430,7 @@ class Step:
         arguments.amax, arguments.partial_amax = amax, partials
         arguments.quantize.row_sums = sums
         if self.q.block == (None, None) and self.q.source != "history":
-            wanted = reference.group_amax(case.x, self.q, split_sizes=case.splits)
+            wanted = reference.group_amax(case.x, self.q, group_sizes=case.splits)
             self.outputs["amax"] = self.scratch[0], wanted.view(torch.uint8)
 
     def _check_state(
@@ -416,7 +439,7 @@ class Step:
         if scale is not None and history is not None:
             wanted = (self.history, self.scale)
             if self.update:
-                amax = reference.group_amax(self.case.x, self.q, split_sizes=self.case.splits)
+                amax = reference.group_amax(self.case.x, self.q, group_sizes=self.case.splits)
                 grouped = self.case.splits is not None
                 wanted = reference.delayed_update(*wanted, amax, self.q, grouped=grouped)
             assert torch.equal(history.cpu(), wanted[0]) and torch.equal(scale.cpu(), wanted[1])
@@ -449,7 +472,7 @@ def test_step_by_a_given_scale(kernels: Kernels, recipe: str) -> None:
         scale = step.scale
         assert scale is not None
         made = reference.quantize(
-            data.x, step.q, rowwise=False, columnwise=True, split_sizes=data.splits, scale=scale
+            data.x, step.q, rowwise=False, columnwise=True, group_sizes=data.splits, scale=scale
         )
         step._add_copy("columnwise", made.columnwise)
         given = scale.to(kernels.device)
@@ -457,7 +480,7 @@ def test_step_by_a_given_scale(kernels: Kernels, recipe: str) -> None:
         if amax:
             found = kernels.floats(step.case.groups)
             step.arguments.amax = found.pointer()
-            wanted = reference.group_amax(data.x, step.q, split_sizes=data.splits)
+            wanted = reference.group_amax(data.x, step.q, group_sizes=data.splits)
             step.outputs["amax"] = found, wanted.view(torch.uint8)
         kernels.call("run_step", step.run.half, step.run.recipe.config, step.arguments)
         check({n: (b.bytes(), w) for n, (b, w) in step.outputs.items()}, case)

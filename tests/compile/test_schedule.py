@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -147,6 +147,21 @@ def test_every_tile_is_computed_once(tmp_path: Path) -> None:
     done = walk(compiled(tmp_path, CSRC, tilings()), CASES)
     assert done.returncode == 0, said(done)
     assert done.stdout.startswith(f"{len(CASES)} cases, ")
+
+
+def test_every_device_computes_the_same_tiles(tmp_path: Path) -> None:
+    """However many clusters run: one, more than there are tiles, those of 114, 132 and 148 SMs."""
+    program = compiled(tmp_path, CSRC, tilings())
+    names = ("dense_several_super_rows", "super_rows_per_group", "ragged_128", "hostile_128")
+    cases = [
+        replace(case, name=f"{case.name}_on_{clusters}", clusters=clusters)
+        for case in CASES
+        if case.name in names
+        for clusters in (1, 2, 57, 66, 74)
+    ]
+    assert len(cases) == 5 * len(names)
+    done = walk(program, cases)
+    assert done.returncode == 0, said(done)
 
 
 def test_broken_walks_are_noticed(tmp_path: Path) -> None:

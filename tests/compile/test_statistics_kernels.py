@@ -33,7 +33,7 @@ TALLY = 48  # bytes that a block leaves
 class _Statistics(ctypes.Structure):
     _fields_ = [
         ("input", Pointer),
-        ("split_sizes", Pointer),
+        ("group_sizes", Pointer),
         ("rows", Long),
         ("columns", Long),
         ("groups", Long),
@@ -76,7 +76,7 @@ def _made(recipe: str, case: Case, columnwise: bool, align: int) -> Any:
     if q.rounding == "stochastic":
         arguments["rng_state"] = torch.tensor([3, 7])
     made = reference.quantize(
-        case.x, q, rowwise=not columnwise, columnwise=columnwise, split_sizes=case.splits,
+        case.x, q, rowwise=not columnwise, columnwise=columnwise, group_sizes=case.splits,
         layout=reference.Layout(align=align), **arguments,
     )  # fmt: skip
     return made.columnwise if columnwise else made.rowwise
@@ -93,7 +93,7 @@ def _launched(
     scale = scale.contiguous()
     partials, output = Buffer(blocks * TALLY, "cpu"), kernels.floats(5)
     arguments = _Statistics(
-        input=address(case.x), split_sizes=address(case.splits), **case.sizes(),
+        input=address(case.x), group_sizes=address(case.splits), **case.sizes(),
         data=address(data), scale=address(scale), pitch=data.shape[-1], row_align=align,
         amax=address(operand.amax), token_pitch=scale.shape[1] if token_major else 0,
         partials=address(partials), blocks=blocks, output=address(output),
@@ -116,7 +116,7 @@ def _check(
     token_major: bool = False,
 ) -> Tensor:
     operand = _made(recipe, case, columnwise, align)
-    wanted = measure(case.x, operand, split_sizes=case.splits)
+    wanted = measure(case.x, operand, group_sizes=case.splits)
     found = _launched(kernels, recipe, case, operand, blocks=blocks, token_major=token_major)
     assert torch.equal(found[:4], wanted[:4]), (found, wanted)
     assert torch.allclose(found[4], wanted[4], rtol=1e-6, atol=0, equal_nan=True), (found, wanted)
@@ -144,13 +144,14 @@ def test_rows_past_the_groups(
     assert before[0] > 0 and before[4] > 0
 
 
+@pytest.mark.parametrize("recipe", ["block_1x128", "block_1x64"])
 @pytest.mark.parametrize("align", [16, 128])
 @pytest.mark.parametrize("columnwise", [False, True])
-def test_layouts(kernels: Kernels, measure: Any, align: int, columnwise: bool) -> None:
+def test_layouts(kernels: Kernels, measure: Any, align: int, columnwise: bool, recipe: str) -> None:
     for name in ("ragged", "forty groups", "dense"):
         case = _case(name, torch.bfloat16)
         _check(
-            kernels, measure, "block_1x128", case, columnwise,
+            kernels, measure, recipe, case, columnwise,
             align=align, token_major=not columnwise,
         )  # fmt: skip
 

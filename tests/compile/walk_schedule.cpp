@@ -297,7 +297,7 @@ void walk_as_lane(const fusegen::Walker<kind, Config>& walker, size_t most, Tile
 template <Gemm kind, class Config>
 Tiles walk_block(const Case& in, uint32_t cluster, uint32_t rank, size_t most) {
   fusegen::Walker<kind, Config> walker{};
-  walker.shape.split_sizes = in.dense ? nullptr : in.sizes.data();
+  walker.shape.group_sizes = in.dense ? nullptr : in.sizes.data();
   walker.shape.tokens = in.tokens;
   walker.shape.groups = static_cast<int32_t>(in.sizes.size());
   walker.shape.n = in.n;

@@ -19,7 +19,7 @@ import pytest
 from fusegen import checks, steps
 from fusegen.checks import load as loading
 from fusegen.ir.words import AttributeType
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec import diagnostics as source
 from fusegen.spec import fields, load, op
 from fusegen.steps.definition import AttributeDef, Reference, StepDef

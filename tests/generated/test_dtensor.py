@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fusegen.checks.load import load
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 
 from .loading import LOAD
 from .ranks import Place, run_ranks
@@ -337,7 +337,7 @@ def test_compiles_into_one_graph(others: dict[str, Any]) -> None:
 def test_errors_name_the_tensor_and_the_remedy(others: dict[str, Any]) -> None:
     assert others["plain"].startswith("linear__bf16_forward: x: expected a DTensor")
     assert "local_map" in others["plain"]
-    expected = "linear__fp8_delayed_forward: input_amax_history: expected Replicate()"
+    expected = "linear__fp8_delayed_forward: forward_state: expected Replicate()"
     assert others["split_state"].startswith(expected)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import modules_with
 
 from .loading import load_cells

@@ -44,6 +44,7 @@ CELLS = tuple(
             "linear mxfp8 add_to_main_grad delayed_wgrad quantized_weights",
             "linear nvfp4 cached_weights high_precision_backward",
             "linear fp8_delayed cached_weights nvtx_ranges debug",
+            "quantize nvfp4 debug",
             # delayed gradients of weights
             "grouped_linear fp8_block delayed_wgrad",
             "linear mxfp8 add_to_main_grad delayed_wgrad",

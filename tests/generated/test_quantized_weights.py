@@ -416,6 +416,10 @@ def test_a_state_with_weights(bundle: str, source: str, recipe: str) -> None:
     for path, buffer in expected.named_buffers():
         if "weight_" in path:
             assert torch.equal(layer.get_buffer(path), buffer), path
+    states = layer.state_dict()
+    for path, tensor in expected.state_dict().items():
+        if "weight_amax_history" in path or "weight_scale" in path:
+            assert torch.equal(states[path], tensor), path
     assert torch.equal(layer.fc2.bias, plain.fc2.bias)
     assert without_memory(layer)
     if recipe not in ("fp8_delayed", "nvfp4"):  # what they keep between steps is on meta

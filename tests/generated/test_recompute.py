@@ -19,7 +19,7 @@ from fusegen.ir.naming import Cell, need, parameter_argument
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import evaluate
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 
 from .loading import load_cells
 

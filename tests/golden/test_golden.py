@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fusegen import api, cli, paths
+from fusegen import api, cli
 from fusegen.commands import scaffold
+from fusegen.publish import paths
 from fusegen.publish.lock import LOCK_NAME
 
 ROOT = Path(__file__).parents[2]
@@ -257,6 +258,6 @@ def test_a_wheel_and_an_editable_install_find_specs_and_templates(
     assert differing(contents(tmp_path / "generated"), contents(tmp_path / "here")) == set()
     assert call(fusegen, "check", cwd=tmp_path) == ""
     call(*install, "--no-deps", "-e", ROOT, cwd=tmp_path)
-    code = "from fusegen import paths; print(paths.builtin_specs(), paths.checkout())"
+    code = "from fusegen.publish import paths; print(paths.builtin_specs(), paths.checkout())"
     assert call(python, "-c", code, cwd=tmp_path).split() == [str(ROOT / "specs"), str(ROOT)]
     assert "grouped_linear" in call(fusegen, "list", "ops", cwd=tmp_path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -15,7 +16,16 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
-EVIDENCE = ROOT / "build" / "evidence"  # what evidence.py generates, a bundle per architecture
+BUILD = ROOT / "build"
+
+# Bundles that are generated for the GPU run alone, by the word that the ledger and `build` have for
+# them: what each holds. There is one of each kind per architecture.
+EVIDENCE = "evidence"
+WRITTEN = "written"
+FURTHER = {
+    EVIDENCE: "further cells",
+    WRITTEN: "specs of tests: chains, recipes, extension",
+}
 
 # "cpu" runs the tests that need no GPU on the reference instead: a check of the tests themselves.
 DEVICE = os.environ.get("FUSEGEN_TEST_DEVICE", "cuda")
@@ -46,20 +56,35 @@ def compiled_bundles() -> list[Path]:
     return sorted(path.parents[1] for path in GENERATED.glob("*/csrc/sources.cmake"))
 
 
-def evidence_bundles() -> list[Path]:
-    """Every bundle of further cells that was generated here, by name."""
-    return sorted(path.parents[1] for path in EVIDENCE.glob("*/csrc/sources.cmake"))
+def further_bundles() -> list[Path]:
+    """Every bundle for the GPU run alone that was generated here, by kind and name."""
+    return [
+        path.parents[1]
+        for kind in FURTHER
+        for path in sorted((BUILD / kind).glob("*/csrc/sources.cmake"))
+    ]
+
+
+def kind_of(folder: Path) -> str:
+    """Which of `FURTHER` a bundle is; empty for every other bundle."""
+    return next((kind for kind in FURTHER if folder.parent == BUILD / kind), "")
 
 
 def key_of(folder: Path) -> str:
-    """What the ledger calls a bundle: its architecture, and whether it holds the further cells."""
-    return f"{folder.name} evidence" if folder.parent == EVIDENCE else folder.name
+    """What the ledger calls a bundle: its architecture, and which of the further ones it is."""
+    return f"{folder.name} {kind_of(folder)}".strip()
 
 
 def folder_of(key: str) -> Path:
     """Inverse of `key_of`."""
-    arch, _, further = key.partition(" ")
-    return (EVIDENCE if further else GENERATED) / arch
+    arch, _, kind = key.partition(" ")
+    return (BUILD / kind if kind else GENERATED) / arch
+
+
+def spec_folders(folder: Path) -> list[Path]:
+    """Where the specs of a bundle lie: those that ship, and those that its lock names."""
+    lock = json.loads((folder / "fusegen.lock").read_text("utf-8"))
+    return [ROOT / "specs", *(folder / each for each in lock["selection"]["specs"])]
 
 
 def library_of(folder: Path) -> Path | None:

@@ -91,7 +91,6 @@ class Choices:
     def __init__(self, facts: Sequence[BundleFacts]) -> None:
         self.arch = facts[0].arch
         self.owners = {cell: units for each in facts for cell, units in each.owners.items()}
-        self._further = facts[-1]
         self._states = {cell: each.state(cell) for each in facts for cell in each.owners}
 
     def evidence(self, cells: Sequence[str]) -> str:
@@ -104,10 +103,6 @@ class Choices:
         if all(self._states[cell] is State.NEVER for cell in cells):
             return "never ran"
         return f"{current} of {len(cells)} ran as they are"
-
-    def run(self) -> str:
-        """Where and when the further cells ran last."""
-        return self._further.run()
 
     def replayed(self, tests: Mapping[str, Mapping[str, int]]) -> str:
         """What ran compiled into CUDA graphs, by the ledger's index, and what is stale of it."""

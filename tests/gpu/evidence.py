@@ -8,28 +8,24 @@ here from the specs, so that nothing that is added can be forgotten, and generat
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import bundles
-import yaml
+import further
 from entries import LedgerError
 
 from fusegen import api
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.options import OPTIONS
-from fusegen.passes.draft import NotPossible
-from fusegen.passes.expand import chain_of
-from fusegen.passes.pipeline import resolve_module
 from fusegen.spec.cells import with_options
+from fusegen.spec.chains import chain_of
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
 from fusegen.steps import STEPS
 
-SPECS = bundles.EVIDENCE / "specs"
 PLAIN = "bf16"
 
 # An option runs alone on the first of these that offers it, or else on the first that does.
@@ -74,14 +70,6 @@ def activations(specs: SpecSet) -> tuple[str, ...]:
     return tuple(sorted(name for name, op in specs.ops.items() if op.pointwise))
 
 
-def plan_of(specs: SpecSet, arch: str, cell: Cell) -> ModulePlan | None:
-    """The plan of a cell, or None where it cannot be made."""
-    try:
-        return resolve_module(specs, cell, arch)
-    except NotPossible:
-        return None
-
-
 def merges(plan: ModulePlan) -> bool:
     """Whether an expression and the quantisation of its result are one step, both ways."""
     kinds = {step.primitive for step in (*plan.forward.steps, *plan.backward.steps)}
@@ -115,7 +103,7 @@ def _alone(specs: SpecSet, arch: str) -> Iterator[Cell]:
         made = [
             cell
             for recipe in specs.recipes
-            if plan_of(specs, arch, cell := Cell(module, recipe, (word,)))
+            if further.plan_of(specs, arch, cell := Cell(module, recipe, (word,)))
         ]
         if not made:
             raise LedgerError(f"option {word}: no recipe can be generated with it on {arch}")
@@ -125,7 +113,7 @@ def _alone(specs: SpecSet, arch: str) -> Iterator[Cell]:
 def _together(specs: SpecSet, arch: str) -> Iterator[Cell]:
     for module, recipes, words in TOGETHER:
         for cell in with_options(specs, [Cell(module, recipe) for recipe in recipes], words):
-            if plan_of(specs, arch, cell) is None:
+            if further.plan_of(specs, arch, cell) is None:
                 raise LedgerError(f"{cell}: cannot be made on {arch}")
             yield cell
 
@@ -139,7 +127,7 @@ def _activated(specs: SpecSet, arch: str) -> Iterator[Cell]:
         yield Cell(alone[name], PLAIN)
     for module in expert_mlps(specs).values():
         for recipe in specs.recipes:
-            plan = plan_of(specs, arch, cell := Cell(module, recipe))
+            plan = further.plan_of(specs, arch, cell := Cell(module, recipe))
             if plan is not None and (recipe == PLAIN or merges(plan)):
                 yield cell
 
@@ -196,50 +184,25 @@ def _expert(specs: SpecSet, activation: str) -> dict[str, Any]:
 def write_further_specs(folder: Path) -> None:
     """Those modules as YAML."""
     for name, module in further_specs(api.load_specs()).items():
-        _write_yaml(folder / "modules" / f"{name}.yaml", module)
+        further.write_yaml(folder / "modules" / f"{name}.yaml", module)
 
 
-@cache
-def _targets(archs: tuple[str, ...]) -> tuple[str, ...]:
-    """Write the further specs, and a target per module and options; their names."""
-    shutil.rmtree(SPECS, ignore_errors=True)
-    write_further_specs(SPECS)
-    specs = api.load_specs(api.Folders(specs=(SPECS,)))
-    names: list[str] = []
-    for arch in archs:
-        committed = committed_cells(bundles.GENERATED / arch)
-        wanted: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        for cell in cells(specs, arch):
-            if str(cell) not in committed:
-                wanted.setdefault((cell.module, cell.options), []).append(cell.recipe)
-        for (module, options), recipes in wanted.items():
-            name = f"evidence_{len(names)}"
-            target = {"edition": 1, "target": name, "summary": "Cells for the GPU run alone"}
-            chosen = {"archs": [arch], "modules": [module], "recipes": recipes}
-            path = SPECS / "targets" / f"{name}.yaml"
-            _write_yaml(path, {**target, **chosen, "options": list(options)})
-            names.append(name)
-    return tuple(names)
-
-
-def _write_yaml(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
-
-
-def committed_cells(folder: Path) -> set[str]:
-    """Names of the cells that a bundle holds."""
-    return {path.stem for path in folder.glob("*__*.py") if path.stem != "__init__"}
-
-
-def generate(archs: Iterable[str]) -> None:
+def generate(archs: Sequence[str]) -> None:
     """Bring the bundles of these architectures in `build/evidence` up to the specs.
 
     Raises:
         LedgerError: somebody edited one, or something cannot be planned; see `cells`.
     """
-    targets = _targets(tuple(sorted(archs)))
-    folders = api.Folders(specs=(SPECS,))
-    done = api.generate(api.Request(out=bundles.EVIDENCE, targets=targets, folders=folders))
-    if done.refused:
-        raise LedgerError(f"{done.refused[0].bundle}: edited by hand; remove that folder")
+    out = bundles.BUILD / bundles.EVIDENCE
+    folder = further.specs_of(out)
+    shutil.rmtree(folder, ignore_errors=True)
+    write_further_specs(folder)
+    specs = api.load_specs(api.Folders(specs=(folder,)))
+    wanted = {arch: uncommitted(cells(specs, arch), arch) for arch in archs}
+    further.generate(out, wanted, (folder,))
+
+
+def uncommitted(cells: Iterable[Cell], arch: str) -> list[Cell]:
+    """Those that the committed bundle of an architecture does not hold."""
+    committed = {path.stem for path in (bundles.GENERATED / arch).glob("*__*.py")}
+    return [cell for cell in cells if str(cell) not in committed]

@@ -198,6 +198,12 @@ def op_of(bundle: ModuleType, name: str) -> Callable[..., Any]:
     return overload
 
 
+def has_op(bundle: ModuleType, name: str) -> bool:
+    """Whether the bundle has such an op: directions that collectives cut are several."""
+    load_cell(bundle, name.rpartition("_")[0])
+    return hasattr(getattr(torch.ops, load_cell(bundle, "_library").NAMESPACE), name)
+
+
 # ---- exact results
 
 

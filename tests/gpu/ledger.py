@@ -1,7 +1,7 @@
 """The ledger: which kernels ran, tested, on which device, and whether they changed since.
 
     python tests/gpu/ledger.py run [--no-build]   the four steps that follow, on this GPU
-    python tests/gpu/ledger.py build [--jobs N]   generate the further cells and build everything
+    python tests/gpu/ledger.py build [--jobs N]   generate the further bundles and build everything
     python tests/gpu/ledger.py test [BUNDLE...]   run the tests of all bundles, several at a time
     python tests/gpu/ledger.py sanitize [BUNDLE...]  run all kernels under compute-sanitizer
     python tests/gpu/ledger.py record             write what both found into the ledger
@@ -10,11 +10,12 @@
     python tests/gpu/ledger.py readme [--check]   the support matrix in README.md
 
 The steps may run on different machines: `build` needs the generator and nvcc, the next two need a
-GPU and what `build` left in `generated/*/lib` and `build/evidence`; what they find lies in
-`build/gpu`, where `record` reads it.
+GPU and what `build` left in `generated/*/lib`, `build/evidence` and `build/written`; what they
+find lies in `build/gpu`, where `record` reads it.
 
-There are the committed bundles and, for every option, usual combinations of options and every
-activation, bundles of further cells (evidence.py), which no user has but whoever asks for the cell.
+There are the committed bundles and two further ones of each architecture, which no user has but
+whoever asks for their cells: every option, usual combinations of options and every activation
+(evidence.py), and what users may write themselves (written.py).
 """
 
 from __future__ import annotations
@@ -114,12 +115,15 @@ def bundle_folders() -> list[Path]:
 
 @cache
 def further_bundles() -> list[Path]:
-    """The bundles of further cells, brought up to the specs."""
+    """The bundles for the GPU run alone, brought up to the specs."""
     sys.path.insert(0, str(bundles.ROOT / "generator"))
     import evidence
+    import written
 
-    evidence.generate([folder.name for folder in bundles.compiled_bundles()])
-    return bundles.evidence_bundles()
+    archs = [folder.name for folder in bundles.compiled_bundles()]
+    evidence.generate(archs)
+    written.generate(archs)
+    return bundles.further_bundles()
 
 
 def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
@@ -134,12 +138,21 @@ def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
 
 
 def choices_of(entries: Entries) -> list[choices.Choices]:
-    """Options and activations of every architecture that has bundles of further cells."""
-    further = {folder.name: folder for folder in further_bundles()}
+    """Options and activations of every architecture that has a bundle of further cells."""
+    further = {f.name: f for f in further_bundles() if bundles.kind_of(f) == bundles.EVIDENCE}
     return [
         choices.Choices([facts_of(folder, entries), facts_of(further[folder.name], entries)])
         for folder in bundles.compiled_bundles()
         if folder.name in further
+    ]
+
+
+def runs_of(arch: str, entries: Entries) -> list[str]:
+    """Where and when the further bundles of an architecture ran last, an item of a list each."""
+    return [
+        f"- `{arch}`, {bundles.FURTHER[bundles.kind_of(folder)]}: {facts_of(folder, entries).run()}"
+        for folder in further_bundles()
+        if folder.name == arch
     ]
 
 
@@ -166,7 +179,7 @@ def report() -> int:
 def check() -> int:
     """1 where a bundle that claims to have run is stale or incomplete."""
     entries = load()
-    if any(bundles.folder_of(key).parent == bundles.EVIDENCE for key in entries):
+    if any(bundles.kind_of(bundles.folder_of(key)) for key in entries):
         further_bundles()
     lines = []
     for key, known in sorted(entries.items()):
@@ -184,7 +197,7 @@ def write_readme(*, only_check: bool) -> int:
     text = README.read_text("utf-8")
     lines = [matrix.matrix(facts_of(folder, entries) for folder in bundle_folders())]
     for each in choices_of(entries):
-        lines += ["", *each.tables(), "", f"- `{each.arch}`, further cells: {each.run()}"]
+        lines += ["", *each.tables(), "", *runs_of(each.arch, entries)]
         if each.arch in index:
             lines.append(f"- `{each.arch}`, {each.replayed(index[each.arch][choices.REPLAYED])}")
     wanted = matrix.replace_matrix(text, "\n".join(lines))
@@ -201,7 +214,7 @@ def write_readme(*, only_check: bool) -> int:
 
 
 def build(jobs: int | None = None) -> int:
-    """Generate the further cells and build every compiled bundle, to run here or elsewhere."""
+    """Generate the further bundles and build every compiled bundle, to run here or elsewhere."""
     for folder in (*bundles.compiled_bundles(), *further_bundles()):
         steps.build_bundle(folder, jobs)
         print(f"{bundles.key_of(folder)}: built", flush=True)
@@ -215,10 +228,8 @@ def record() -> int:
         LedgerError: a step did not end, saw other sources or ran on another GPU.
     """
     entries: dict[str, Mapping[str, Entry]] = dict(load())
-    passed: dict[str, dict[str, int]] = {}
-    replayed: dict[str, dict[str, int]] = {}
-    folders = [*bundles.compiled_bundles(), *bundles.evidence_bundles()]
-    for folder in folders:
+    said: dict[Path, dict[str, Any]] = {}
+    for folder in (*bundles.compiled_bundles(), *bundles.further_bundles()):
         tested, sanitized = steps.found_in("test", folder), steps.found_in("sanitize", folder)
         on, beside = tested["machine"], sanitized["machine"]
         if {**on, "date": ""} != {**beside, "date": ""}:
@@ -232,23 +243,29 @@ def record() -> int:
             )
             for unit, value in hash_units(folder).items()
         }
-        passed.setdefault(folder.name, {}).update(tested["said"]["cells"])
-        replayed.setdefault(folder.name, {}).update(tested["said"][choices.REPLAYED])
-    index = {
-        arch: choices.ran(
-            {
-                cell: units
-                for folder in group
-                for cell, units in facts_of(folder, entries).owners.items()
-            },
-            passed[arch],
-            replayed[arch],
-        )
-        for arch, group in groupby(sorted(folders, key=lambda f: f.name), lambda f: f.name)
-    }
-    LEDGER.write_text(dump(entries, index), "utf-8")
-    print(f"recorded in {LEDGER.name}: {', '.join(bundles.key_of(folder) for folder in folders)}")
+        said[folder] = tested["said"]
+    LEDGER.write_text(dump(entries, _index(said, entries)), "utf-8")
+    print(f"recorded in {LEDGER.name}: {', '.join(bundles.key_of(folder) for folder in said)}")
     return 0
+
+
+def _index(said: Mapping[Path, Mapping[str, Any]], entries: Entries) -> Index:
+    """By architecture, what ran for options and activations, of what the tests of bundles said.
+
+    What users may write themselves is left out: it says nothing of what ships.
+    """
+    shipped = [folder for folder in said if bundles.kind_of(folder) != bundles.WRITTEN]
+    index = {}
+    for arch, group in groupby(sorted(shipped, key=lambda f: f.name), lambda f: f.name):
+        owners: dict[str, set[str]] = {}
+        passed: dict[str, int] = {}
+        replayed: dict[str, int] = {}
+        for folder in group:
+            owners.update(facts_of(folder, entries).owners)
+            passed.update(said[folder]["cells"])
+            replayed.update(said[folder][choices.REPLAYED])
+        index[arch] = choices.ran(owners, passed, replayed)
+    return index
 
 
 def test(wanted: Sequence[str] = ()) -> int:

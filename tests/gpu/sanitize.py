@@ -3,9 +3,9 @@
     python tests/gpu/sanitize.py [--bundle generated/sm_90a] [--json report.json]
 
 Every matrix kernel that the plan's rules can reach runs on ragged groups that leave rows over;
-every module runs forward and backward on the inputs of its own tests.  A bundle of further cells
-leaves out the matrix kernels that the committed bundle has, too.  Cases are dealt to several
-processes, each of which is sanitized by itself.
+every module runs forward and backward on the inputs of its own tests.  A further bundle leaves out
+the matrix kernels that the committed bundle has, too.  Cases are dealt to several processes, each
+of which is sanitized by itself.
 Needs compute-sanitizer (in the CUDA toolkit) on PATH or in $CUDA_HOME/bin.
 """
 
@@ -182,11 +182,14 @@ def _gemm_case(programs: Any, kind: str, sizes: selection.Reach, element: str) -
 
 def gemm_cases(bundle: Any, folder: Path, known: Collection[str]) -> Iterator[Case]:
     """One case per matrix kernel, by its name, but for units that are known."""
+    from gpu_support import has_op
     from programs import Programs
 
     done = set()
     for cell in cells_of(folder):
         if not cell.startswith("grouped_linear__"):
+            continue
+        if not all(has_op(bundle, f"{cell}_{each}") for each in ("forward", "backward")):
             continue
         programs = Programs(bundle, cell)
         # Where gradients of weights wait, the backward has no such product; other cells have.
@@ -205,8 +208,8 @@ def gemm_cases(bundle: Any, folder: Path, known: Collection[str]) -> Iterator[Ca
 
 
 def known_units(folder: Path) -> set[str]:
-    """Units of a bundle of further cells that are, as they are, in the committed bundle, too."""
-    if folder.parent != bundles.EVIDENCE:
+    """Units of a further bundle that are, as they are, in the committed bundle, too."""
+    if not bundles.kind_of(folder):
         return set()
     committed = hash_units(bundles.GENERATED / folder.name)
     return {unit for unit, value in hash_units(folder).items() if committed.get(unit) == value}

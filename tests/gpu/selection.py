@@ -92,7 +92,7 @@ def chosen(rules: list[Rule], sizes: Mapping[str, int]) -> str:
 def gemm_sizes(kind: str, tokens: int, groups: int, n: int, k: int) -> dict[str, int]:
     """What rules ask about, as gemm.h states it."""
     mean = tokens // groups
-    rows, columns, depth = {
+    rows, columns, contracted = {
         "fprop": (tokens, n, k),
         "dgrad": (tokens, k, n),
         "wgrad": (n, k, mean),
@@ -103,7 +103,7 @@ def gemm_sizes(kind: str, tokens: int, groups: int, n: int, k: int) -> dict[str,
         "mean_group_tokens": mean,
         "rows": rows,
         "columns": columns,
-        "depth": depth,
+        "k": contracted,
     }
 
 

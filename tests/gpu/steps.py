@@ -70,13 +70,13 @@ def _sha256(path: Path) -> str:
 
 
 def bundles_here(wanted: Sequence[str] = ()) -> list[Path]:
-    """Every bundle that this machine's GPU runs: the committed ones and those of further cells.
+    """Every bundle that this machine's GPU runs: the committed ones and the further ones.
 
     Args:
         wanted: names in the ledger that narrow them.
 
     Raises:
-        LedgerError: no GPU, no bundle for it, none of further cells, an unknown name, or a library
+        LedgerError: no GPU, no bundle for it, not all further ones, an unknown name, or a library
             of other sources.
     """
     import torch
@@ -86,15 +86,16 @@ def bundles_here(wanted: Sequence[str] = ()) -> list[Path]:
     capability = torch.cuda.get_device_capability()
     found = [
         folder
-        for folder in (*bundles.compiled_bundles(), *bundles.evidence_bundles())
+        for folder in (*bundles.compiled_bundles(), *bundles.further_bundles())
         if bundles.runs_on(folder.name, capability)
     ]
     committed = [folder for folder in found if folder.parent == bundles.GENERATED]
     if not committed:
         raise LedgerError(f"no bundle in generated/ runs on capability {capability}")
     for folder in committed:
-        if bundles.EVIDENCE / folder.name not in found:
-            raise LedgerError(f"{folder.name}: no bundle of further cells; run: {LEDGER} build")
+        for kind, what in bundles.FURTHER.items():
+            if bundles.BUILD / kind / folder.name not in found:
+                raise LedgerError(f"{folder.name}: no bundle of {what}; run: {LEDGER} build")
     names = [bundles.key_of(folder) for folder in found]
     for name in wanted:
         if name not in names:
@@ -168,11 +169,14 @@ class Suite:
 
 
 def suites_of(folder: Path) -> list[Suite]:
-    """The generated tests of a bundle and, for a committed one, those of this folder."""
+    """The generated tests of a bundle and those of this folder that its cells have.
+
+    A bundle of further cells has its own alone: the modules and recipes are the committed one's.
+    """
     key = bundles.key_of(folder).replace(" ", "_")
     # What runs on the CPU runs there in every test; here it would only keep the GPU waiting.
     suites = [Suite(f"{key}.generated", folder / "tests", folder, ("-k", "not cpu"))]
-    if folder.parent == bundles.GENERATED:
+    if bundles.kind_of(folder) != bundles.EVIDENCE:
         chosen = ((bundles.BUNDLE_VARIABLE, str(folder)),)
         suites.append(Suite(f"{key}.gpu", HERE, folder, environment=chosen))
     return suites

@@ -68,7 +68,7 @@ def test_another_bundle_in_the_namespace_is_refused(
 ) -> None:
     support.function_of(bundle, "linear")
     place = copy_of(folder, tmp_path / folder.name)
-    shutil.rmtree(place / "lib")
+    shutil.rmtree(place / "lib", ignore_errors=True)  # on the CPU there is none
     cell = place / "linear__bf16.py"
     cell.write_text(re.sub(r'(DIGEST = ")[0-9a-f]{8}', r"\g<1>00000000", cell.read_text()))
     other = bundles.load_bundle(place, "vendored_clash")

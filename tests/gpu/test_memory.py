@@ -15,7 +15,7 @@ from fusegen.ir.naming import Cell, need
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import evaluate
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 
 FOLDERS = bundles.compiled_bundles()
 MODULES = ("linear", "grouped_linear", "grouped_mlp")

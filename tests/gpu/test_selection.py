@@ -47,7 +47,8 @@ kernels, first rule that holds (io is bfloat16 or float16)
 def test_kernel_names() -> None:
     name = (
         "void fusegen::ragged_gemm<(fusegen::Gemm)2, __half, "
-        "fusegen::Config<128, 192, 64, 2, (fusegen::Schedule)1, 2> >(CUtensorMap_st)"
+        "fusegen::Config<128, 192, 64, 2, (fusegen::Schedule)1, fusegen::Limits<232448, 65536>, 2>"
+        " >(CUtensorMap_st)"
     )
     expected = selection.Launch("wgrad", "float16", "pingpong_128x192x64_2x1")
     assert selection.launch_of(name) == expected

@@ -70,7 +70,7 @@ def check(x: Tensor, q: Any, sizes: list[int] | None, layout: Any = reference.LA
         x,
         q,
         columnwise=True,
-        split_sizes=None if sizes is None else torch.tensor(sizes),
+        group_sizes=None if sizes is None else torch.tensor(sizes),
         layout=layout,
         scale=scale,
         rng_state=torch.tensor(STATE) if q.rounding == "stochastic" else None,

@@ -106,7 +106,7 @@ def test_one_yaml_makes_a_module_that_trains(
         assert 0.01 < error < 0.06, float(error)  # quantised, and no worse than three mantissa bits
 
     quantized = module.reference.quantized
-    copy = quantized.quantize(x.detach(), module.reference.INPUT, split_sizes=splits).rowwise
+    copy = quantized.quantize(x.detach(), module.reference.INPUT, group_sizes=splits).rowwise
     assert copy.scale.shape == scales
 
 

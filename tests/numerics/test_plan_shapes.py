@@ -9,9 +9,9 @@ import torch
 from subject import RECIPES, ROOT, quantization, reference
 
 from fusegen.checks.load import load
+from fusegen.ir.buffers import Buffer
 from fusegen.ir.dtypes import DType, info
 from fusegen.ir.kernel import LayoutSpec
-from fusegen.ir.plan import Buffer
 from fusegen.ir.quantization import Orientation, Role
 from fusegen.ir.shapes import Shape, evaluate
 from fusegen.passes.copies import make_copy
@@ -46,7 +46,7 @@ def test_plan_and_reference_agree(
         torch.ones([SIZES[dim] for dim in dims]),
         q,
         columnwise=True,
-        split_sizes=torch.tensor([30, 0, 33]) if grouped and len(dims) == 2 else None,
+        group_sizes=torch.tensor([30, 0, 33]) if grouped and len(dims) == 2 else None,
         layout=reference.Layout(transposed, *layout[1:]),
         scale=torch.ones(count) if q.source == "history" else None,
         rng_state=torch.tensor([0, 0]),

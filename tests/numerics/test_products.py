@@ -26,10 +26,10 @@ def quantized(x: Tensor, recipe: str, role: str, sizes: Tensor | None = None) ->
     groups = x.shape[0] if x.dim() == 3 else 1 if sizes is None else len(sizes)
     scale = None
     if q.source == "history":
-        amax = reference.group_amax(x, q, split_sizes=sizes)
+        amax = reference.group_amax(x, q, group_sizes=sizes)
         _, scale = reference.delayed_update(*reference.delayed_state(q, groups), amax, q)
     return reference.quantize(
-        x, q, columnwise=True, split_sizes=sizes, scale=scale, rng_state=STATE
+        x, q, columnwise=True, group_sizes=sizes, scale=scale, rng_state=STATE
     )
 
 
@@ -45,7 +45,7 @@ def operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_dequantized_tokens(recipe: str, role: str) -> None:
     x, _, _, sizes = operands()
     for operand in quantized(x, recipe, role, sizes):
-        back = reference.dequantize(operand, split_sizes=sizes)
+        back = reference.dequantize(operand, group_sizes=sizes)
         limit = ROUNDING[operand.quantization.format]
         stochastic = operand.quantization.rounding == "stochastic"
         assert back.shape == x.shape
@@ -73,7 +73,7 @@ def test_grouped_products(recipe: str) -> None:
     dw = reference.grouped_gemm_wgrad(dq.columnwise, xq.columnwise, sizes, torch.float32)
 
     def exact(operand: Any, groups: Tensor | None) -> Tensor:
-        return reference.dequantize(operand, split_sizes=groups).double()
+        return reference.dequantize(operand, group_sizes=groups).double()
 
     start = 0
     for group, size in enumerate(SIZES):
@@ -131,8 +131,8 @@ def test_transformed_weight_gradient() -> None:
     x, dy, sizes = normal((5, 16), torch.bfloat16), normal((5, 32), torch.bfloat16), [5]
     q = quantization("nvfp4", "input")
     groups = torch.tensor(sizes)
-    dq = reference.quantize(dy, q, rowwise=False, columnwise=True, split_sizes=groups).columnwise
-    xq = reference.quantize(x, q, rowwise=False, columnwise=True, split_sizes=groups).columnwise
+    dq = reference.quantize(dy, q, rowwise=False, columnwise=True, group_sizes=groups).columnwise
+    xq = reference.quantize(x, q, rowwise=False, columnwise=True, group_sizes=groups).columnwise
     dw = reference.grouped_gemm_wgrad(dq, xq, groups, torch.float32)
     expected = dy.double().T @ x.double()
     assert relative(dw[0], expected) < 0.25
@@ -173,7 +173,7 @@ def test_untransposed_is_the_same_product() -> None:
         copies = [
             reference.quantize(
                 tensor, quantization("mxfp8", role), rowwise=False, columnwise=True,
-                split_sizes=sizes, layout=layout,
+                group_sizes=sizes, layout=layout,
             ).columnwise
             for tensor, role in ((dy, "grad_output"), (x, "input"))
         ]  # fmt: skip

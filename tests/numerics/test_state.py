@@ -203,7 +203,7 @@ def test_arguments_that_do_not_fit() -> None:
     cases: list[tuple[str, Tensor, Any, dict[str, Any]]] = [
         ("got torch.float64", x.double(), current, {}),
         ("got rank 1", x[0], current, {}),
-        ("in an x of rank 2", x.view(2, 16, 16), current, {"split_sizes": sizes}),
+        ("in an x of rank 2", x.view(2, 16, 16), current, {"group_sizes": sizes}),
         ("for source 'history'", x, current, {"scale": torch.ones(1)}),
         ("for source 'history'", x, DELAYED, {}),
         ("needs rng_state", x, GRADIENT, {}),

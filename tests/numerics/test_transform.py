@@ -47,11 +47,11 @@ def test_an_overflow_reaches_the_amax() -> None:
     x[16:32, 5] = LARGEST * reference._signs(torch.device("cpu")).flatten().bfloat16()
     splits = torch.tensor([32, 32])
     q = quantization("nvfp4", "input")
-    _, columnwise = reference.quantize(x, q, columnwise=True, split_sizes=splits)
+    _, columnwise = reference.quantize(x, q, columnwise=True, group_sizes=splits)
     assert math.isinf(columnwise.amax[0])
     assert columnwise.amax[1].isfinite()
     dy = torch.randn(64, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
-    other = reference.quantize(dy, q, columnwise=True, split_sizes=splits)[1]
+    other = reference.quantize(dy, q, columnwise=True, group_sizes=splits)[1]
     dw = reference.grouped_gemm_wgrad(other, columnwise, splits, torch.bfloat16)
     assert not dw[0].isfinite().any()
     assert dw[1].isfinite().all()
@@ -62,9 +62,9 @@ def test_large_values_are_quantised_as_well_as_others(magnitude: float) -> None:
     """Sums of 16 may be 16 times as large, results 4 times: both need no more than there is."""
     x = torch.rand(64, 32, generator=torch.Generator().manual_seed(1)).bfloat16() - 0.5
     q = quantization("nvfp4", "input")
-    ordinary = reference.quantize(x, q, columnwise=True, split_sizes=torch.tensor([40, 24]))[1]
+    ordinary = reference.quantize(x, q, columnwise=True, group_sizes=torch.tensor([40, 24]))[1]
     large = reference.quantize(
-        (x.float() * magnitude).bfloat16(), q, columnwise=True, split_sizes=torch.tensor([40, 24])
+        (x.float() * magnitude).bfloat16(), q, columnwise=True, group_sizes=torch.tensor([40, 24])
     )[1]
     same = ordinary.data.view(torch.uint8) == large.data.view(torch.uint8)
     assert same.double().mean() > 0.99  # the scale of a group is rounded, not a power of 2

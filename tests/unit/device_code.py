@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from fusegen.ir.kernel import PointSpec, Schedule
-from fusegen.paths import builtin_templates
+from fusegen.families.wgmma import Schedule, WgmmaConfig
+from fusegen.publish.paths import builtin_templates
 
 CSRC = builtin_templates() / "static" / "csrc" / "fusegen"
 
@@ -17,7 +18,12 @@ def constant(file: str, name: str) -> int:
 
 
 def traits(
-    point: PointSpec, element_bytes: int, adds: bool, extra: int, control: int
+    point: WgmmaConfig,
+    element_bytes: int,
+    adds: bool,
+    extra: int,
+    control: int,
+    limits: Mapping[str, int],
 ) -> dict[str, int]:
     """`TileTraits`, read from the text of config_sm90.cuh and computed as C++ would.
 
@@ -39,6 +45,7 @@ def traits(
         "tile_n": point.tile[1],
         "tile_k": point.tile[2],
         "buffers": int(buffers[1]),
+        **limits,
         "ElementBytes": element_bytes,
         "BoxesB": 2,
         "ExtraBytes": extra,

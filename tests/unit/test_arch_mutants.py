@@ -3,7 +3,9 @@
 A changed spec that is still loaded has one of four meanings, which ``verdict`` tells apart:
 
 * *tiles*: only configurations and the rules that choose among them differ.  No result depends on
-  them, and the device code's own constants and ``static_assert``s hold for each of them.
+  them, and the device code's ``static_assert``s hold for each of them: it derives what the unit
+  states.  Here its text is computed; ``tests/compile/test_constants.py`` compiles a sample, and
+  shows that every constant that is another one is refused by its name.
 * *prose*: what is only shown to people differs.
 * *fewer*: the spec lists less than it did.  As no two families serve one demand, each step keeps
   its family or has none, and its cell is then refused, or emulated by kernels that are listed.
@@ -30,20 +32,23 @@ from fusegen.checks.archs import check_arch
 from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.render import Renderer, RenderError
-from fusegen.families.family import Demand, offers
+from fusegen.families.family import Config, Demand, offers
 from fusegen.families.registry import FAMILIES, known_family
+from fusegen.families.wgmma import Schedule
 from fusegen.ir.dtypes import DType
-from fusegen.ir.kernel import GemmKind, Schedule, Store
+from fusegen.ir.kernel import GemmKind, Store
+from fusegen.ir.kernel_set import Variant
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import ModulePlan, Variant
+from fusegen.ir.plan import ModulePlan, Status
 from fusegen.ir.predicate import Comparison, SizeVariable
 from fusegen.ir.quantization import Accumulation
 from fusegen.passes.pipeline import Plan, resolve
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.arch import ArchSpec, FamilySpec
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import Source, adapter, parse_spec
+from fusegen.spec.offered import listed_scalings
 from fusegen.steps import BY_NAME
 
 from .device_code import traits
@@ -140,7 +145,7 @@ def words_beside(path: Path_, word: str) -> list[str]:
     names: dict[str, list[str]] = {
         "implements": [*BY_NAME],
         "formats": [each.value for each in DType],
-        "scalings": sorted({each for family in FAMILIES for each in family.scalings}),
+        "scalings": ["any", *sorted({each for family in FAMILIES for each in family.scalings})],
         "accumulations": [each.value for each in Accumulation],
         "stores": [each.value for each in Store],
         "schedule": [each.value for each in Schedule],
@@ -278,14 +283,15 @@ def without_tiles(arch: ArchSpec) -> ArchSpec:
 def lists_fewer(arch: ArchSpec, whole: ArchSpec) -> bool:
     """Whether all that a spec lists, in the same order, the whole one lists, too."""
 
-    lists = ("implements", "formats", "scalings", "accumulations", "stores")
+    lists = ("implements", "formats", "accumulations", "stores")
 
     def part(name: str, family: FamilySpec) -> bool:
         other = whole.kernels.get(name)
         if other is None or not family.kinds.items() <= other.kinds.items():
             return False
-        rest = {key: getattr(other, key) for key in (*lists, "kinds")}
+        rest = {key: getattr(other, key) for key in (*lists, "scalings", "kinds")}
         fewer = all({*getattr(family, key)} <= {*getattr(other, key)} for key in lists)
+        fewer &= {*listed_scalings(name, family)} <= {*listed_scalings(name, other)}
         return fewer and replace(family, **rest) == other
 
     same = replace(arch, kernels=whole.kernels) == whole
@@ -312,23 +318,50 @@ def test_mutants_are_refused_or_harmless(group: str) -> None:
     assert not harmful
 
 
+COMPARED = {
+    "stages": "kStages",
+    "store_buffers": "kBuffers",
+    "shared_bytes": "kUsedBytes",
+    "threads": "kThreads",
+    "math_warpgroups": "kMathGroups",
+    "loader_registers": "kLoaderRegisters",
+    "math_registers": "kMathRegisters",
+    "accumulators": "kAccumulators",
+}
+"""Constants that units state, and what device code calls them."""
+
+
 def broken_asserts(arch: ArchSpec, path: Path_) -> list[str]:
-    """Conditions of the device code that a changed configuration does not meet."""
+    """Conditions of the device code that a changed configuration does not meet.
+
+    That what its unit states is what the device code derives is one of them.
+    """
     family, kind = arch.kernels[str(path[1])], GemmKind(path[3])
     template = family.template or str(path[1])
     found: list[str] = []
     for point in family.kinds[kind].points:
-        for adds, block in product((False, True), {"block_1x128" in family.scalings}):
+        for adds, block in product((False, True), {family.scales("block_1x128")}):
             rows, columns, _ = point.tile
             extra = 4 * (rows + (columns if kind is GemmKind.WGRAD else 0)) if block else 0
             fp8 = template == "gemm_fp8_sm90"
             control = 1024 if fp8 and kind is not GemmKind.WGRAD else 2048
-            names = _traits(point, 1 if fp8 else 2, adds, extra, control)
+            names = traits(point, 1 if fp8 else 2, adds, extra, control, arch.limits)
             found += [n for n, holds in names.items() if n.startswith("assert ") and not holds]
+            stated = constants_of(template, point, kind, adds, block)
+            found += [n for n, own in COMPARED.items() if stated[n] != names[own]]
     return found
 
 
-_traits = cache(traits)
+def constants_of(
+    template: str, point: Config, kind: GemmKind, adds: bool, block: bool
+) -> dict[str, int]:
+    """What a unit of a configuration states."""
+    known = known_family(template)
+    assert known
+    pair = next((each for each in known.multiplies if block == (each.tokens.columns == 128)), None)
+    store = Store.ADD if adds else Store.IO
+    variant = Variant(known.formats[:1], pair.of(kind) if pair else (), (), store)
+    return dict(known.constants(point, kind, variant, ARCH.limits))
 
 
 def test_all_kinds_of_verdicts_occur() -> None:
@@ -441,7 +474,7 @@ def test_a_sample_of_tiles_changes_nothing_but_units_and_dispatch(renderer: Rend
 
 
 def test_a_sample_that_lists_fewer_is_refused_by_cell() -> None:
-    """Each cell is planned as before, or is refused with a reason; none is computed otherwise."""
+    """Each cell is planned as before, is refused with a reason, or newly emulated with one."""
     before = {each.cell: each for each in planned(ARCH, CELLS).modules}
     for mutant in sample(Verdict.FEWER, 12):
         arch = loaded(mutant)
@@ -449,7 +482,8 @@ def test_a_sample_that_lists_fewer_is_refused_by_cell() -> None:
         plan = planned(arch, CELLS)
         assert all(each.reason for each in plan.unsupported)
         for module in plan.modules:
-            assert module == before[module.cell], mutant.words
+            newly_emulated = module.status is Status.EMULATED != before[module.cell].status
+            assert newly_emulated or module == before[module.cell], mutant.words
 
 
 def test_a_template_that_is_missing_is_refused_by_its_name(renderer: Renderer) -> None:

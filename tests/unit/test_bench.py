@@ -21,12 +21,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fusegen import api, cli, paths
+from fusegen import api, cli
 from fusegen.build import gpu
-from fusegen.build.library import HOST_FLAGS, HOST_STRICT, read_sources
+from fusegen.build.compilation import HOST_FLAGS, HOST_STRICT
+from fusegen.build.sources import read_sources
 from fusegen.build.toolchain import find_toolchain
 from fusegen.commands import bench
 from fusegen.ir.kernel import GemmKind
+from fusegen.publish import paths
 from fusegen.spec.usage import UsageError
 from fusegen.tuning import fit, variants
 from fusegen.tuning.cases import Case
@@ -568,7 +570,7 @@ def test_a_sweep_is_on_record_and_can_be_fitted_again(
     words = ("bench", "--sweep", FAMILY, "--recorded", "--results", tmp_path / "results")
     done = run(*words, "--dry-run")
     assert done.exit_code == 0 and own_specs.read_bytes() == original
-    assert "\n-          - {when: {depth: {ge: 6144}}" in done.stdout
+    assert "\n-          - {when: {k: {ge: 6144}}" in done.stdout
     assert "\n+          - {when: {mean_group_tokens: {ge: " in done.stdout
     assert "gemm_sm90 fprop:" in done.stdout and "mean regret" in done.stdout
     done = run(*words, "--json")
@@ -857,7 +859,7 @@ def test_what_is_added_to_main_grad_is_read_and_written_in_fp32(floors: Any) -> 
 
 def test_tiles_load_what_the_schedule_says(floors: Any) -> None:
     """Against every cluster's step, one by one, as schedule.cuh walks them."""
-    from fusegen.ir.kernel import PointSpec
+    from fusegen.families.wgmma import WgmmaConfig
 
     def steps(rows: int, columns: int, cluster: int) -> tuple[int, int]:
         if cluster == 1:
@@ -875,7 +877,7 @@ def test_tiles_load_what_the_schedule_says(floors: Any) -> None:
         for rows in range(1, 8):
             for columns in range(1, 6):
                 assert floors._blocks(rows, columns, cluster) == steps(rows, columns, cluster)
-    point = PointSpec.parse("cooperative_128x256x64_2x1")
+    point = WgmmaConfig.parse("cooperative_128x256x64_2x1")
     sizes = Case(2, 300, 256, 512)
     got = floors.loads(GemmKind.FPROP, point, sizes, [300, 0], (2, 2))
     assert got == 512 * 2 * (3 * 128 + 2 * 256), "three row blocks: two share B, one is alone"
@@ -1031,7 +1033,7 @@ def test_products_go_through_the_dispatch_functions(dispatch: Any, tmp_path: Pat
     made = []
     for name in names:
         header = (csrc / "dispatch" / f"{name}.h").read_text()
-        for kernel in re.findall(r"Status (\w+)\(const fusegen::Fp8GemmArguments& in", header):
+        for kernel in re.findall(r"Status\s+(\w+)\(\s*const fusegen::Fp8GemmArguments& in", header):
             if kernel != name:
                 made.append(
                     f"fusegen::Status {kernel}(const fusegen::Fp8GemmArguments&, fusegen::Stream&)"

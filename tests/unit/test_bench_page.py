@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fusegen.build import gpu
 from fusegen.commands import bench
@@ -264,3 +265,42 @@ def test_the_page_on_record_is_what_the_records_give(benchmarks: bench.Benchmark
     other = summary.page([changed if each is mlp else each for each in results], {})
     (opening,) = (text for text in page.split("\n\n") if text.startswith("On one"))
     assert opening in page and opening not in other
+
+
+def test_revisions_are_a_line_per_cell_and_part(benchmarks: bench.Benchmarks) -> None:
+    """Each has what the ratio is over all shapes, and failures are not lost."""
+    cell, other = "grouped_mlp bf16", "revision 0000000"
+    rows = [row(f"{cell}, {shape} step", OURS, 1.0) for shape in ("mixtral", "qwen3")]
+    rows += [
+        row(f"{cell}, mixtral step", other, 1.0, times_ours=1.0),
+        row(f"{cell}, qwen3 step", other, 1.2, times_ours=1.2),
+        {"case": f"{cell}, dsv3 step", "contender": "all", "error": "result 3 has other bits"},
+    ]
+    table = benchmarks.module("summary").ratios(result("revisions", *rows))
+    assert table.splitlines()[2:] == [
+        "| grouped_mlp bf16 | step | 2 | 1.100 | 1.000 | 1.200 |",
+        "| grouped_mlp bf16, dsv3 step |  | failed: result 3 has other bits |  |  |  |",
+    ]
+
+
+def test_revisions_with_other_bits_are_not_timed(benchmarks: bench.Benchmarks) -> None:
+    """Not-a-numbers are compared as bits, too, and so are zeros of either sign."""
+    require = benchmarks.module("revisions")._require_equal
+    nan, zero = torch.full((3,), torch.nan), torch.zeros(2, dtype=torch.bfloat16)
+    require("case", [nan, zero], [nan.clone(), zero.clone()])
+    with pytest.raises(SystemExit, match="case: result 1 has other bits"):
+        require("case", [nan, zero], [nan, -zero])
+    with pytest.raises(SystemExit, match="case: 1 results, of the earlier revision 2"):
+        require("case", [nan, zero], [nan])
+
+
+def test_revisions_want_an_earlier_bundle(
+    benchmarks: bench.Benchmarks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unnamed, they are no part of all benchmarks."""
+    monkeypatch.setattr(benchmarks.module("common"), "DEVICE", "cpu")
+    monkeypatch.setattr(benchmarks.module("revisions"), "BEFORE", tmp_path)
+    with pytest.raises(SystemExit, match="make before REVISION"):
+        list(benchmarks.module("revisions").revisions())
+    monkeypatch.setattr(bench, "_lacking", lambda: None)
+    assert "revisions" in benchmarks.names and "revisions" not in benchmarks.chosen(())

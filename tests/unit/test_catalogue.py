@@ -13,7 +13,7 @@ from fusegen.ir.kernel import GemmKind
 from fusegen.ir.naming import Cell
 from fusegen.ir.quantization import Role
 from fusegen.passes.pipeline import Plan, resolve
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import SpecSet, parse_spec
@@ -80,9 +80,7 @@ FUSIONS = [
     "linear_activation",
 ]
 UNSUPPORTED = {
-    "bias": "the gradient of 'bias' would be summed over rows",
     "interleaved_swiglu": "op 'interleaved_swiglu': no kernel reads the interleaved halves of 'x'",
-    "make_extra_output": "pointwise op 'make_extra_output' has 2 outputs, expected 1",
 }
 """What the catalogue has and the built-in passes do not, each with the reason users read."""
 REFUSED = {

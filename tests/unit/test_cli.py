@@ -14,13 +14,14 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from fusegen import __version__, cli, paths
+from fusegen import __version__, cli
 from fusegen.build import gpu
 from fusegen.build.toolchain import BuildError
 from fusegen.cli.options import KINDS
 from fusegen.cli.verbs import VERBS
 from fusegen.commands import build, listing
 from fusegen.demo import bundle as demo_bundle
+from fusegen.publish import paths
 from fusegen.publish.publish import BusyError
 
 COMMANDS = sorted(VERBS)
@@ -340,7 +341,10 @@ def test_explain() -> None:
     assert "\n".join(data["text"]) + "\n" == text
     buffers = {buffer["name"]: buffer for buffer in data["plan"]["buffers"]}
     assert buffers["x"]["shape"] == "[T...]"
-    assert [step["primitive"] for step in data["plan"]["forward"]["steps"]] == ["pointwise"]
+    forward, _ = data["plan"]["directions"]
+    assert [[step["primitive"] for step in each["steps"]] for each in forward["segments"]] == [
+        ["pointwise"]
+    ]
 
 
 def test_generate_shows_lists_and_diffs_without_writing(bundle: Path) -> None:

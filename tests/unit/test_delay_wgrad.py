@@ -6,13 +6,16 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
+from fusegen.emit.python.cell import cell_context
 from fusegen.emit.python.words import schema
 from fusegen.emit.text.explain import explain
 from fusegen.ir.kernel import GemmKind
 from fusegen.ir.naming import Cell, need
-from fusegen.ir.plan import ModulePlan, Program, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.program import Program
+from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import modules_with
 from fusegen.steps import decodes, is_product
 
@@ -96,7 +99,8 @@ def test_what_it_reads_is_left_for_it(plain: ModulePlan, plan: ModulePlan) -> No
     """The backward's own results and what was saved, under its flags; nothing else."""
     wgrad = wgrad_of(plan)
     written = {name for step in wgrad.steps for name in step.writes}
-    read = {name for step in wgrad.steps for name in step.reads} - written - {*wgrad.mutated}
+    read = {plan.tensor_with(name) for step in wgrad.steps for name in step.reads}
+    read -= written | {*wgrad.mutated}
     first, *rest = (a for a in wgrad.arguments if not a.mutated)
     assert first.buffer == "dy" and not first.optional
     assert {a.buffer for a in rest} == read - {"dy"}
@@ -115,9 +119,9 @@ def test_the_backward_neither_takes_nor_returns_what_waits(
 ) -> None:
     wgrad = wgrad_of(plan)
     given = {argument.buffer for argument in plan.backward.arguments}
-    read = {name for step in plan.backward.steps for name in step.reads}
-    changed = {name for step in plan.backward.steps for name in step.mutates}
-    assert given == {"dy", *(read | changed) & given}
+    whole = {part: each.buffer for each in plan.joined for part in each.parts}
+    touched = {name for step in plan.backward.steps for name in (*step.reads, *step.mutates)}
+    assert given == {"dy", *{whole.get(name, name) for name in touched} & given}
     results = {result.buffer for result in plan.backward.results}
     assert not results & {f"d{leaf}" for leaf in plan.delayed}
     assert not given & {name for _, name in plan.main_grads}
@@ -169,6 +173,16 @@ def test_decoding_moves_with_the_products() -> None:
     kinds = [step.primitive for step in wgrad_of(plan).steps]
     assert kinds == ["dequantize_groups", "dequantize_groups", "grouped_gemm"]
     assert "dy_padded_sizes" in wgrad_of(plan).workspace
+
+
+def test_slots_store_tensors_whose_rows_are_read() -> None:
+    """Steps read the amaxes by their own names, which lie in one tensor."""
+    plan = resolve_module(SPECS, Cell("grouped_mlp", "nvfp4", (DELAYED,)), "cpu")
+    text = cell_context(plan, ()).wgrad
+    assert text is not None
+    slots = dict(zip(text.operands, text.slots, strict=True))
+    assert "stored=False" in slots["dy"]
+    assert slots["saved_amaxes"] == "_delayed.Slot((4, num_groups), torch.float32)"
 
 
 def test_explain_tells_of_it() -> None:

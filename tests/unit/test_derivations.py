@@ -41,15 +41,19 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("derived again")
 
     def forbid() -> None:
-        monkeypatch.setattr(derivations, "forward_program", derived)
-        monkeypatch.setattr(derivations, "backward_program", derived)
+        monkeypatch.setattr(derivations, "joint_forward", derived)
+        monkeypatch.setattr(derivations, "joint_backward", derived)
 
     return forbid
 
 
+def named(name: str, source: Expression) -> tuple[tuple[str, Expression], ...]:
+    return ((name, source),)
+
+
 def both(folder: Path | None, source: Expression) -> tuple[Program, Program]:
     kept = Derivations(folder)
-    return kept.forward(source), kept.backward(source, OPERANDS)
+    return kept.forward(named("y", source)), kept.backward(named("dy", source), OPERANDS)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -71,20 +75,24 @@ def test_a_kept_program_is_the_derived_one(
 def test_every_constant_is_kept_exactly(tmp_path: Path) -> None:
     source = parse("x / 3 - 1e-37 * x", ("x",), {"k": Fraction(1, 7)})
     for _ in range(2):
-        assert Derivations(tmp_path).forward(source) == forward_program(source)
+        assert Derivations(tmp_path).forward(named("y", source)) == forward_program(source)
 
 
 def test_whatever_is_asked_differently_is_another_program(tmp_path: Path) -> None:
     kept = Derivations(tmp_path)
     answers = [
-        kept.forward(expression()),
-        kept.forward(expression(), "z"),
-        kept.forward(expression(alpha=0.5)),
-        kept.forward(parse(TEXT, OPERANDS[::-1], {"alpha": None})),
-        kept.forward(expression("gate * up")),
-        kept.backward(expression(), OPERANDS),
-        kept.backward(expression(), OPERANDS[:1]),
-        kept.backward(expression(), OPERANDS, "dz"),
+        kept.forward(named("y", expression())),
+        kept.forward(named("z", expression())),
+        kept.forward(named("y", expression(alpha=0.5))),
+        kept.forward(named("y", parse(TEXT, OPERANDS[::-1], {"alpha": None}))),
+        kept.forward(named("y", expression("gate * up"))),
+        kept.forward((*named("y", expression()), *named("z", expression("gate * up")))),
+        kept.backward(named("dy", expression()), OPERANDS),
+        kept.backward(named("dy", expression()), OPERANDS[:1]),
+        kept.backward(named("dz", expression()), OPERANDS),
+        kept.backward(
+            (*named("dy", expression()), *named("dz", expression("gate * up"))), OPERANDS
+        ),
     ]
     assert len(entries(tmp_path)) == len(answers) == len(set(answers))
 
@@ -174,15 +182,15 @@ def test_a_full_disk_changes_nothing_and_leaves_nothing(
 def test_a_refused_expression_is_refused_every_time(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ExpressionError, match="whatever the operands are"):
-            Derivations(tmp_path).forward(expression("gate - gate"))
+            Derivations(tmp_path).forward(named("y", expression("gate - gate")))
         with pytest.raises(ValueError, match="cannot differentiate by 'z'"):
-            Derivations(tmp_path).backward(expression(), ("z",))
+            Derivations(tmp_path).backward(named("dy", expression()), ("z",))
     assert entries(tmp_path) == []
 
 
 def _derive_all(folder: Path) -> list[Program]:
     texts = [f"gate * up * {n}" for n in range(1, 21)]
-    return [Derivations(folder).forward(expression(text)) for text in texts]
+    return [Derivations(folder).forward(named("y", expression(text))) for text in texts]
 
 
 def test_concurrent_writers_leave_whole_entries(tmp_path: Path, forbid: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_every_option_runs_alone_under_every_recipe_that_knows_it(
         possible = {
             str(cell)
             for recipe in specs.recipes
-            if evidence.plan_of(specs, ARCH, cell := Cell(module, recipe, (word,)))
+            if evidence.further.plan_of(specs, ARCH, cell := Cell(module, recipe, (word,)))
         }
         assert possible and possible <= {str(cell) for cell in cells}, word
 
@@ -100,9 +101,8 @@ def test_an_activation_without_a_module_is_refused(specs: SpecSet) -> None:
         evidence.cells(more, ARCH)
 
 
-def test_an_edited_bundle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_bundle_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     edited = SimpleNamespace(refused=[SimpleNamespace(bundle="build/evidence/sm_90a")])
-    monkeypatch.setattr(evidence, "_targets", lambda archs: ())
-    monkeypatch.setattr(evidence.api, "generate", lambda request: edited)
+    monkeypatch.setattr(evidence.further.api, "generate", lambda request: edited)
     with pytest.raises(evidence.LedgerError, match="build/evidence/sm_90a: edited by hand"):
-        evidence.generate([ARCH])
+        evidence.further.generate(tmp_path, {}, ())

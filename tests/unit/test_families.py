@@ -5,22 +5,28 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass as validated
 
+from fusegen.checks import archs
 from fusegen.checks.load import load
+from fusegen.emit.kernels.units import unit_context
 from fusegen.families import registry, scalings
-from fusegen.families.family import Demand, Family, offers
+from fusegen.families.family import Config, Demand, Family, offers
 from fusegen.families.registry import FAMILIES, known_family
 from fusegen.families.scalings import BLOCK_1X128
+from fusegen.families.wgmma import Schedule, WgmmaConfig
 from fusegen.ir.dtypes import DType
-from fusegen.ir.kernel import GemmKind, PointSpec, Schedule, Store
+from fusegen.ir.fields import STRICT, Positive
+from fusegen.ir.kernel import GemmKind, Store
+from fusegen.ir.kernel_set import Variant
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import Variant
 from fusegen.ir.quantization import (
     Accumulation,
     Extent,
@@ -28,10 +34,16 @@ from fusegen.ir.quantization import (
     Orientation,
     QuantizationSpec,
     Role,
+    ScaleRule,
     Scaling,
 )
-from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.passes.pipeline import Plan, resolve
+from fusegen.publish.paths import builtin_specs, builtin_templates
+from fusegen.spec import points
+from fusegen.spec.arch import Every, FamilySpec
+from fusegen.spec.offered import offered
+from fusegen.steps import definition
+from fusegen.steps.launch import Source
 
 from .device_code import CSRC, constant, traits
 
@@ -51,13 +63,26 @@ def test_numbers_are_those_of_the_device_code() -> None:
     assert constant("gemm_fp8.h", "kScaleBlock") == BLOCK_1X128.columns
     for family in ("quantize_sm90", "pointwise_quantize_sm90"):
         assert known(family).most_history == constant("quantize.h", "kMostSlots")
-    assert "pitch % 16 != 0" in (CSRC / "quantize_config.cuh").read_text(encoding="utf-8")
-    assert {family.layout.pitch for family in FAMILIES if family.layout} == {16}
+    pitches = {family.layout.pitch for family in FAMILIES if family.layout}
+    assert pitches == {constant("rows.h", "kPitch")}
+    alignments = {family.row_alignment for family in FAMILIES}
+    assert alignments == {1, constant("rows.h", "kRowAlignment")}
 
 
 def test_scalings_are_those_of_the_device_code() -> None:
-    """The names of `Scaling` of the kernels that convert, and of `Fp8Scaling` and its sums."""
-    assert enumerators("quantize.h", "Scaling") == {each.name for each in scalings.ALL}
+    """The blocks that `Scaling` can be instantiated for, and names of `Fp8Scaling` and its sums."""
+    bounds = re.search(
+        r"kLeastBlock = (\d+), kMostBlock = (\d+);",
+        (CSRC / "quantize_config.cuh").read_text(encoding="utf-8"),
+    )
+    assert bounds
+    least, most = map(int, bounds.groups())
+    sizes = [n for n in range(least, most + 1) if n & (n - 1) == 0]
+    assert [*scalings.BLOCKS] == sizes
+    blocks = [each for each in scalings.ALL if each.columns is not Extent.ALL]
+    assert {each.extents for each in blocks} == {(r, n) for n in sizes for r in (1, n)}
+    rules = {each.rule for each in scalings.ALL}
+    assert len(enumerators("quantize_config.cuh", "Rule")) == len(rules) == len(ScaleRule)
     fp8 = known("gemm_fp8_sm90")
     words = {fp8.enumerator(word) for word in fp8.scalings}
     assert enumerators("gemm_fp8.h", "Fp8Scaling") == words
@@ -91,8 +116,9 @@ def test_every_template_of_kernels_has_a_family() -> None:
     }
     names = [family.name for family in FAMILIES]
     assert len({*names}) == len(names)
-    assert templates - {*names} == {"decode", "expression"}, "parts of others"
-    assert {*names} <= templates
+    own = {family.name for family in FAMILIES if not family.device}
+    assert templates - own == {"constants", "decode", "expression", "plain"}, "parts of others"
+    assert own <= templates
 
 
 def test_every_family_stands_in_a_file_of_its_name() -> None:
@@ -107,7 +133,6 @@ def test_every_family_has_a_word_for_each_thing_it_accepts() -> None:
     for family in FAMILIES:
         assert family.implements and family.formats and family.stores
         assert {*family.transformed} <= {*family.converts}
-        assert {*(family.grouped or ())} <= {*family.converts}
         assert (family.layout is None) == (not family.scalings)
         assert {*family.enumerators} <= {*family.scalings, *(a.value for a in family.accumulations)}
 
@@ -163,17 +188,104 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
     )
     assert quantised("tensor", history=1024) is None
     assert "a history of 1025" in str(quantised("tensor", history=1025))
-    assert quantised("block_1x64") == "quantize of e2m1_block_1x64"
+    assert quantised("block_1x64") is None
+    assert quantised("block_1x256") == "quantize of e2m1_block_1x256"
+    assert quantised("block_64x128") == "quantize of e2m1_block_64x128"
 
 
-def test_blocks_of_several_rows_are_not_decoded_in_groups() -> None:
-    for scaling in scalings.ALL:
-        demand = Demand(
-            "dequantize", None, Variant((DType.E4M3,), (scaling.name,), ()), grouped=True
-        )
-        reason = known("dequantize").accepts(demand)
-        several = scaling.rows not in (1, Extent.ALL)
-        assert reason == (f"dequantize of {scaling.name} in groups" if several else None)
+def test_what_an_architecture_has_in_words() -> None:
+    assert offered("quantize", ARCH) == (
+        "it has quantize of e4m3, e5m2, e2m1 by tensor, row, block_1xN, mx_1xN, nv_1xN, block_NxN,"
+        " mx_NxN, nv_NxN, N one of 16, 32, 64, 128"
+    )
+    assert offered("gemm", ARCH) == (
+        "it has gemm of what is not quantised; gemm of e4m3, e5m2 by tensor, row in fast sums;"
+        " gemm of e4m3, e5m2 by tensor, row in split_128 sums;"
+        " gemm of e4m3, e5m2 by block_1x128, block_128x128 in split_128 sums; gemm of bfloat16"
+    )
+    bare = replace(ARCH, kernels={"group_sum": ARCH.kernels["group_sum"]})
+    assert offered("gemm", bare) == "it has column_sum, group_sum"
+    assert offered("gemm", replace(ARCH, kernels={})) == "it has none"
+    own = FamilySpec(("quantize",), (DType.E4M3,), Every.ANY, template="mine")
+    assert "nv_NxN" in offered("quantize", replace(ARCH, kernels={"own": own}))
+
+
+# Launches
+
+
+def test_launches_of_steps_are_those_of_their_families() -> None:
+    """The struct that a launcher fills is the one that dispatch headers and units take."""
+    cells = [Cell(m, r) for m in ("grouped_mlp", "grouped_linear") for r in ("bf16", "fp8_delayed")]
+    cells += [Cell("linear", "nvfp4", ("debug",)), Cell("grouped_linear_swiglu", "bf16")]
+    found = set()
+    for plan in resolve(SPECS, "sm_90a", [c for c in cells if c.module in SPECS.modules]).modules:
+        templates = {each.name: each.template for each in plan.kernel_sets}
+        for step in plan.steps:
+            launch = definition(step.primitive).launch
+            if launch is not None:
+                family = known(templates[step.kernels or ""])
+                assert launch(step) == family.launch, step
+                found.add(family.name)
+    assert len(found) > 6
+
+
+def test_structs_are_declared_by_the_headers_that_launches_name() -> None:
+    for family in FAMILIES:
+        text = (CSRC / family.launch.header).read_text(encoding="utf-8")
+        assert f"struct {family.launch.arguments} {{" in text
+        if family.device:
+            device = (CSRC / family.device).read_text(encoding="utf-8")
+            assert f"launch_{family.name}(const {family.launch.arguments}& in" in device
+
+
+def test_only_grids_of_products_know_how_many_multiprocessors_there_are() -> None:
+    """Which CTA computes a tile depends on that number, and no result does: see the schedule."""
+    asking = {
+        family.name
+        for family in FAMILIES
+        for launch in (family.launch, family.launch.base)
+        if launch and any(field.source is Source.MULTIPROCESSORS for field in launch.fields)
+    }
+    assert asking == {name for name in (f.name for f in FAMILIES) if name.startswith("gemm_")}
+    lines = [
+        line.split("//")[0].strip()
+        for path in CSRC.glob("*.cuh")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "sm_count" in line
+    ]
+    assert lines[0] == "const int clusters = in.sm_count / Config::cluster;"
+    assert all("clusters < 1" in line for line in lines[1:])
+
+
+# Constants that units state
+
+
+def test_units_state_what_families_derive() -> None:
+    """Every number of a configuration, in the unit that is compiled for it."""
+    cells = [Cell("grouped_linear", recipe) for recipe in ("bf16", "fp8_block", "nvfp4")]
+    seen: set[str] = set()
+    for plan in resolve(SPECS, "sm_90a", cells).modules:
+        for kernels in plan.kernel_sets:
+            for unit in kernels.units:
+                context = unit_context(unit, "ns")
+                stated = dict(context.constants)
+                seen |= {*stated}
+                if unit.point:
+                    point = WgmmaConfig.parse(unit.point)
+                    assert (stated["tile_m"], stated["tile_n"], stated["tile_k"]) == point.tile
+                    assert context.config.endswith("fusegen::Limits<232448, 65536>")
+    assert seen == compared()
+
+
+def compared() -> set[str]:
+    """Constants that device code holds against its own, each with its name in the message."""
+    found = set()
+    for path in CSRC.glob("*.*h"):
+        claims = r"static_assert\(Stated::(\w+) == [^;]*?\"(\w+): unit against"
+        for name, said in re.findall(claims, path.read_text(encoding="utf-8"), re.S):
+            assert name == said
+            found.add(name)
+    return found
 
 
 # Resources
@@ -189,7 +301,7 @@ CONFIGURATIONS = [
     for point in each.points
     for store in (Store.IO, Store.FP32, Store.ADD)
     for pair in known(spec.template or name).multiplies or (None,)
-    if pair is None or pair.tokens.name in spec.scalings
+    if pair is None or spec.scales(pair.tokens.name)
 ]
 
 
@@ -205,7 +317,7 @@ def test_resources_are_what_the_device_code_computes() -> None:
         rows, columns, _ = point.tile
         extra = 4 * (rows + (columns if kind is GemmKind.WGRAD else 0)) if blocks else 0
         control = 1024 if fp8 and kind is not GemmKind.WGRAD else 2048
-        device = traits(point, 1 if fp8 else 2, store is Store.ADD, extra, control)
+        device = traits(point, 1 if fp8 else 2, store is Store.ADD, extra, control, ARCH.limits)
         variant = Variant(family.formats[:1], pair.of(kind) if pair else (), (), store)
         got = configured.resources(point, kind, variant, ARCH.limits)
         assert got.stages == device["kStages"] >= 3
@@ -219,7 +331,7 @@ def test_resources_are_what_the_device_code_computes() -> None:
 
 
 def test_limits_are_what_the_device_code_was_written_for() -> None:
-    limits = {"shared_memory": constant("config_sm90.cuh", "kSharedBytes"), "registers": 512 * 128}
+    limits = {"shared_memory": 227 * 1024, "registers": 64 * 1024}  # CUDA's guide, of 9.0
     for family in FAMILIES:
         assert family.configured is None or dict(family.configured.limits) == limits
     assert dict(ARCH.limits) == limits
@@ -234,8 +346,56 @@ def problems(
     way = Accumulation.SPLIT_128 if split else Accumulation.FAST
     variant = Variant((), (scaling, scaling), (way.value,))
     rows, columns, depth = tile
-    point = PointSpec((rows, columns, depth), cluster, schedule)
+    point = WgmmaConfig(schedule, (rows, columns, depth), cluster)
     return list(configured.problems(point, kind, variant, configured.limits))
+
+
+@validated(frozen=True, slots=True, config=STRICT)
+class WarpConfig:
+    """What another family may have: tiles of warps, and stages of a ring."""
+
+    tile: tuple[Positive, Positive, Positive]
+    warps: Positive
+    stages: Positive
+
+    @property
+    def name(self) -> str:
+        tile = "x".join(map(str, self.tile))
+        return f"warps_{tile}_{self.warps}_{self.stages}"
+
+    @classmethod
+    def parse(cls, name: str) -> WarpConfig:
+        word, tile, warps, stages = name.split("_")
+        m, n, k = map(int, tile.split("x"))
+        if word != "warps":
+            raise ValueError(f"point {name!r}: expected one like warps_128x128x32_4_3")
+        return cls((m, n, k), int(warps), int(stages))
+
+    def cpp(self, limits: Mapping[str, int]) -> str:
+        return ", ".join(map(str, (*self.tile, self.warps, self.stages, limits["shared_memory"])))
+
+
+def test_points_are_of_the_type_that_a_family_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields say which type a point is of; one that is another family's is refused."""
+    monkeypatch.setattr(points, "CONFIGS", (WgmmaConfig, WarpConfig))
+    adapter: TypeAdapter[Config] = TypeAdapter(points.Point)
+    monkeypatch.setattr(points, "_ADAPTER", adapter)
+    said = {"tile": [128, 64, 32], "warps": 4, "stages": 3}
+    point = points.point_of(said)
+    assert point == WarpConfig((128, 64, 32), 4, 3)
+    assert points.as_spec(point) == said
+    assert points.parse_point(point.name) == point
+    own = WgmmaConfig(COOPERATIVE, (128, 256, 64), (2, 1))
+    assert points.parse_point(own.name) == own
+    assert {"WgmmaConfig", "WarpConfig"} <= {*adapter.json_schema()["$defs"]}
+    family, spec = known("gemm_sm90"), ARCH.kernels["gemm_sm90"]
+    assert family.configured
+    (problem,) = archs._point_problems(
+        family.configured, GemmKind.FPROP, point, "gemm_sm90", spec, family
+    )
+    assert problem == "its points say schedule, tile, cluster; this one is another family's"
+    with pytest.raises(ValueError, match="expected one like cooperative_128x256x64_2x1"):
+        points.parse_point("sideways_1_2_3")
 
 
 def test_points_that_compile_are_accepted() -> None:
@@ -250,7 +410,7 @@ def test_points_that_compile_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("tile", "given", "word"),
     [
-        ((128, 256, 128), {}, "depth of 64"),
+        ((128, 256, 128), {}, "64 elements along K"),
         ((64, 128, 64), {}, "128, 192 or 256 rows"),
         ((192, 128, 64), {"schedule": PINGPONG}, "64 or 128 rows"),
         ((128, 320, 64), {}, "columns"),
@@ -270,13 +430,17 @@ def test_points_that_do_not_compile_are_refused(
 
 
 def reasons(recipe: str, module: str = "linear", **roles: QuantizationSpec | None) -> list[str]:
-    """Of a recipe with some roles changed, on Hopper."""
+    """Why a recipe with some roles changed cannot be on Hopper."""
+    return [cell.reason for cell in changed(recipe, module, roles).unsupported]
+
+
+def changed(recipe: str, module: str, roles: Mapping[str, QuantizationSpec | None]) -> Plan:
+    """The plan of a recipe with some roles changed, on Hopper."""
     spec = SPECS.recipes[recipe]
-    changed = {**spec.roles, **{Role(name): role for name, role in roles.items() if role}}
-    specs = replace(SPECS, recipes={"toy": replace(spec, recipe="toy", roles=changed)})
+    given = {**spec.roles, **{Role(name): role for name, role in roles.items() if role}}
+    specs = replace(SPECS, recipes={"toy": replace(spec, recipe="toy", roles=given)})
     specs = replace(specs, sources={**SPECS.sources, **_sources("toy", recipe)})
-    plan = resolve(specs, "sm_90a", [Cell(module, "toy")])
-    return [cell.reason for cell in plan.unsupported]
+    return resolve(specs, "sm_90a", [Cell(module, "toy")])
 
 
 def _sources(name: str, origin: str) -> dict[object, object]:
@@ -285,21 +449,60 @@ def _sources(name: str, origin: str) -> dict[object, object]:
     return {(SpecKind.RECIPES, name): SPECS.source(SpecKind.RECIPES, origin)}
 
 
+def emulated(recipe: str, **roles: QuantizationSpec | None) -> str:
+    """Why products of a recipe with some roles changed read decoded operands, if they do."""
+    plan = changed(recipe, "linear", roles)
+    assert not plan.unsupported
+    (module,) = plan.modules
+    return module.reason.removesuffix("; operands are decoded to bfloat16")
+
+
 def test_operands_that_scale_otherwise_than_a_product_reads_them() -> None:
     """Each scaling is among the family's, but its kernels read one pair of scalings only."""
     tensor = SPECS.recipes["fp8_current"].roles
     row = SPECS.recipes["fp8_rowwise"].roles
     block = SPECS.recipes["fp8_block"].roles
-    assert reasons("fp8_current") == []
-    assert reasons("fp8_current", weight=row[Role.WEIGHT]) == [
+    assert emulated("fp8_current") == "compiled kernels"
+    assert emulated("fp8_current", weight=row[Role.WEIGHT]) == (
         "sm_90a has no kernels for fprop of tensor of input and row of weight"
-    ]
-    assert reasons("fp8_current", grad_output=row[Role.GRAD_OUTPUT], weight=row[Role.WEIGHT])
-    assert reasons("fp8_block", weight=block[Role.INPUT]) == [
+    )
+    assert emulated("fp8_current", grad_output=row[Role.GRAD_OUTPUT], weight=row[Role.WEIGHT])
+    assert emulated("fp8_block", weight=block[Role.INPUT]) == (
         "sm_90a has no kernels for fprop of block_1x128 of input and block_1x128 of weight"
-    ]
-    assert reasons("fp8_block", input=block[Role.WEIGHT])
-    assert reasons("fp8_rowwise", input=tensor[Role.INPUT])
+    )
+    assert emulated("fp8_block", input=block[Role.WEIGHT])
+    assert emulated("fp8_rowwise", input=tensor[Role.INPUT])
+
+
+@pytest.mark.parametrize("block", [(1, 64), (64, 64), (1, 16), (16, 16)])
+def test_blocks_that_no_product_reads_are_decoded(block: tuple[int, int]) -> None:
+    for recipe in ("fp8_block", "mxfp8"):
+        roles = {
+            role.value: replace(spec, block=block)
+            for role, spec in SPECS.recipes[recipe].roles.items()
+        }
+        name = roles["input"].scaling
+        for module in ("linear", "grouped_linear", "grouped_mlp", "quantize"):
+            assert not changed(recipe, module, roles).unsupported
+        assert emulated(recipe, **roles).startswith(
+            f"sm_90a has no kernels for gemm of e4m3_e4m3_{name}_"
+        )
+
+
+@pytest.mark.parametrize("block", [(1, 8), (1, 256), (1, 96), (64, 128), (2, 2), (4, Extent.ALL)])
+def test_blocks_that_no_kernel_has_are_refused_with_those_there_are(
+    block: tuple[int | Extent, int | Extent],
+) -> None:
+    roles = {
+        role.value: replace(spec, block=block)
+        for role, spec in SPECS.recipes["fp8_block"].roles.items()
+    }
+    for module in ("linear", "grouped_linear", "quantize"):
+        (reason,) = reasons("fp8_block", module, **roles)
+        assert reason == (
+            f"sm_90a has no kernels for quantize of e4m3_{roles['input'].scaling};"
+            f" {offered('quantize', ARCH)}"
+        )
 
 
 def test_a_longer_history_than_kernels_keep() -> None:
@@ -310,13 +513,13 @@ def test_a_longer_history_than_kernels_keep() -> None:
 
 
 def test_a_transform_that_kernels_do_not_have() -> None:
-    changed = {
+    transformed = {
         role.value: replace(
             SPECS.recipes["mxfp8"].roles[role], hadamard=HadamardSpec(16, Orientation.COLUMNWISE)
         )
         for role in (Role.INPUT, Role.GRAD_OUTPUT)
     }
-    (reason,) = reasons("mxfp8", **changed)
+    (reason,) = reasons("mxfp8", **transformed)
     assert "a transform before mx_1x32" in reason
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import Operand, Step
+from fusegen.ir.step import Operand, Step
 from fusegen.math import Derivations
 from fusegen.passes.backward import write_backward
 from fusegen.passes.draft import Draft, NotPossible
@@ -19,7 +19,7 @@ from fusegen.passes.liveness import add_conditions, saved
 from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
 from fusegen.passes.rewrite import Bound, Facts, Match, Replacement, Rewrite, Stage, rewrite
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.fusion import FusionPass, FusionSpec
 from fusegen.spec.kinds import SpecKind

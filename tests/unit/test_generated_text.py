@@ -17,7 +17,7 @@ from fusegen.emit.render import Renderer
 from fusegen.emit.text.fold import LINE_LENGTH, fold, fold_python
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.offers import words_of
 
 SPECS = load([builtin_specs()])

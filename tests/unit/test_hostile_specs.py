@@ -17,8 +17,8 @@ from fusegen.emit.bundle import render_bundle
 from fusegen.emit.polish import polish
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs
 from fusegen.publish.inputs import Inputs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import Problem, SpecError
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import SpecSet, parse_spec

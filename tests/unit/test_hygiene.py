@@ -37,7 +37,7 @@ from fusegen.emit.render import Renderer
 from fusegen.ir.names import MARK
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.load import SpecSet
 

@@ -54,10 +54,11 @@ def importers(top: str) -> set[str]:
 
 
 STOREYS = (
-    ("files", "columns", "ir", "math", "options"),
+    ("ir", "math", "options"),
+    ("extensions",),  # registries take what they bring
     ("steps",),  # specs name kinds of steps
-    ("paths", "spec"),
-    ("families",),
+    ("families",),  # and configurations of families
+    ("spec",),
     ("checks", "passes"),
     ("emit",),
     ("build",),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from .gpu_files import load
 
@@ -176,10 +177,10 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = write(tmp_path / "generated" / "sm_90a", FILES)
     write(folder, {"csrc/sources.cmake": ""})
     monkeypatch.setattr(bundles, "GENERATED", tmp_path / "generated")
-    monkeypatch.setattr(bundles, "EVIDENCE", tmp_path / "evidence")
+    monkeypatch.setattr(bundles, "BUILD", tmp_path)
     monkeypatch.setattr(steps, "FOUND", tmp_path / "found")
     monkeypatch.setattr(ledger, "LEDGER", tmp_path / "ledger.json")
-    monkeypatch.setattr(ledger, "further_bundles", bundles.evidence_bundles)
+    monkeypatch.setattr(ledger, "further_bundles", bundles.further_bundles)
     known = {unit: entry(value) for unit, value in ledger.hash_units(folder).items()}
     (tmp_path / "ledger.json").write_text(ledger.dump({"sm_90a": known}, {}))
     return folder
@@ -207,6 +208,15 @@ def further(tmp_path: Path) -> Path:
     files = {f"csrc/{unit}": f"int {unit[8:-3]};\n" for unit in owned}
     files |= {"csrc/sources.cmake": "", "README.md": "", "fusegen.lock": json.dumps(lock)}
     return write(tmp_path / "evidence" / "sm_90a", files)
+
+
+def written(tmp_path: Path) -> Path:
+    """A bundle of what users may write beside both, which never ran."""
+    owners = {"csrc/kernels/pointwise_own_forward.cu": {"owners": ["own__mine"]}}
+    files = {"csrc/sources.cmake": "", "README.md": ""}
+    files |= dict.fromkeys(owners, "int own;\n")
+    files["fusegen.lock"] = json.dumps({"files": owners})
+    return write(tmp_path / "written" / "sm_90a", files)
 
 
 def test_check_and_report(
@@ -274,7 +284,7 @@ def found(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     monkeypatch.setattr(steps, "machine", lambda: MACHINE)
     for folder in folders:
         cells = {"gelu__bf16": 5, "grouped_linear__bf16__add_to_main_grad": 9}
-        own = folder.parent == bundles.EVIDENCE
+        own = bundles.kind_of(folder) == bundles.EVIDENCE
         said = {"tests": 20, "cells": cells if own else {}}
         said["reduce-overhead"] = {} if own else {"linear__bf16": 1, "linear__mx": 1}
         steps.keep("test", folder, said)
@@ -301,6 +311,72 @@ def test_what_both_steps_found_is_recorded(tmp_path: Path, monkeypatch: pytest.M
     assert ran["activations"]["gelu"]["alone"] == {"gelu__bf16": 5}
     assert ran["reduce-overhead"] == {"linear": {"bf16": 1, "mx": 1}}
     assert ledger.main(["check"]) == 0
+
+
+def test_bundles_are_told_apart_by_their_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [repository(tmp_path, monkeypatch), further(tmp_path), written(tmp_path)]
+    assert [*bundles.compiled_bundles(), *bundles.further_bundles()] == made
+    keys = [bundles.key_of(folder) for folder in made]
+    assert keys == ["sm_90a", "sm_90a evidence", "sm_90a written"]
+    assert [bundles.folder_of(key) for key in keys] == made
+    suites = [[suite.name for suite in steps.suites_of(folder)] for folder in made]
+    assert suites == [
+        ["sm_90a.generated", "sm_90a.gpu"],
+        ["sm_90a_evidence.generated"],
+        ["sm_90a_written.generated", "sm_90a_written.gpu"],
+    ]
+
+
+def test_a_run_needs_every_further_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [repository(tmp_path, monkeypatch), further(tmp_path)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(steps, "verify_build", lambda folder: None)
+    with pytest.raises(ledger.LedgerError, match="sm_90a: no bundle of specs of tests: chains"):
+        steps.bundles_here()
+    made.append(written(tmp_path))
+    assert steps.bundles_here() == made
+    assert steps.bundles_here(["sm_90a written"]) == made[2:]
+
+
+def test_the_sanitizer_leaves_out_what_the_committed_bundle_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed, own = repository(tmp_path, monkeypatch), written(tmp_path)
+    assert sanitize.known_units(own) == set()
+    write(own, {"csrc/fusegen/status.h": FILES["csrc/fusegen/status.h"]})
+    write(own, {path: FILES[path] for path in ("csrc/kernels/a.cu", "csrc/fusegen/gemm.cuh")})
+    assert sanitize.known_units(own) == {"kernels/a.cu"}
+    assert sanitize.known_units(committed) == set()
+
+
+def test_what_users_may_write_is_recorded_beside_what_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    committed, own = repository(tmp_path, monkeypatch), written(tmp_path)
+    folders = (committed, further(tmp_path), own)
+    write(committed, {"README.md": "", "fusegen.lock": json.dumps({"files": {}})})
+    monkeypatch.setattr(ledger, "README", tmp_path / "README.md")
+    ledger.README.write_text(f"{matrix.BEGIN}\n{matrix.END}\n")
+    found(monkeypatch, *folders)
+    cells = {"tests": 3, "cells": {"own__mine": 3}, "reduce-overhead": {"own__mine": 1}}
+    steps.keep("test", own, cells)
+    assert (ledger.main(["record"]), ledger.main(["readme"]), ledger.main(["check"])) == (0, 0, 0)
+    assert ledger.load()["sm_90a written"].keys() == {"kernels/pointwise_own_forward.cu"}
+    ran = json.loads(ledger.LEDGER.read_text())["ran"]["sm_90a"]
+    assert "own" not in ran["activations"] and "own" not in ran["reduce-overhead"]
+    lines = ledger.README.read_text().splitlines()
+    item = "- `sm_90a`, specs of tests: chains, recipes, extension: ran on NVIDIA H200"
+    assert [line for line in lines if line.startswith(item)]
+    assert not [line for line in lines if "`own`" in line]
+    write(own, {"csrc/kernels/pointwise_own_forward.cu": "int changed;\n"})
+    capsys.readouterr()
+    assert (ledger.main(["report"]), ledger.main(["check"])) == (0, 1)
+    said = capsys.readouterr()
+    assert "sm_90a written: stale, ran on NVIDIA H200" in said.out
+    assert "sm_90a written: kernels/pointwise_own_forward.cu: stale" in said.err
 
 
 def test_what_a_step_found_on_other_sources_is_refused(

@@ -10,7 +10,7 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.ir.shapes import Shape
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import Loc, Problem, SpecError, did_you_mean
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import parse_spec

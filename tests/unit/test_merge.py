@@ -8,11 +8,12 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
-from fusegen.emit.reference.steps import reference_context
+from fusegen.emit.reference.cell import reference_context
 from fusegen.ir.naming import Cell, need
-from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 from fusegen.steps import STEPS
 from fusegen.steps.pointwise_quantize import ROW_PARTIALS
@@ -132,8 +133,10 @@ def test_the_launcher_says_when_only_the_sum_is_wanted() -> None:
         for program in context.programs
     )
     assert not any("quantizes" in line for line in forward.lines)
-    flags = " || ".join(map(need, ("x", "fc1_weight", "fc1_bias")))
-    assert f"  arguments.quantizes = {flags};" in backward.lines
+    asked = " || ".join(map(need, ("x", "fc1_weight", "fc1_bias")))
+    named = context.programs[1].conditions
+    assert f"const bool need_dh_row_sums = {asked};" in (line.strip() for line in named)
+    assert "  arguments.quantizes = need_dh_row_sums;" in backward.lines
     assert (
         "  arguments.expression.results = {nullptr, nullptr, writable(dprobs)};" in backward.lines
     )

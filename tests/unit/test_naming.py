@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusegen.checks.load import load
+from fusegen.families.wgmma import Schedule, WgmmaConfig
 from fusegen.ir.dtypes import IO_DTYPES, DType
-from fusegen.ir.kernel import GemmKind, PointSpec, Schedule
+from fusegen.ir.kernel import GemmKind
+from fusegen.ir.kernel_set import KernelUnit
 from fusegen.ir.naming import (
     Cell,
     ElementKernel,
@@ -23,9 +25,9 @@ from fusegen.ir.naming import (
     need,
     parameter_argument,
 )
-from fusegen.ir.plan import KernelUnit, ModulePlan
+from fusegen.ir.plan import ModulePlan
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import Loc
 
 WORD = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=6).filter(
@@ -33,7 +35,7 @@ WORD = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=6).f
 )
 NAME = st.lists(WORD, min_size=1, max_size=3).map("_".join)
 POINT = st.builds(
-    PointSpec,
+    WgmmaConfig,
     tile=st.tuples(*[st.integers(1, 512)] * 3),
     cluster=st.tuples(*[st.integers(1, 4)] * 2),
     schedule=st.sampled_from(Schedule),
@@ -54,8 +56,8 @@ def test_cells_are_read_back(module: str, recipe: str, options: list[str]) -> No
 
 
 @given(POINT)
-def test_points_are_read_back(point: PointSpec) -> None:
-    assert PointSpec.parse(point.name) == point
+def test_points_are_read_back(point: WgmmaConfig) -> None:
+    assert WgmmaConfig.parse(point.name) == point
 
 
 VARIANT = st.sampled_from(("", "e4m3_e4m3_tensor_fast", "e5m2_e4m3_block_1x128_block_128x128"))
@@ -63,7 +65,7 @@ VARIANT = st.sampled_from(("", "e4m3_e4m3_tensor_fast", "e5m2_e4m3_block_1x128_b
 
 @given(NAME, st.sampled_from(GemmKind), st.sampled_from(IO_DTYPES), POINT, VARIANT)
 def test_gemm_kernels_are_read_back(
-    family: str, kind: GemmKind, dtype: DType, point: PointSpec, variant: str
+    family: str, kind: GemmKind, dtype: DType, point: WgmmaConfig, variant: str
 ) -> None:
     unit = GemmUnit(f"{family}_sm90", kind, point.name, variant)
     assert GemmUnit.parse(str(unit)) == unit
@@ -93,11 +95,10 @@ def test_what_is_no_cell_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        (PointSpec.parse, "cooperative_128x256_2x1"),
-        (PointSpec.parse, "sideways_128x256x64_2x1"),
+        (WgmmaConfig.parse, "cooperative_128x256_2x1"),
+        (WgmmaConfig.parse, "sideways_128x256x64_2x1"),
         (GemmUnit.parse, "gemm_sm90_fprop"),
         (GemmUnit.parse, "gemm_sm90_fprop_x"),
-        (GemmUnit.parse, "gemm_sm90_fprop_sideways_1x1x1_1x1"),
         (GemmUnit.parse, "gemm_sm90_fprop_cooperative_1x1x1_1x1_bfloat16"),
         (GemmKernel.parse, "gemm_sm90_fprop_cooperative_1x1x1_1x1"),
         (GemmKernel.parse, "gemm_sm90_fprop_bfloat16"),
@@ -119,7 +120,7 @@ def test_every_name_of_every_plan_is_read_back() -> None:
         assert str(Cell.parse(plan.cell)) == plan.cell
         for unit in plan.units:
             assert unit.kernels, unit.name
-            if unit.point is None:
+            if not unit.point:
                 elements += 1
                 for kernel in unit.kernels:
                     assert ElementKernel.parse(kernel.name) == ElementKernel(
@@ -129,7 +130,8 @@ def test_every_name_of_every_plan_is_read_back() -> None:
             gemms += 1
             parsed = GemmUnit.parse(unit.name)
             assert str(parsed) == unit.name
-            assert (parsed.kind, PointSpec.parse(parsed.point)) == (unit.kind, unit.point)
+            assert (parsed.kind, parsed.point) == (unit.kind, unit.point)
+            assert WgmmaConfig.parse(unit.point).name == unit.point
             for kernel in unit.kernels:
                 assert GemmKernel.parse(kernel.name) == GemmKernel(parsed, kernel.dtype)
                 assert str(GemmKernel(parsed, kernel.dtype)) == kernel.name

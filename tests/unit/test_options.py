@@ -11,11 +11,11 @@ import pytest
 from fusegen import api
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
-from fusegen.options import OPTIONS, Exclusion, Option, excluded, option_of
+from fusegen.options import OPTIONS, Exclusion, Option, Scope, excluded, option_of, scopes_of
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs
 from fusegen.publish.folders import used_specs
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.cells import with_options
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import choices_of, modules_with, options_of, recipe_facts
@@ -54,7 +54,7 @@ INHERITED = {
     "linear": IN_PRODUCTS,
     "qgeglu": IN_GATED,
     "qgelu": ("ranges",),
-    "quantize": ("ranges",),
+    "quantize": ("ranges", "debug"),
     "reglu": IN_GATED,
     "relu": ("ranges",),
     "scaled_clamped_qgeglu": IN_GATED,
@@ -113,12 +113,29 @@ def test_a_word_is_a_choice_of_one_option() -> None:
 
 @pytest.mark.parametrize(("option", "word"), FURTHER, ids=lambda each: str(each)[:30])
 def test_a_choice_changes_the_plan(option: Option, word: str) -> None:
-    """A pass or a printer reads it."""
+    """A pass reads it, or each step runs in a scope of its own."""
     module, recipe = modules_with(word, SPECS)[0], recipe_with(option)
     plain, chosen = (
         resolve_module(SPECS, Cell(module, recipe, words), "cpu") for words in ((), (word,))
     )
-    assert replace(chosen, cell=plain.cell) != plain
+    assert replace(chosen, cell=plain.cell) != plain or scopes_of([word])
+
+
+@pytest.mark.parametrize("scope", scopes_of(word for _, word in FURTHER), ids=str)
+def test_a_scope_is_a_context_manager_and_a_class(scope: Scope) -> None:
+    static = builtin_templates() / "static"
+    python = (static / "reference" / f"_{scope.python}.py").read_text(encoding="utf-8")
+    assert "\ndef step(name: str, *, runs: bool = True) -> AbstractContextManager" in python
+    cpp = (static / "csrc" / "fusegen" / f"{scope.cpp}.h").read_text(encoding="utf-8")
+    assert f"\nclass {scope.cpp_class} {{" in cpp
+    assert f"  explicit {scope.cpp_class}(const char* name)" in cpp
+
+
+def test_scopes_are_in_the_order_of_names() -> None:
+    ranges, other = Scope("ranges", "range"), Scope("step_log", "step_log")
+    assert scopes_of(["debug", "nvtx_ranges", "no_statistics"]) == (ranges,)
+    assert scopes_of(["no_ranges"]) == ()
+    assert (ranges.cpp_class, other.cpp_class) == ("Range", "StepLog")
 
 
 def test_the_documentation_has_every_choice() -> None:
@@ -161,7 +178,8 @@ def test_a_module_may_have_less(tmp_path: Path) -> None:
         with_options(specs, [Cell("toy", "bf16")], ["interleaved_32"])
     with pytest.raises(NotPossible, match=re.escape(reason)):
         resolve_module(specs, Cell("toy", "bf16", ("interleaved_32",)), "cpu")
-    assert resolve_module(specs, Cell("toy", "bf16", ("nvtx_ranges",)), "cpu").ranges
+    named = resolve_module(specs, Cell("toy", "bf16", ("nvtx_ranges",)), "cpu")
+    assert named.options == ("nvtx_ranges",)
 
 
 def test_a_reason_is_about_the_ops_of_the_module() -> None:
@@ -175,7 +193,7 @@ def test_a_reason_is_about_the_ops_of_the_module() -> None:
         " backward",
         "reduced_amax": "no product has operands whose amaxes ranks could share",
         "dequantized_backward": "no product's backward could read other operands",
-        "debug": "no product reads copies to take statistics of",
+        "debug": "no op makes copies to take statistics of",
     }
     for word, reason in reasons.items():
         with pytest.raises(NotPossible) as caught:
@@ -194,7 +212,7 @@ def test_options_are_listed_with_where_they_apply() -> None:
     entry = found["amax_reduction"]
     assert (entry.default, list(entry.choices)) == ("own_amax", ["own_amax", "reduced_amax"])
     assert entry.recipes == ("fp8_delayed",)
-    assert entry.modules == tuple(m for m, names in INHERITED.items() if "debug" in names)
+    assert entry.modules == tuple(m for m, names in INHERITED.items() if "amax_reduction" in names)
 
 
 # What is refused

@@ -8,7 +8,8 @@ import pytest
 
 from fusegen import api
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve
 from fusegen.steps.pointwise import ROW_GROUPS
 
@@ -110,7 +111,7 @@ def test_rows_that_are_not_the_groups(tmp_path: Path) -> None:
         "probs: {shape: [T]", "z: {shape: [T, H, H]"
     )
     module = module.replace(", dtype: float32", "") + FC.replace("fc,", "fc, out: h,")
-    module += "  - {op: cube, as: cube, with: {x: z}, dims: {A: H, B: H}}\n"
+    module += "  - {op: cube, as: cube, with: {x: z}, dims: {A: H, B: H}}\noutputs: [y, h]\n"
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "toy.yaml").write_text(module)
     specs = api.load_specs(api.Folders(specs=(tmp_path,)))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
@@ -19,7 +17,7 @@ from fusegen.passes import pipeline
 from fusegen.passes.contract import Pass
 from fusegen.passes.draft import EMPTY, Draft, Property
 from fusegen.passes.pipeline import PASSES, context_of, resolve_module, run_passes
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import words_of
 from fusegen.spec.usage import UsageError
 
@@ -103,7 +101,7 @@ def test_a_pass_adds_what_it_gives() -> None:
 
 def test_steps_are_in_programs_once_these_are_there() -> None:
     draft = observed("grouped_mlp__fp8_block__delayed_wgrad")[-1][2]
-    assert [program.name for program in draft.programs] == ["forward", "backward", "wgrad"]
+    assert [each.name for each in draft.directions] == ["forward", "backward", "wgrad"]
     assert not (draft.forward or draft.backward or draft.refresh or draft.wgrad)
 
 
@@ -159,39 +157,3 @@ def test_a_pass_that_is_not_there_is_an_error(
     with pytest.raises(UsageError) as error:
         api.draft_after(after, "linear", "bf16", "cpu", options=option)
     assert says in str(error.value)
-
-
-# ---- docs
-
-
-def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_list_of_passes_in_the_documentation_is_current() -> None:
-    assert tables().main(["--check"]) == 0, "run: python docs/tables.py"
-
-
-def test_a_list_that_is_out_of_date_is_noticed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = tables()
-    page = tmp_path / "page.md"
-    page.write_text(f"Before\n{module.BEGIN}\nold\n{module.END}\nAfter\n", encoding="utf-8")
-    assert module.main(["--check"], page) == 1
-    assert "is out of date; run: python docs/tables.py" in capsys.readouterr().err
-    assert module.main([], page) == 0
-    assert module.main(["--check"], page) == 0
-    lines = page.read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "Before"
-    assert lines[-1] == "After"
-    rows = [line for line in lines if line.startswith("| ")]
-    assert [row.split("`")[1] for row in rows[1:]] == NAMES
-    page.write_text("no markers", encoding="utf-8")
-    with pytest.raises(SystemExit, match="has no lines"):
-        module.main([], page)

@@ -62,9 +62,9 @@ def test_cpp_decides_as_the_object_does(compiled: list[str]) -> None:
 
 
 def test_words() -> None:
-    predicate = parse_predicate({"mean_group_tokens": {"ge": 64}, "depth": {"multiple_of": 128}})
-    assert str(predicate) == "mean_group_tokens >= 64 and depth % 128 == 0"
-    assert predicate.to_cpp() == "mean_group_tokens >= 64 && depth % 128 == 0"
+    predicate = parse_predicate({"mean_group_tokens": {"ge": 64}, "k": {"multiple_of": 128}})
+    assert str(predicate) == "mean_group_tokens >= 64 and k % 128 == 0"
+    assert predicate.to_cpp() == "mean_group_tokens >= 64 && k % 128 == 0"
     assert (str(Predicate(())), Predicate(()).to_cpp()) == ("always", "true")
 
 

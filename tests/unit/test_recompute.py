@@ -10,10 +10,11 @@ from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.text.explain import explain, size_in_bytes
 from fusegen.ir.naming import Cell, need
-from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import evaluate
+from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
 from fusegen.steps import copies_memory, quantizes
@@ -73,7 +74,10 @@ def test_what_it_follows_from_is_saved_for_it(module: str, recipe: str, arch: st
         assert flag not in before[name] and flag in after[name]
         assert {*after[name]} == {*before[name], flag}
     for name in before.keys() & after.keys() - {"h", "probs"}:
-        assert after[name] == before[name]
+        if again.joined_tensor(name):  # without rows of copies that are made again
+            assert {*after[name]} <= {*before[name]}
+        else:
+            assert after[name] == before[name]
 
 
 @every_arch
@@ -122,7 +126,8 @@ def test_a_scale_is_kept_as_the_forward_used_it(arch: str, options: tuple[str, .
     (step,) = quantizing(again.backward.steps, "a")
     assert step.input("scale") == "fc2_input_scale_used" and step.input("amax_history") is None
     assert "a_amax" not in step.writes
-    assert again.states == saving.states and again.reductions == saving.reductions
+    assert again.states == saving.states
+    assert [each.starts for each in again.directions] == [d.starts for d in saving.directions]
     for one, other in ((saving.forward, again.forward), (saving.backward, again.backward)):
         assert one.mutated == other.mutated
 
@@ -167,7 +172,7 @@ def test_explain_and_the_launcher_tell_of_it() -> None:
     context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
     (step,) = [s for p in context.programs for s in p.steps if "snapshot" in s.comment]
     assert step.opening == f"if ({need('fc2_weight')}) {{"
-    copied = "writable(fc2_input_scale_used), pointer(fc2_input_scale), 4 * E"
+    copied = "writable(fc2_input_scale_used), fc2_input_scale, 4 * E"
     assert step.lines == (f"check(kCell, copy_memory({copied}, stream));",)
 
 

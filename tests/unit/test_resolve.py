@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from fusegen.checks.load import load
 from fusegen.emit.text.explain import explain, size_in_bytes
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell, gradient, need
-from fusegen.ir.plan import Argument, CheckKind, ModulePlan, Program, Status
+from fusegen.ir.plan import ModulePlan, Status
+from fusegen.ir.program import Argument, CheckKind, Program
 from fusegen.ir.shapes import symbols, to_python
 from fusegen.options.weight_cache import WEIGHT_CACHE
 from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import options_of
 from fusegen.steps import copies_memory, decodes, quantizes, reads_decoded, sums_rows
@@ -43,19 +45,25 @@ PLANS = plans()
 every_plan = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.arch}-{plan.cell}")
 
 
+def in_steps(plan: ModulePlan, names: Iterable[str]) -> set[str]:
+    """Buffers as steps know them: each by its own name where several lie in one tensor."""
+    found = ((name, plan.joined_tensor(name)) for name in names)
+    return {part for name, tensor in found for part in (tensor.parts if tensor else (name,))}
+
+
 def program_is_straight_line(plan: ModulePlan, program: Program) -> None:
-    known = {argument.buffer for argument in program.arguments}
-    assert len(known) == len(program.arguments)
+    assert len(set(program.takes)) == len(program.takes)
+    known = in_steps(plan, program.takes)
     for step in program.steps:
         assert set(step.reads) <= known, (program.name, step)
         assert not set(step.writes) & known, "written twice"
         known |= set(step.writes)
-    assert {result.buffer for result in program.results} <= known
+    results = in_steps(plan, program.gives)
+    assert results <= known
     for name in known:
         assert plan.buffer(name).name == name
     written = {name for step in program.steps for name in step.writes}
-    results = {result.buffer for result in program.results}
-    assert set(program.workspace) == written - results
+    assert set(program.workspace) - set(plan.given_in(program)) == written - results
     assert len(set(program.workspace)) == len(program.workspace)
 
 
@@ -82,9 +90,9 @@ def test_saved_is_what_the_backward_reads_once(plan: ModulePlan) -> None:
     written = {name for step in plan.backward.steps for name in step.writes}
     incoming = [gradient(name) for name in plan.outputs]
     states = plan.backward.mutated
-    assert set(names) == read - written - {*incoming, *states}
+    assert in_steps(plan, names) == read - written - in_steps(plan, (*incoming, *states))
     assert [a.buffer for a in plan.backward.arguments] == [*incoming, *names, *states]
-    assert set(states) <= {state.buffer for state in plan.states}
+    assert set(states) <= set(plan.kept)
     reachable = {*plan.arguments, *(result.buffer for result in plan.forward.results)}
     assert set(names) <= reachable, "the forward does not hand it out"
 
@@ -121,7 +129,8 @@ def test_flags_run_and_save_no_more_than_they_need(plan: ModulePlan) -> None:
                 assert runs == (index in steps), (chosen, step)
             for result in plan.saved:
                 kept = not result.when or bool(set(result.when) & set(chosen))
-                assert kept == (result.buffer in wanted), (chosen, result.buffer)
+                used = bool(in_steps(plan, [result.buffer]) & wanted)
+                assert kept == used, (chosen, result.buffer)
 
 
 @every_plan
@@ -241,7 +250,7 @@ def test_a_quantised_role_goes_through_its_copy_and_back() -> None:
     assert plan.forward.steps[1].reads == ("x_rowwise", "x_rowwise_scale")
     assert plan.forward.flags == ("need_dx",), "a forward without grad leaves the state alone"
     assert plan.backward.steps == () and plan.differentiated == ("x",)
-    assert (plan.exact, plan.exact_output) == ((), "x")
+    assert (plan.exact, plan.exact_outputs) == ((), ("x",))
 
 
 def test_every_role_and_form_has_its_conversion() -> None:
@@ -636,7 +645,9 @@ def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
         "  products: {implements: [grouped_gemm]}\n"
     )
     specs = layer(tmp_path, archs__sm_100=arch)
-    assert reasons(specs, "linear", arch="sm_100") == ["sm_100 has no kernels for gemm"]
+    assert reasons(specs, "linear", arch="sm_100") == [
+        "sm_100 has no kernels for gemm; it has grouped_gemm, pointwise, pointwise_grad"
+    ]
     assert reasons(specs, "grouped_linear", arch="sm_100") == [
         "sm_100: kernel family products has no fprop"
     ]

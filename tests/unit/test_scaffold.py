@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fusegen import api, paths
+from fusegen import api
 from fusegen.checks.load import SpecWarning
 from fusegen.commands import scaffold
 from fusegen.commands.scaffold import ExistsError, new
+from fusegen.publish import paths
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.usage import UsageError
 

@@ -6,10 +6,11 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.step import Step
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import modules_with
 
 SCALED = "scaled_bias"

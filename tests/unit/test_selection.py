@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusegen import api, paths
+from fusegen import api
 from fusegen.checks.load import load
 from fusegen.emit.fileset import RenderError
 from fusegen.ir.naming import Cell
-from fusegen.publish import folders, remedies, selection
+from fusegen.publish import folders, paths, remedies, selection
 from fusegen.publish.lock import LockError
 from fusegen.publish.publish import PublishError
 from fusegen.publish.selection import Selection, SelectionError
@@ -471,7 +471,7 @@ def test_what_a_target_cannot_have_is_reported(tmp_path: Path, older: api.Folder
     done = api.generate(request(tmp_path / "out", targets=("older",), folders=older))
     (report,) = done.bundles
     assert [(cell.cell, cell.reason) for cell in report.unsupported] == [
-        ("linear__bf16", "sm_100 has no kernels for gemm")
+        ("linear__bf16", "sm_100 has no kernels for gemm; it has pointwise, pointwise_grad")
     ]
     assert cells_of(report.bundle) == ["silu__bf16"]
     assert not api.generate(request(tmp_path / "out", folders=older)).drifted
@@ -484,7 +484,8 @@ def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
     with pytest.raises(UsageError) as caught:
         api.generate(request(tmp_path / "out", **named, folders=older))
     assert str(caught.value) == (
-        "linear__bf16 cannot be made for sm_100: sm_100 has no kernels for gemm"
+        "linear__bf16 cannot be made for sm_100: sm_100 has no kernels for gemm;"
+        " it has pointwise, pointwise_grad"
     )
     assert not (tmp_path / "out").exists()
 

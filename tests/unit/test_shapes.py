@@ -103,6 +103,19 @@ def test_code_means_the_same_without_functions(expr: Expr, values: dict[str, int
     assert _run(compile(text, "<shape>", "eval"), values) == evaluate(expr, values)
 
 
+@pytest.mark.parametrize(
+    ("text", "cpp"),
+    [
+        ("T * (2 * F)", "T * 2 * F"),
+        ("4 * ((T // 128 + (2 * E + 1)) * H)", "4 * (T / 128 + 2 * E + 1) * H"),
+        ("T * (N // 2 * K)", "T * (N / 2 * K)"),
+        ("align(2 * F, 16)", "align(2 * F, 16)"),
+    ],
+)
+def test_cpp_has_no_bracket_to_spare(text: str, cpp: str) -> None:
+    assert to_cpp(parse_expr(text)) == cpp
+
+
 @given(expressions())
 def test_code_has_no_bracket_to_spare(expr: Expr) -> None:
     text = to_code(expr)

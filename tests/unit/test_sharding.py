@@ -11,7 +11,7 @@ from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan, Sharding
 from fusegen.ir.shapes import Split, parse_expr, split
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 
 ARCHS = ("cpu", "sm_90a")

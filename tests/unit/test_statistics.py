@@ -10,12 +10,14 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
+from fusegen.ir.buffers import StateFill
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import ModulePlan, Program, StateFill
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.program import Program
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.offers import modules_with
 from fusegen.steps import observes, quantizes
 
@@ -52,7 +54,12 @@ every_pair = pytest.mark.parametrize(
 
 
 def test_who_offers_it() -> None:
-    offering = {"linear", "grouped_linear", *(m for m in SPECS.modules if "grouped_mlp" in m)}
+    offering = {
+        "linear",
+        "grouped_linear",
+        "quantize",
+        *(m for m in SPECS.modules if "grouped_mlp" in m),
+    }
     assert {*OFFERING} == offering and len(offering) > 5
 
 
@@ -125,7 +132,7 @@ def test_the_launcher_says_how_the_copy_lies() -> None:
     for name, text in launches.items():
         assert f"output = floats(writable({name}_statistics));" in text
         tokens = not name.startswith("weight")
-        assert ("split_sizes = integers(pointer(split_sizes_dense));" in text) == tokens
+        assert ("group_sizes = integers(pointer(split_sizes_dense));" in text) == tokens
         assert ("token_pitch" in text) == (tokens and name.endswith("rowwise")), name
     plan = plan_of("linear", "nvfp4", "sm_90a", ("debug",))
     assert "statistics_e2m1_nv_1x16_columnwise_hadamard" in {

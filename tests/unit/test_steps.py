@@ -13,11 +13,12 @@ import pytest
 
 import fusegen
 from fusegen.checks.load import load
-from fusegen.emit.reference.steps import reference_context
-from fusegen.ir.dtypes import DType
+from fusegen.emit.reference.cell import reference_context
+from fusegen.ir.buffers import Buffer
 from fusegen.ir.naming import Cell
-from fusegen.ir.plan import AttributeRef, Buffer, ModulePlan, Step
+from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import Shape
+from fusegen.ir.step import AttributeRef, Step
 from fusegen.ir.words import AttributeType
 from fusegen.math import Derivations
 from fusegen.passes.backward import write_backward
@@ -26,15 +27,16 @@ from fusegen.passes.expand import expand
 from fusegen.passes.kernels import choose_kernels
 from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.offers import words_of
 from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_product, reads_decoded
+from fusegen.steps.copies import Formats
 from fusegen.steps.definition import AttributeDef, Reference, StepDef, Trait
 from fusegen.steps.launch import Launch, Source
 from fusegen.steps.sizes import bound, with_sizes
 
 PACKAGE = Path(fusegen.__file__).parent
-SPECS = load([builtin_specs()])
+SPECS = load([builtin_specs(), Path(__file__).parents[1] / "chains" / "specs"])
 ARCHS = ("cpu", "sm_90a")
 REFERENCE = {"steps": "_steps.py", "quantized": "_quantize.py", "statistics": "_statistics.py"}
 """Files of the reference by the names under which others import them."""
@@ -181,12 +183,32 @@ def test_rules_give_the_shapes_of_every_plan() -> None:
         result = Shape(None, tuple(size for name in names for size in found[name]))
         assert result == plan.buffer(step.out).shape.fixed()
         for slot, buffer in own.items():
-            assert buffer.dtype is kind.dtypes.get(slot, DType.IO), (step.primitive, slot)
+            assert buffer.dtype in kind.types(slot), (step.primitive, slot)
         if step.sizes:  # those of the exact forward are told nothing
             assert with_sizes(step, shapes).flops == step.flops
         seen.add((step.primitive, step.kind))
     wanted = {(kind.name, each) for kind in STEPS for each in kind.shapes}
     assert wanted - seen <= {("quantize", None)}
+
+
+@named("kind")
+def test_results_follow_from_a_rule(kind: StepDef) -> None:
+    """Of dimensions, of copies, or the expression's own; what changes states alone has none."""
+    assert not kind.results or kind.shapes or kind.infer or Trait.PRINTED in kind.traits
+
+
+def test_rules_of_copies_say_all_results_of_every_plan() -> None:
+    found = set()
+    for plan, step in steps():
+        kind = definition(step.primitive)
+        if kind.infer:
+            found.add(kind.name)
+            formats = Formats(dict(plan.quantizations), plan.layout)
+            stored = kind.infer(step, {each.name: each for each in plan.buffers}, formats)
+            own = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
+            slots = {operand.slot for operand in step.outputs if operand.buffer not in own}
+            assert slots <= stored.keys(), (plan.cell, step.primitive)
+    assert found == {kind.name for kind in STEPS if kind.infer}
 
 
 def test_an_operand_of_another_shape_is_refused() -> None:
@@ -235,7 +257,7 @@ def launches() -> dict[str, Launch]:
 
 def test_launches_are_of_the_structs_of_the_device_code() -> None:
     """Fields by position, or by name where they are assigned, have the types of the struct."""
-    assert len(launches()) == 11
+    assert len(launches()) == 12
     for launch in launches().values():
         own = members(launch.arguments)
         if launch.base:
@@ -343,7 +365,8 @@ ALLOWED = {
 def test_generic_code_compares_with_no_name() -> None:
     kinds = "|".join(kind.name.upper() for kind in STEPS)
     compared = re.compile(rf"(?:==|!=|\bis|\bin|\bcase)\s+\(?(?:{kinds})\b(?!\.flops)")
-    quoted = re.compile("|".join(rf'"{kind.name}"' for kind in STEPS if kind.name != "statistics"))
+    slots = ("add", "statistics")  # which kinds of steps have for names, too
+    quoted = re.compile("|".join(rf'"{kind.name}"' for kind in STEPS if kind.name not in slots))
     for path in (path for room in GENERIC for path in (PACKAGE / room).rglob("*.py")):
         text, name = path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix()
         found = {match["what"] for match in WORDS.finditer(text)}

@@ -25,7 +25,7 @@ from fusegen.emit.render import Renderer
 from fusegen.emit.text.escape import cmake, comment, docstring, markdown
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import SpecSet, parse_spec

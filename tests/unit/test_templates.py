@@ -26,7 +26,7 @@ from fusegen.emit.fileset import RenderError
 from fusegen.emit.render import Renderer
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
-from fusegen.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_specs, builtin_templates
 
 FOLDER = builtin_templates()
 TEMPLATES = sorted(FOLDER.rglob("*.j2"))
@@ -237,7 +237,7 @@ def test_every_attribute_exists(path: Path) -> None:
     assert not wrong, f"{label(path)}: {', '.join(wrong)}"
 
 
-ADDING_FILES = ("debug", "scaled_bias")
+ADDING_FILES = ("debug", "reduced_amax", "scaled_bias")
 """Options with templates or kernels of their own."""
 INCLUDE = re.compile(r'<% include "(.+)" %>')
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import api, paths
-from fusegen.build.library import read_sources
+from fusegen import api
+from fusegen.build.sources import read_sources
 from fusegen.checks.load import load
-from fusegen.ir.kernel import GemmKind, PointSpec
+from fusegen.families.wgmma import WgmmaConfig
+from fusegen.ir.kernel import GemmKind
 from fusegen.ir.predicate import Comparison, Condition, Predicate, SizeVariable
+from fusegen.publish import paths
 from fusegen.spec.arch import RuleSpec
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.load import SpecSet
@@ -209,8 +211,8 @@ def samples_of(truth: Truth, kind: GemmKind, noise: float = 0.0, loss: float = 0
 
 KNOWN = (
     [rule(A)],
-    [rule(C, depth={"ge": 6144}), rule(A)],
-    [rule(C, depth={"ge": 6144}), rule(B, mean_group_tokens={"ge": 384}), rule(A)],
+    [rule(C, k={"ge": 6144}), rule(A)],
+    [rule(C, k={"ge": 6144}), rule(B, mean_group_tokens={"ge": 384}), rule(A)],
     [rule(A, mean_group_tokens={"lt": 96}), rule(C, groups={"lt": 12}), rule(B)],
     [rule(A, rows={"lt": 3000}), rule(C, columns={"ge": 3000}), rule(B)],
 )
@@ -267,10 +269,10 @@ def test_few_rules_are_the_best_of_that_few() -> None:
 
 
 def test_wgrad_is_told_by_its_mean_alone() -> None:
-    """Its depth is the mean group size: two names of one number would be arbitrary."""
+    """Its K is the mean group size: two names of one number would be arbitrary."""
     observed = fit.Observations.of(samples_of(lambda sizes: A, GemmKind.WGRAD))
     assert SizeVariable.MEAN_GROUP_TOKENS in observed.variables
-    assert SizeVariable.DEPTH not in observed.variables
+    assert SizeVariable.K not in observed.variables
     forward = fit.Observations.of(samples_of(lambda sizes: A, GemmKind.FPROP))
     assert SizeVariable.ROWS in forward.variables and SizeVariable.TOKENS not in forward.variables
 
@@ -416,7 +418,7 @@ def test_only_the_rules_change(specs: SpecSet, tmp_path: Path, family: str) -> N
     rules = {}
     for kind in (GemmKind.FPROP, GemmKind.WGRAD):
         first, *others = (point.name for point in before[kind].points)
-        special = (rule(name, depth={"ge": 77}, rows={"lt": 9, "ge": 3}) for name in others)
+        special = (rule(name, k={"ge": 77}, rows={"lt": 9, "ge": 3}) for name in others)
         rules[kind] = [*special, rule(first)]
     text = spec_text()
     new = rewrite.with_rules(text, family, rules)
@@ -460,7 +462,7 @@ def test_a_point_with_a_rule_comes_back(specs: SpecSet, tmp_path: Path) -> None:
     kind = checked(back, tmp_path).archs[ARCH].kernels[FAMILY].kinds[GemmKind.DGRAD]
     assert kind == before and back == text
     for point in before.points:
-        assert PointSpec.parse(point.name) == point
+        assert WgmmaConfig.parse(point.name) == point
     with pytest.raises(ValueError, match="point 'largest': expected one like cooperative_"):
         rewrite.with_rules(text, FAMILY, {GemmKind.DGRAD: [rule("largest")]})
 
@@ -490,7 +492,7 @@ kernels: # of all
         select:
           # why
 
-          - when: {depth: {ge: 3}}
+          - when: {k: {ge: 3}}
             use: pingpong_1x2x3_1x1 # old
           - use: cooperative_1x2x3_1x1
           # afterwards
@@ -504,7 +506,7 @@ def test_other_layouts_and_line_ends() -> None:
     new = rewrite.with_rules(MADE_UP, "f", {GemmKind.FPROP: rules})
     assert new == MADE_UP.replace(
         """\
-          - when: {depth: {ge: 3}}
+          - when: {k: {ge: 3}}
             use: pingpong_1x2x3_1x1 # old
           - use: cooperative_1x2x3_1x1
 """,

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from fusegen import cli
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.text import parse, text
-from fusegen.passes.contract import Pass
+from fusegen.passes import pipeline
+from fusegen.passes.contract import Context, Pass
 from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import PASSES, context_of, resolve, resolve_module, run_passes
 from fusegen.passes.verify import draft_faults, verify_pass
-from fusegen.paths import builtin_specs
 from fusegen.publish.inputs import derivations
+from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import words_of
-from fusegen.steps.verify import VerifyError, verify_plan
+from fusegen.steps.verify import VerifyError
+from fusegen.steps.verify_directions import verify_plan
 
 SPECS = load([builtin_specs()])
 
@@ -56,6 +61,11 @@ SWIGLU = "scaled_swiglu__bf16"
 WGRAD = 'wgrad item="" inputs=(a:dy b:x) outputs=(out:dweight)'
 MAIN_GRAD = "grouped_linear__bf16__add_to_main_grad"
 DELAYED = "linear__fp8_delayed"
+
+
+DEBUG = "grouped_linear__mxfp8__debug"
+ROWWISE = "linear__fp8_rowwise"
+EXPERTS = "grouped_mlp__fp8_block"
 
 
 @pytest.mark.parametrize(
@@ -167,8 +177,76 @@ def test_a_broken_draft_is_refused(cell: str, after: str, old: str, new: str, sa
     assert says in str(error.value), error.value
 
 
+@pytest.mark.parametrize(
+    ("cell", "after", "old", "new", "says"),
+    [
+        # copies: codes in the pitch, scales of blocks, a byte where 8 bits may be one
+        (DEBUG, "statistics", "K, align(32 * (T // 32 + E), 16)]", "K, T]", "but columnwise is [K"),
+        (
+            DEBUG,
+            "statistics",
+            "x_columnwise_scale dtype=e8m0 shape=[T // 32 + E",
+            "x_columnwise_scale dtype=e8m0 shape=[T // 16 + E",
+            "x_columnwise_scale is [T // 16 + E, K], but columnwise_scale is [T // 32 + E, K]",
+        ),
+        (
+            DEBUG,
+            "statistics",
+            "x_columnwise_scale dtype=e8m0",
+            "x_columnwise_scale dtype=e4m3",
+            "x_columnwise_scale is e4m3, but columnwise_scale is e8m0",
+        ),
+        # amaxes and sums that kernels leave
+        (ROWWISE, "sums", "[1, K]", "[K, 1]", "x_column_amax is [K, 1], but column_amax is [1, K]"),
+        (ROWWISE, "sums", "[T // 128 + 1, N]", "[T // 64 + 1, N]", "but row_sums is [T // 128 + 1"),
+        (ROWWISE, "sums", "dbias dtype=io", "dbias dtype=float32", "dbias is float32, but sum is"),
+        # what is decoded: transposed tokens with the padding between groups
+        (
+            DEBUG,
+            "statistics",
+            "x_columnwise_decoded dtype=bfloat16 shape=[32 * (T // 32 + E)",
+            "x_columnwise_decoded dtype=bfloat16 shape=[T",
+            "x_columnwise_decoded is [T, K], but out is [32 * (T // 32 + E), K]",
+        ),
+        (
+            DEBUG,
+            "statistics",
+            "dy_padded_sizes dtype=int64",
+            "dy_padded_sizes dtype=io",
+            "dy_padded_sizes is io, but padded_sizes is int64",
+        ),
+        # statistics
+        (DEBUG, "statistics", "float32 shape=[5]", "float32 shape=[4]", "is [4], but out is [5]"),
+        (DEBUG, "statistics", "shape=[1024, 12]", "shape=[12]", "but partials is [1024, 12]"),
+        # a merged step
+        (
+            EXPERTS,
+            "rewrite_copies",
+            "[ceildiv(F, 128), T]",
+            "[F, T]",
+            "but row_partials is",
+        ),
+    ],
+)
+def test_a_result_that_is_stored_otherwise_is_refused(
+    cell: str, after: str, old: str, new: str, says: str
+) -> None:
+    draft = draft_at(after, cell, "sm_90a")
+    whole = text(draft)
+    assert old in whole
+    broken = parse(whole.replace(old, new, 1), Draft)
+    assert any(says in str(fault) for fault in draft_faults(broken)), [*draft_faults(broken)]
+
+
+def test_codes_and_scales_may_be_bytes() -> None:
+    """Cached copies are: 8 bits are 8 bits."""
+    draft = draft_at("weight_cache", "linear__mxfp8__cached_weights")
+    assert draft.buffers["weight_rowwise"].dtype is draft.buffers["weight_rowwise_scale"].dtype
+    assert not [*draft_faults(draft)]
+
+
 def test_parts_of_merged_steps_keep_the_rules() -> None:
-    draft = draft_at("merge", "grouped_mlp__fp8_block", "sm_90a")
+    draft = draft_at("rewrite_copies", "grouped_mlp__fp8_block", "sm_90a")
     forward, *others = draft.programs
     merged = next(step for step in forward.steps if step.parts)
     broken = replace(merged, parts=merged.parts[1:])
@@ -180,9 +258,11 @@ def test_parts_of_merged_steps_keep_the_rules() -> None:
 def test_a_broken_plan_is_refused() -> None:
     plan = resolve_module(SPECS, Cell.parse(LINEAR), "cpu")
     verify_plan(plan)
-    backward = replace(plan.backward, steps=plan.backward.steps[1:])
+    forward, backward = plan.directions
+    program = replace(plan.backward, steps=plan.backward.steps[1:])
+    directions = (forward, replace(backward, segments=(program,)))
     with pytest.raises(VerifyError, match="plan of linear__bf16 on cpu is broken\n  backward: dx"):
-        verify_plan(replace(plan, backward=backward))
+        verify_plan(replace(plan, directions=directions))
 
 
 def test_a_broken_conversion_is_refused() -> None:
@@ -192,3 +272,23 @@ def test_a_broken_conversion_is_refused() -> None:
     broken = replace(first, program=replace(first.program, steps=()))
     with pytest.raises(VerifyError, match="is a result, but no step writes it"):
         verify_plan(replace(plan, conversions=(broken, *plan.conversions[1:])))
+
+
+def test_generate_and_check_verify_where_they_are_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(draft: Draft, _: Context) -> Draft:
+        return replace(draft, forward=(*draft.forward, *draft.forward))
+
+    out = tmp_path / "generated"
+    make = ("--arch", "cpu", "--module", "linear", "--recipe", "bf16", "--out", str(out))
+    at = next(i for i, each in enumerate(PASSES, 1) if each.name == "saved")
+    broken = (*PASSES[:at], Pass("twice", "Every step of the forward stands twice.", twice))
+    monkeypatch.setattr(pipeline, "PASSES", (*broken, *PASSES[at:]))
+    for verb in ("generate", "check"):
+        words = [verb, *(make if verb == "generate" else (str(out / "cpu"),))]
+        refused = CliRunner().invoke(cli.program, [*words, "--verify"])
+        assert refused.exit_code == cli.ExitCode.INTERNAL
+        assert "after pass 'twice' the draft is broken\n  forward, step 1 gemm" in refused.stderr
+        assert verb == "check" or not out.exists()
+        assert CliRunner().invoke(cli.program, words).exit_code == cli.ExitCode.OK

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:1b510554629c94d6
+# checksum sha256:87399732a2768ea6
 """grouped_linear__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -102,7 +102,7 @@ def forward(
     """The forward program, step by step."""
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
-        x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
+        x, INPUT, rowwise=True, columnwise=need_dweight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
     #    weight_columnwise_scale
@@ -229,7 +229,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_dx,
         columnwise=need_dweight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         layout=LAYOUT,
     )
     # 1. dbias

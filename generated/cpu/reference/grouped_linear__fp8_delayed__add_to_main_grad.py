@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:89910b1ccb89cce3
+# checksum sha256:b7672a307b00c62e
 """grouped_linear__fp8_delayed__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -69,10 +69,7 @@ def check_forward(
     weight: Tensor,
     split_sizes: Tensor,
     bias: Tensor | None,
-    input_amax_history: Tensor,
-    input_scale: Tensor,
-    weight_amax_history: Tensor,
-    weight_scale: Tensor,
+    forward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of forward does not fit."""
     checks.io_dtype(CELL, "x", x)
@@ -86,22 +83,10 @@ def check_forward(
     checks.device(CELL, "bias", bias, "x", x)
     checks.same_dtype(CELL, "bias", bias, "x", x)
     checks.rank(CELL, "bias", bias, 2, "[E, N]")
-    checks.device(CELL, "input_amax_history", input_amax_history, "x", x)
-    checks.dtype(CELL, "input_amax_history", input_amax_history, torch.float32)
-    checks.rank(CELL, "input_amax_history", input_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "input_amax_history", input_amax_history)
-    checks.device(CELL, "input_scale", input_scale, "x", x)
-    checks.dtype(CELL, "input_scale", input_scale, torch.float32)
-    checks.rank(CELL, "input_scale", input_scale, 1, "[E]")
-    checks.contiguous(CELL, "input_scale", input_scale)
-    checks.device(CELL, "weight_amax_history", weight_amax_history, "x", x)
-    checks.dtype(CELL, "weight_amax_history", weight_amax_history, torch.float32)
-    checks.rank(CELL, "weight_amax_history", weight_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "weight_amax_history", weight_amax_history)
-    checks.device(CELL, "weight_scale", weight_scale, "x", x)
-    checks.dtype(CELL, "weight_scale", weight_scale, torch.float32)
-    checks.rank(CELL, "weight_scale", weight_scale, 1, "[E]")
-    checks.contiguous(CELL, "weight_scale", weight_scale)
+    checks.device(CELL, "forward_state", forward_state, "x", x)
+    checks.dtype(CELL, "forward_state", forward_state, torch.float32)
+    checks.rank(CELL, "forward_state", forward_state, 2, "[2050, E]")
+    checks.contiguous(CELL, "forward_state", forward_state)
     K = x.shape[-1]
     E = weight.shape[-3]
     N = weight.shape[-2]
@@ -109,12 +94,8 @@ def check_forward(
     checks.size(CELL, "split_sizes", split_sizes, -1, E, "E (num_groups)")
     checks.size(CELL, "bias", bias, -2, E, "E (num_groups)")
     checks.size(CELL, "bias", bias, -1, N, "N (out_features)")
-    checks.size(CELL, "input_amax_history", input_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "input_amax_history", input_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "input_scale", input_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "weight_amax_history", weight_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "weight_amax_history", weight_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "weight_scale", weight_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "forward_state", forward_state, -2, 2050, "2050")
+    checks.size(CELL, "forward_state", forward_state, -1, E, "E (num_groups)")
 
 
 def forward(
@@ -122,16 +103,17 @@ def forward(
     weight: Tensor,
     split_sizes: Tensor,
     bias: Tensor | None,
-    input_amax_history: Tensor,
-    input_scale: Tensor,
-    weight_amax_history: Tensor,
-    weight_scale: Tensor,
+    forward_state: Tensor,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
     need_any = need_dx or need_dweight or need_dbias
+    input_amax_history = forward_state[0:1024]
+    input_scale = forward_state[1024]
+    weight_amax_history = forward_state[1025:2049]
+    weight_scale = forward_state[2049]
     # 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
     #    x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
@@ -139,7 +121,7 @@ def forward(
         INPUT,
         rowwise=True,
         columnwise=need_dweight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         scale=input_scale,
         layout=LAYOUT,
     )
@@ -148,7 +130,7 @@ def forward(
         input_amax_history, input_scale = quantized.delayed_update(
             input_amax_history,
             input_scale,
-            quantized.group_amax(x, INPUT, split_sizes=split_sizes),
+            quantized.group_amax(x, INPUT, group_sizes=split_sizes),
             INPUT,
             grouped=True,
         )
@@ -177,10 +159,7 @@ def forward(
         weight_columnwise_copy.scale if need_dx else x.new_empty(0, dtype=torch.float32),
         x_columnwise_copy.data if need_dweight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         x_columnwise_copy.scale if need_dweight else x.new_empty(0, dtype=torch.float32),
-        input_amax_history,
-        input_scale,
-        weight_amax_history,
-        weight_scale,
+        quantized.join_states(input_amax_history, input_scale, weight_amax_history, weight_scale),
     )
 
 
@@ -191,8 +170,7 @@ def check_backward(
     weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    grad_output_amax_history: Tensor,
-    grad_output_scale: Tensor,
+    backward_state: Tensor,
     weight_main_grad: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
@@ -213,14 +191,10 @@ def check_backward(
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "grad_output_amax_history", grad_output_amax_history, "dy", dy)
-    checks.dtype(CELL, "grad_output_amax_history", grad_output_amax_history, torch.float32)
-    checks.rank(CELL, "grad_output_amax_history", grad_output_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "grad_output_amax_history", grad_output_amax_history)
-    checks.device(CELL, "grad_output_scale", grad_output_scale, "dy", dy)
-    checks.dtype(CELL, "grad_output_scale", grad_output_scale, torch.float32)
-    checks.rank(CELL, "grad_output_scale", grad_output_scale, 1, "[E]")
-    checks.contiguous(CELL, "grad_output_scale", grad_output_scale)
+    checks.device(CELL, "backward_state", backward_state, "dy", dy)
+    checks.dtype(CELL, "backward_state", backward_state, torch.float32)
+    checks.rank(CELL, "backward_state", backward_state, 2, "[1025, E]")
+    checks.contiguous(CELL, "backward_state", backward_state)
     checks.device(CELL, "weight_main_grad", weight_main_grad, "dy", dy)
     checks.dtype(CELL, "weight_main_grad", weight_main_grad, torch.float32)
     checks.rank(CELL, "weight_main_grad", weight_main_grad, 3, "[E, N, K]")
@@ -240,9 +214,8 @@ def check_backward(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "grad_output_amax_history", grad_output_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "grad_output_amax_history", grad_output_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "grad_output_scale", grad_output_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "backward_state", backward_state, -2, 1025, "1025")
+    checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
     checks.size(CELL, "weight_main_grad", weight_main_grad, -3, E, "E (num_groups)")
     checks.size(CELL, "weight_main_grad", weight_main_grad, -2, N, "N (out_features)")
 
@@ -254,13 +227,12 @@ def backward(
     weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    grad_output_amax_history: Tensor,
-    grad_output_scale: Tensor,
+    backward_state: Tensor,
     weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
     dx = dbias = None
     T = dy.shape[-2]
@@ -275,6 +247,8 @@ def backward(
         if weight_main_grad is not None
         else 0
     )
+    grad_output_amax_history = backward_state[0:1024]
+    grad_output_scale = backward_state[1024]
     # 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
     #    dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
@@ -282,7 +256,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_dx,
         columnwise=need_dweight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         scale=grad_output_scale,
         layout=LAYOUT,
     )
@@ -293,7 +267,7 @@ def backward(
     grad_output_amax_history, grad_output_scale = quantized.delayed_update(
         grad_output_amax_history,
         grad_output_scale,
-        quantized.group_amax(dy, GRAD_OUTPUT, split_sizes=split_sizes),
+        quantized.group_amax(dy, GRAD_OUTPUT, group_sizes=split_sizes),
         GRAD_OUTPUT,
         grouped=True,
     )
@@ -327,8 +301,7 @@ def backward(
     return (
         dx if need_dx else dy.new_empty(0),
         dbias if need_dbias else dy.new_empty(0),
-        grad_output_amax_history,
-        grad_output_scale,
+        quantized.join_states(grad_output_amax_history, grad_output_scale),
         weight_main_grad,
     )
 

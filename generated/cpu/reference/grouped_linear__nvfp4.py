@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:2b146980aa418ad2
+# checksum sha256:0033225d835635ac
 """grouped_linear__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -98,14 +98,12 @@ def forward(
     bias: Tensor | None,
     need_dx: bool,
     need_dweight: bool,
-) -> tuple[
-    Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The forward program, step by step."""
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
     #    x_columnwise_scale, x_columnwise_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
-        x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
+        x, INPUT, rowwise=True, columnwise=need_dweight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax,
     #    weight_columnwise, weight_columnwise_scale, weight_columnwise_amax
@@ -121,10 +119,14 @@ def forward(
         y,
         weight_columnwise_copy.data if need_dx else None,
         weight_columnwise_copy.scale if need_dx else None,
-        weight_columnwise_copy.amax if need_dx else None,
+        quantized.join_amaxes(
+            weight_columnwise_copy.amax if need_dx else None,
+            x_columnwise_copy.amax if need_dweight else None,
+        )
+        if need_dx or need_dweight
+        else None,
         x_columnwise_copy.data if need_dweight else None,
         x_columnwise_copy.scale if need_dweight else None,
-        x_columnwise_copy.amax if need_dweight else None,
     )
 
 
@@ -133,10 +135,9 @@ def check_backward(
     split_sizes: Tensor,
     weight_columnwise: Tensor | None,
     weight_columnwise_scale: Tensor | None,
-    weight_columnwise_amax: Tensor | None,
+    saved_amaxes: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    x_columnwise_amax: Tensor | None,
     rng_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
@@ -157,18 +158,15 @@ def check_backward(
         3,
         "[E, ceildiv(N, 16), ceildiv(K, 16)]",
     )
-    checks.device(CELL, "weight_columnwise_amax", weight_columnwise_amax, "dy", dy)
-    checks.dtype(CELL, "weight_columnwise_amax", weight_columnwise_amax, torch.float32)
-    checks.rank(CELL, "weight_columnwise_amax", weight_columnwise_amax, 1, "[E]")
+    checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
+    checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
+    checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[2, E]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float4_e2m1fn_x2)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(32 * (T // 32 + E), 32) // 2]")
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 16 + E, K]")
-    checks.device(CELL, "x_columnwise_amax", x_columnwise_amax, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_amax", x_columnwise_amax, torch.float32)
-    checks.rank(CELL, "x_columnwise_amax", x_columnwise_amax, 1, "[E]")
     checks.device(CELL, "rng_state", rng_state, "dy", dy)
     checks.dtype(CELL, "rng_state", rng_state, torch.int64)
     checks.rank(CELL, "rng_state", rng_state, 1, "[2]")
@@ -196,7 +194,8 @@ def check_backward(
     checks.size(
         CELL, "weight_columnwise_scale", weight_columnwise_scale, -1, -(-K // 16), "ceildiv(K, 16)"
     )
-    checks.size(CELL, "weight_columnwise_amax", weight_columnwise_amax, -1, E, "E (num_groups)")
+    checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 2, "2")
+    checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
     checks.size(
         CELL,
         "x_columnwise",
@@ -206,7 +205,6 @@ def check_backward(
         "align(32 * (T // 32 + E), 32) // 2",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
-    checks.size(CELL, "x_columnwise_amax", x_columnwise_amax, -1, E, "E (num_groups)")
     checks.size(CELL, "rng_state", rng_state, -1, 2, "2")
 
 
@@ -215,10 +213,9 @@ def backward(
     split_sizes: Tensor,
     weight_columnwise: Tensor | None,
     weight_columnwise_scale: Tensor | None,
-    weight_columnwise_amax: Tensor | None,
+    saved_amaxes: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    x_columnwise_amax: Tensor | None,
     rng_state: Tensor,
     need_dx: bool,
     need_dweight: bool,
@@ -238,6 +235,8 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
+    weight_columnwise_amax = None if saved_amaxes is None else saved_amaxes[0]
+    x_columnwise_amax = None if saved_amaxes is None else saved_amaxes[1]
     # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
     #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dbias
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
@@ -245,7 +244,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_dx,
         columnwise=need_dweight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         rng_state=rng_state,
         layout=LAYOUT,
     )

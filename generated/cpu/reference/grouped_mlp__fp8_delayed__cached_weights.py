@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:2ec0f6cf38f536c6
+# checksum sha256:0fa09643ac36daf8
 """grouped_mlp__fp8_delayed__cached_weights in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -103,10 +103,7 @@ def check_forward(
     fc1_weight_rowwise_scale: Tensor,
     fc2_weight_rowwise: Tensor,
     fc2_weight_rowwise_scale: Tensor,
-    fc1_input_amax_history: Tensor,
-    fc1_input_scale: Tensor,
-    fc2_input_amax_history: Tensor,
-    fc2_input_scale: Tensor,
+    forward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of forward does not fit."""
     checks.io_dtype(CELL, "x", x)
@@ -141,22 +138,10 @@ def check_forward(
     checks.device(CELL, "fc2_weight_rowwise_scale", fc2_weight_rowwise_scale, "x", x)
     checks.dtype(CELL, "fc2_weight_rowwise_scale", fc2_weight_rowwise_scale, torch.float32)
     checks.rank(CELL, "fc2_weight_rowwise_scale", fc2_weight_rowwise_scale, 1, "[E]")
-    checks.device(CELL, "fc1_input_amax_history", fc1_input_amax_history, "x", x)
-    checks.dtype(CELL, "fc1_input_amax_history", fc1_input_amax_history, torch.float32)
-    checks.rank(CELL, "fc1_input_amax_history", fc1_input_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc1_input_amax_history", fc1_input_amax_history)
-    checks.device(CELL, "fc1_input_scale", fc1_input_scale, "x", x)
-    checks.dtype(CELL, "fc1_input_scale", fc1_input_scale, torch.float32)
-    checks.rank(CELL, "fc1_input_scale", fc1_input_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc1_input_scale", fc1_input_scale)
-    checks.device(CELL, "fc2_input_amax_history", fc2_input_amax_history, "x", x)
-    checks.dtype(CELL, "fc2_input_amax_history", fc2_input_amax_history, torch.float32)
-    checks.rank(CELL, "fc2_input_amax_history", fc2_input_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc2_input_amax_history", fc2_input_amax_history)
-    checks.device(CELL, "fc2_input_scale", fc2_input_scale, "x", x)
-    checks.dtype(CELL, "fc2_input_scale", fc2_input_scale, torch.float32)
-    checks.rank(CELL, "fc2_input_scale", fc2_input_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc2_input_scale", fc2_input_scale)
+    checks.device(CELL, "forward_state", forward_state, "x", x)
+    checks.dtype(CELL, "forward_state", forward_state, torch.float32)
+    checks.rank(CELL, "forward_state", forward_state, 2, "[2050, E]")
+    checks.contiguous(CELL, "forward_state", forward_state)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
@@ -183,12 +168,8 @@ def check_forward(
         CELL, "fc2_weight_rowwise", fc2_weight_rowwise, -1, -(-F // 16) * 16, "align(F, 16)"
     )
     checks.size(CELL, "fc2_weight_rowwise_scale", fc2_weight_rowwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_input_amax_history", fc1_input_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "fc1_input_amax_history", fc1_input_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_input_scale", fc1_input_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc2_input_amax_history", fc2_input_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "fc2_input_amax_history", fc2_input_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc2_input_scale", fc2_input_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "forward_state", forward_state, -2, 2050, "2050")
+    checks.size(CELL, "forward_state", forward_state, -1, E, "E (num_groups)")
 
 
 def forward(
@@ -203,17 +184,14 @@ def forward(
     fc1_weight_rowwise_scale: Tensor,
     fc2_weight_rowwise: Tensor,
     fc2_weight_rowwise_scale: Tensor,
-    fc1_input_amax_history: Tensor,
-    fc1_input_scale: Tensor,
-    fc2_input_amax_history: Tensor,
-    fc2_input_scale: Tensor,
+    forward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
@@ -226,6 +204,10 @@ def forward(
         or need_dfc1_bias
         or need_dfc2_bias
     )
+    fc1_input_amax_history = forward_state[0:1024]
+    fc1_input_scale = forward_state[1024]
+    fc2_input_amax_history = forward_state[1025:2049]
+    fc2_input_scale = forward_state[2049]
     # 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
     #    x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
@@ -233,7 +215,7 @@ def forward(
         INPUT,
         rowwise=True,
         columnwise=need_dfc1_weight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         scale=fc1_input_scale,
         layout=LAYOUT,
     )
@@ -242,7 +224,7 @@ def forward(
         fc1_input_amax_history, fc1_input_scale = quantized.delayed_update(
             fc1_input_amax_history,
             fc1_input_scale,
-            quantized.group_amax(x, INPUT, split_sizes=split_sizes),
+            quantized.group_amax(x, INPUT, group_sizes=split_sizes),
             INPUT,
             grouped=True,
         )
@@ -271,7 +253,7 @@ def forward(
         INPUT,
         rowwise=True,
         columnwise=need_dfc2_weight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         scale=fc2_input_scale,
         layout=LAYOUT,
     )
@@ -280,7 +262,7 @@ def forward(
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
             fc2_input_scale,
-            quantized.group_amax(a, INPUT, split_sizes=split_sizes),
+            quantized.group_amax(a, INPUT, group_sizes=split_sizes),
             INPUT,
             grouped=True,
         )
@@ -307,10 +289,9 @@ def forward(
         a_columnwise_copy.scale if need_dfc2_weight else x.new_empty(0, dtype=torch.float32),
         x_columnwise_copy.data if need_dfc1_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         x_columnwise_copy.scale if need_dfc1_weight else x.new_empty(0, dtype=torch.float32),
-        fc1_input_amax_history,
-        fc1_input_scale,
-        fc2_input_amax_history,
-        fc2_input_scale,
+        quantized.join_states(
+            fc1_input_amax_history, fc1_input_scale, fc2_input_amax_history, fc2_input_scale
+        ),
     )
 
 
@@ -327,10 +308,7 @@ def check_backward(
     fc1_weight_columnwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc2_grad_output_amax_history: Tensor,
-    fc2_grad_output_scale: Tensor,
-    fc1_grad_output_amax_history: Tensor,
-    fc1_grad_output_scale: Tensor,
+    backward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -368,22 +346,10 @@ def check_backward(
     checks.device(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, torch.float32)
     checks.rank(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, "dy", dy)
-    checks.dtype(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, torch.float32)
-    checks.rank(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history)
-    checks.device(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, "dy", dy)
-    checks.dtype(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, torch.float32)
-    checks.rank(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc2_grad_output_scale", fc2_grad_output_scale)
-    checks.device(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, "dy", dy)
-    checks.dtype(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, torch.float32)
-    checks.rank(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history)
-    checks.device(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, "dy", dy)
-    checks.dtype(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, torch.float32)
-    checks.rank(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc1_grad_output_scale", fc1_grad_output_scale)
+    checks.device(CELL, "backward_state", backward_state, "dy", dy)
+    checks.dtype(CELL, "backward_state", backward_state, torch.float32)
+    checks.rank(CELL, "backward_state", backward_state, 2, "[2050, E]")
+    checks.contiguous(CELL, "backward_state", backward_state)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
@@ -431,20 +397,8 @@ def check_backward(
     checks.size(
         CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -1, E, "E (num_groups)"
     )
-    checks.size(
-        CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, -2, 1024, "1024"
-    )
-    checks.size(
-        CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, -1, E, "E (num_groups)"
-    )
-    checks.size(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, -1, E, "E (num_groups)")
-    checks.size(
-        CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, -2, 1024, "1024"
-    )
-    checks.size(
-        CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, -1, E, "E (num_groups)"
-    )
-    checks.size(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
+    checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
 
 
 def backward(
@@ -460,17 +414,14 @@ def backward(
     fc1_weight_columnwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc2_grad_output_amax_history: Tensor,
-    fc2_grad_output_scale: Tensor,
-    fc1_grad_output_amax_history: Tensor,
-    fc1_grad_output_scale: Tensor,
+    backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
     dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = None
     T = dy.shape[-2]
@@ -479,6 +430,10 @@ def backward(
     F = fc2_weight_columnwise.shape[-2]
     need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
+    fc2_grad_output_amax_history = backward_state[0:1024]
+    fc2_grad_output_scale = backward_state[1024]
+    fc1_grad_output_amax_history = backward_state[1025:2049]
+    fc1_grad_output_scale = backward_state[2049]
     # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
     #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
@@ -486,7 +441,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_da,
         columnwise=need_dfc2_weight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         scale=fc2_grad_output_scale,
         layout=LAYOUT,
     )
@@ -497,7 +452,7 @@ def backward(
     fc2_grad_output_amax_history, fc2_grad_output_scale = quantized.delayed_update(
         fc2_grad_output_amax_history,
         fc2_grad_output_scale,
-        quantized.group_amax(dy, GRAD_OUTPUT, split_sizes=split_sizes),
+        quantized.group_amax(dy, GRAD_OUTPUT, group_sizes=split_sizes),
         GRAD_OUTPUT,
         grouped=True,
     )
@@ -539,7 +494,7 @@ def backward(
             GRAD_OUTPUT,
             rowwise=need_dx,
             columnwise=need_dfc1_weight,
-            split_sizes=split_sizes,
+            group_sizes=split_sizes,
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
@@ -551,7 +506,7 @@ def backward(
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
-            quantized.group_amax(dh, GRAD_OUTPUT, split_sizes=split_sizes),
+            quantized.group_amax(dh, GRAD_OUTPUT, group_sizes=split_sizes),
             GRAD_OUTPUT,
             grouped=True,
         )
@@ -589,10 +544,12 @@ def backward(
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
-        fc2_grad_output_amax_history,
-        fc2_grad_output_scale,
-        fc1_grad_output_amax_history,
-        fc1_grad_output_scale,
+        quantized.join_states(
+            fc2_grad_output_amax_history,
+            fc2_grad_output_scale,
+            fc1_grad_output_amax_history,
+            fc1_grad_output_scale,
+        ),
     )
 
 
@@ -607,10 +564,7 @@ def check_refresh(
     fc2_weight_rowwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc1_weight_amax_history: Tensor,
-    fc1_weight_scale: Tensor,
-    fc2_weight_amax_history: Tensor,
-    fc2_weight_scale: Tensor,
+    refresh_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of refresh does not fit."""
     checks.io_dtype(CELL, "fc1_weight", fc1_weight)
@@ -658,26 +612,10 @@ def check_refresh(
     checks.dtype(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, torch.float32)
     checks.rank(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, 1, "[E]")
     checks.contiguous(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale)
-    checks.device(
-        CELL, "fc1_weight_amax_history", fc1_weight_amax_history, "fc1_weight", fc1_weight
-    )
-    checks.dtype(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, torch.float32)
-    checks.rank(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc1_weight_amax_history", fc1_weight_amax_history)
-    checks.device(CELL, "fc1_weight_scale", fc1_weight_scale, "fc1_weight", fc1_weight)
-    checks.dtype(CELL, "fc1_weight_scale", fc1_weight_scale, torch.float32)
-    checks.rank(CELL, "fc1_weight_scale", fc1_weight_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc1_weight_scale", fc1_weight_scale)
-    checks.device(
-        CELL, "fc2_weight_amax_history", fc2_weight_amax_history, "fc1_weight", fc1_weight
-    )
-    checks.dtype(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, torch.float32)
-    checks.rank(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc2_weight_amax_history", fc2_weight_amax_history)
-    checks.device(CELL, "fc2_weight_scale", fc2_weight_scale, "fc1_weight", fc1_weight)
-    checks.dtype(CELL, "fc2_weight_scale", fc2_weight_scale, torch.float32)
-    checks.rank(CELL, "fc2_weight_scale", fc2_weight_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc2_weight_scale", fc2_weight_scale)
+    checks.device(CELL, "refresh_state", refresh_state, "fc1_weight", fc1_weight)
+    checks.dtype(CELL, "refresh_state", refresh_state, torch.float32)
+    checks.rank(CELL, "refresh_state", refresh_state, 2, "[2050, E]")
+    checks.contiguous(CELL, "refresh_state", refresh_state)
     E = fc1_weight.shape[-3]
     H = fc1_weight.shape[-1]
     F = fc2_weight.shape[-1]
@@ -717,12 +655,8 @@ def check_refresh(
     checks.size(
         CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -1, E, "E (num_groups)"
     )
-    checks.size(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_scale", fc1_weight_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc2_weight_scale", fc2_weight_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "refresh_state", refresh_state, -2, 2050, "2050")
+    checks.size(CELL, "refresh_state", refresh_state, -1, E, "E (num_groups)")
 
 
 def refresh(
@@ -736,15 +670,14 @@ def refresh(
     fc2_weight_rowwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
-    fc1_weight_amax_history: Tensor,
-    fc1_weight_scale: Tensor,
-    fc2_weight_amax_history: Tensor,
-    fc2_weight_scale: Tensor,
+    refresh_state: Tensor,
     update_state: bool,
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
-]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The refresh program, step by step."""
+    fc1_weight_amax_history = refresh_state[0:1024]
+    fc1_weight_scale = refresh_state[1024]
+    fc2_weight_amax_history = refresh_state[1025:2049]
+    fc2_weight_scale = refresh_state[2049]
     # 1. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
     #    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
@@ -782,10 +715,9 @@ def refresh(
         fc2_weight_rowwise_copy.scale,
         fc2_weight_columnwise_copy.data.view(torch.uint8),
         fc2_weight_columnwise_copy.scale,
-        fc1_weight_amax_history,
-        fc1_weight_scale,
-        fc2_weight_amax_history,
-        fc2_weight_scale,
+        quantized.join_states(
+            fc1_weight_amax_history, fc1_weight_scale, fc2_weight_amax_history, fc2_weight_scale
+        ),
     )
 
 

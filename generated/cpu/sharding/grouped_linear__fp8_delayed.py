@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:f673cc46588a79ea
+# checksum sha256:756fbeef1934dd65
 """grouped_linear__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -16,23 +16,12 @@ OPS = (
     Op(
         name="grouped_linear__fp8_delayed_forward",
         schema=(
-            "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, "
-            "Tensor(a!) input_amax_history, Tensor(b!) input_scale, "
-            "Tensor(c!) weight_amax_history, Tensor(d!) weight_scale, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, Tensor(a!) forward_state, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
-        tensors=(
-            "x",
-            "weight",
-            "split_sizes",
-            "bias",
-            "input_amax_history",
-            "input_scale",
-            "weight_amax_history",
-            "weight_scale",
-        ),
+        tensors=("x", "weight", "split_sizes", "bias", "forward_state"),
         flags=3,
-        mutated=4,
+        mutated=1,
         saved=(),
         asked=(0, 1, 1, 2, 2),
         ways=(),
@@ -42,8 +31,7 @@ OPS = (
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
             "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor(a!) grad_output_amax_history, Tensor(b!) grad_output_scale, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor)"
+            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
@@ -52,11 +40,10 @@ OPS = (
             "weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
-            "grad_output_amax_history",
-            "grad_output_scale",
+            "backward_state",
         ),
         flags=3,
-        mutated=2,
+        mutated=1,
         saved=(2, 3, 4, 5),
         asked=(1, 2, 4),
         ways=(),

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:2d4a5ce4704f7e0c
+// checksum sha256:8c1b7f5c3fe27a79
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -23,13 +23,14 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_linear__fp8_block__add_to_main_grad";
 constexpr Arch kArch{"sm_90a", 9, 0, true};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>> forward(
     Tensor x,
     Tensor weight,
     Tensor split_sizes,
     std::optional<Tensor> bias,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dweight) {
+    bool need_dx,
+    bool need_dweight) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
   check_rank(kCell, "x", given(x), 2, true, "[T, K]");
@@ -66,16 +67,18 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   std::optional<Tensor> weight_columnwise;
   if (need_dx) weight_columnwise = empty({E, K, align(N, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> weight_columnwise_scale;
-  if (need_dx) weight_columnwise_scale = empty({E, ceildiv(N, 128), ceildiv(K, 128)}, ScalarType::Float, x);
+  if (need_dx) weight_columnwise_scale =
+      empty({E, ceildiv(N, 128), ceildiv(K, 128)}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
-  if (need_dweight) x_columnwise = empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dweight) x_columnwise =
+      empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dweight) x_columnwise_scale = empty({T / 128 + E, K}, ScalarType::Float, x);
   const std::array<Lifetime, 4> lives{{
       {padded(T * align(K, 16)), 1, 3},  // x_rowwise
-      {padded(4 * (ceildiv(K, 128) * (32 * (T / 32 + E)))), 1, 3},  // x_rowwise_scale
+      {padded(4 * ceildiv(K, 128) * 32 * (T / 32 + E)), 1, 3},  // x_rowwise_scale
       {padded(E * N * align(K, 16)), 2, 3},  // weight_rowwise
-      {padded(4 * (E * ceildiv(N, 128) * ceildiv(K, 128))), 2, 3},  // weight_rowwise_scale
+      {padded(4 * E * ceildiv(N, 128) * ceildiv(K, 128)), 2, 3},  // weight_rowwise_scale
   }};
   const Workspace workspace(lives, x);
   void* const x_rowwise = workspace[0];
@@ -87,7 +90,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = K;
     arguments.quantize.groups = E;
@@ -102,11 +105,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, quantize_sm90_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
+  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
+  //    weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = N;
     arguments.quantize.columns = K;
     arguments.quantize.groups = E;
@@ -120,11 +124,15 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(N, 16);
     check(kCell, quantize_sm90_e4m3_block_128x128(io, arguments, stream));
   }
-  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y
+  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+  //    split_sizes, bias -> y
   check(kCell,
         gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(x_rowwise), /*b=*/pointer(weight_rowwise), /*bias=*/pointer(bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                {/*a=*/pointer(x_rowwise), /*b=*/pointer(weight_rowwise),
+                    /*bias=*/pointer(bias_dense), /*out=*/writable(y),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                 /*pitch_a=*/align(K, 16),
                 /*pitch_b=*/align(K, 16),
                 /*scale_a=*/floats(pointer(x_rowwise_scale)),
@@ -142,9 +150,9 @@ std::tuple<Tensor, Tensor> backward(
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     std::optional<Tensor> weight_main_grad,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dweight,
-    [[maybe_unused]] bool need_dbias) {
+    bool need_dx,
+    bool need_dweight,
+    bool need_dbias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, N]");
@@ -156,10 +164,12 @@ std::tuple<Tensor, Tensor> backward(
   check_rank(kCell, "weight_columnwise", given(weight_columnwise), 3, true, "[E, K, align(N, 16)]");
   check_device(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), "dy", dy);
   check_dtype(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 3, true, "[E, ceildiv(N, 128), ceildiv(K, 128)]");
+  check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 3, true,
+      "[E, ceildiv(N, 128), ceildiv(K, 128)]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[K, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 128 + E, K]");
@@ -170,14 +180,23 @@ std::tuple<Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t N = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2) : x_columnwise ? extent(*x_columnwise, -2) : x_columnwise_scale ? extent(*x_columnwise_scale, -1) : weight_main_grad ? extent(*weight_main_grad, -1) : 0;
+  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2)
+      : x_columnwise ? extent(*x_columnwise, -2)
+      : x_columnwise_scale ? extent(*x_columnwise_scale, -1)
+      : weight_main_grad ? extent(*weight_main_grad, -1) : 0;
   check_size(kCell, "weight_columnwise", given(weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16), "align(N, 16)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -2, ceildiv(N, 128), "ceildiv(N, 128)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -1, ceildiv(K, 128), "ceildiv(K, 128)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 128 + E, "T // 128 + E");
+  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16),
+      "align(N, 16)");
+  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -3, E,
+      "E (num_groups)");
+  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -2, ceildiv(N, 128),
+      "ceildiv(N, 128)");
+  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -1, ceildiv(K, 128),
+      "ceildiv(K, 128)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 128 + E,
+      "T // 128 + E");
   check_size(kCell, "weight_main_grad", given(weight_main_grad), -3, E, "E (num_groups)");
   check_size(kCell, "weight_main_grad", given(weight_main_grad), -2, N, "N (out_features)");
   check_multiple(kCell, "N (out_features)", N, 8, "sm_90a");
@@ -199,26 +218,28 @@ std::tuple<Tensor, Tensor> backward(
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 5> lives{{
       {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx ? padded(4 * (ceildiv(N, 128) * (32 * (T / 32 + E)))) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      // dy_rowwise_scale
+      {need_dx ? padded(4 * ceildiv(N, 128) * 32 * (T / 32 + E)) : kUnwanted, 1, 2},
       {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
-      {need_dweight ? padded(4 * ((T / 128 + E) * N)) : kUnwanted, 1, 3},  // dy_columnwise_scale
-      {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
+      {need_dweight ? padded(4 * (T / 128 + E) * N) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
   }};
-  const std::array rooms{
-      room(dx, /*before=*/2),
+  const std::array regions{
+      region(dx, /*before=*/2),
   };
-  const Workspace workspace(lives, dy, rooms);
+  const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
+  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  //    dy_columnwise_scale, dbias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = N;
     arguments.quantize.groups = E;
@@ -235,12 +256,16 @@ std::tuple<Tensor, Tensor> backward(
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_sm90_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx
+  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+  //    weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*pitch_a=*/align(N, 16),
                   /*pitch_b=*/align(N, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
@@ -248,12 +273,16 @@ std::tuple<Tensor, Tensor> backward(
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes, weight_main_grad -> weight_main_grad
+  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+  //    split_sizes, weight_main_grad -> weight_main_grad
   if (need_dweight) {
     check(kCell,
           gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128_add(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(weight_main_grad), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(weight_main_grad),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),
                   /*pitch_b=*/align(32 * (T / 32 + E), 16),
                   /*scale_a=*/floats(pointer(dy_columnwise_scale)),

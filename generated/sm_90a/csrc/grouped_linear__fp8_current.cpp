@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:839ef22abba1fafd
+// checksum sha256:d27e7f9ed71f5c5e
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -22,13 +22,14 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_linear__fp8_current";
 constexpr Arch kArch{"sm_90a", 9, 0, true};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>> forward(
     Tensor x,
     Tensor weight,
     Tensor split_sizes,
     std::optional<Tensor> bias,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dweight) {
+    bool need_dx,
+    bool need_dweight) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
   check_rank(kCell, "x", given(x), 2, true, "[T, K]");
@@ -67,18 +68,19 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   std::optional<Tensor> weight_columnwise_scale;
   if (need_dx) weight_columnwise_scale = empty({E}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
-  if (need_dweight) x_columnwise = empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dweight) x_columnwise =
+      empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dweight) x_columnwise_scale = empty({E}, ScalarType::Float, x);
   const std::array<Lifetime, 8> lives{{
       {padded(T * align(K, 16)), 1, 3},  // x_rowwise
       {padded(4 * E), 1, 3},  // x_rowwise_scale
       {padded(4 * E), 1, 1},  // x_amax
-      {padded(4 * (384 * E)), 1, 1},  // x_partial_amax
+      {padded(4 * 384 * E), 1, 1},  // x_partial_amax
       {padded(E * N * align(K, 16)), 2, 3},  // weight_rowwise
       {padded(4 * E), 2, 3},  // weight_rowwise_scale
       {padded(4 * E), 2, 2},  // weight_amax
-      {padded(4 * (384 * E)), 2, 2},  // weight_partial_amax
+      {padded(4 * 384 * E), 2, 2},  // weight_partial_amax
   }};
   const Workspace workspace(lives, x);
   void* const x_rowwise = workspace[0];
@@ -90,11 +92,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const weight_amax = workspace[6];
   void* const weight_partial_amax = workspace[7];
 
-  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax, x_partial_amax
+  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
+  //    x_amax, x_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = K;
     arguments.quantize.groups = E;
@@ -109,11 +112,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.partial_amax = floats(x_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale, weight_amax, weight_partial_amax
+  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
+  //    weight_columnwise_scale, weight_amax, weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = N;
     arguments.quantize.columns = K;
     arguments.quantize.groups = E;
@@ -128,11 +132,15 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.partial_amax = floats(weight_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y
+  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+  //    split_sizes, bias -> y
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(x_rowwise), /*b=*/pointer(weight_rowwise), /*bias=*/pointer(bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                {/*a=*/pointer(x_rowwise), /*b=*/pointer(weight_rowwise),
+                    /*bias=*/pointer(bias_dense), /*out=*/writable(y),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                 /*pitch_a=*/align(K, 16),
                 /*pitch_b=*/align(K, 16),
                 /*scale_a=*/floats(pointer(x_rowwise_scale)),
@@ -149,9 +157,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     std::optional<Tensor> weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dweight,
-    [[maybe_unused]] bool need_dbias) {
+    bool need_dx,
+    bool need_dweight,
+    bool need_dbias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, N]");
@@ -166,18 +174,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 1, true, "[E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[K, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
   const int64_t T = extent(dy, -2);
   const int64_t N = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2) : x_columnwise ? extent(*x_columnwise, -2) : 0;
+  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2)
+      : x_columnwise ? extent(*x_columnwise, -2) : 0;
   check_size(kCell, "weight_columnwise", given(weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16), "align(N, 16)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16),
+      "align(N, 16)");
+  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -1, E,
+      "E (num_groups)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
   check_multiple(kCell, "N (out_features)", N, 8, "sm_90a");
   check_multiple(kCell, "K (in_features)", K, 8, "sm_90a");
@@ -205,14 +218,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
       {need_dweight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
       {padded(4 * E), 1, 1},  // dy_amax
-      {padded(4 * (384 * E)), 1, 1},  // dy_partial_amax
-      {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
+      {padded(4 * 384 * E), 1, 1},  // dy_partial_amax
+      {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
   }};
-  const std::array rooms{
-      room(dx, /*before=*/2),
-      room(dweight, /*before=*/3),
+  const std::array regions{
+      region(dx, /*before=*/2),
+      region(dweight, /*before=*/3),
   };
-  const Workspace workspace(lives, dy, rooms);
+  const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];
@@ -221,11 +234,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   void* const dy_partial_amax = workspace[5];
   void* const dy_row_sums = workspace[6];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dy_partial_amax, dbias, dy_row_sums
+  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  //    dy_columnwise_scale, dy_amax, dy_partial_amax, dbias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = N;
     arguments.quantize.groups = E;
@@ -242,12 +256,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx
+  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+  //    weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*pitch_a=*/align(N, 16),
                   /*pitch_b=*/align(N, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
@@ -255,12 +273,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dweight
+  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+  //    split_sizes -> dweight
   if (need_dweight) {
     check(kCell,
           gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dweight), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dweight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),
                   /*pitch_b=*/align(32 * (T / 32 + E), 16),
                   /*scale_a=*/floats(pointer(dy_columnwise_scale)),

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:cbdeda553cca9d83
+// checksum sha256:196bcbf9cee53964
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -28,13 +28,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor weight,
     Tensor split_sizes,
     std::optional<Tensor> bias,
-    Tensor input_amax_history,
-    Tensor input_scale,
-    Tensor weight_amax_history,
-    Tensor weight_scale,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dweight,
-    [[maybe_unused]] bool need_dbias) {
+    Tensor forward_state,
+    bool need_dx,
+    bool need_dweight,
+    bool need_dbias) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
   check_rank(kCell, "x", given(x), 2, true, "[T, K]");
@@ -47,22 +44,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   check_device(kCell, "bias", given(bias), "x", x);
   check_same_dtype(kCell, "bias", given(bias), "x", x);
   check_rank(kCell, "bias", given(bias), 2, true, "[E, N]");
-  check_device(kCell, "input_amax_history", given(input_amax_history), "x", x);
-  check_dtype(kCell, "input_amax_history", given(input_amax_history), ScalarType::Float);
-  check_rank(kCell, "input_amax_history", given(input_amax_history), 2, true, "[1024, E]");
-  check_contiguous(kCell, "input_amax_history", given(input_amax_history));
-  check_device(kCell, "input_scale", given(input_scale), "x", x);
-  check_dtype(kCell, "input_scale", given(input_scale), ScalarType::Float);
-  check_rank(kCell, "input_scale", given(input_scale), 1, true, "[E]");
-  check_contiguous(kCell, "input_scale", given(input_scale));
-  check_device(kCell, "weight_amax_history", given(weight_amax_history), "x", x);
-  check_dtype(kCell, "weight_amax_history", given(weight_amax_history), ScalarType::Float);
-  check_rank(kCell, "weight_amax_history", given(weight_amax_history), 2, true, "[1024, E]");
-  check_contiguous(kCell, "weight_amax_history", given(weight_amax_history));
-  check_device(kCell, "weight_scale", given(weight_scale), "x", x);
-  check_dtype(kCell, "weight_scale", given(weight_scale), ScalarType::Float);
-  check_rank(kCell, "weight_scale", given(weight_scale), 1, true, "[E]");
-  check_contiguous(kCell, "weight_scale", given(weight_scale));
+  check_device(kCell, "forward_state", given(forward_state), "x", x);
+  check_dtype(kCell, "forward_state", given(forward_state), ScalarType::Float);
+  check_rank(kCell, "forward_state", given(forward_state), 2, true, "[2050, E]");
+  check_contiguous(kCell, "forward_state", given(forward_state));
   const int64_t T = extent(x, -2);
   const int64_t K = extent(x, -1);
   const int64_t E = extent(weight, -3);
@@ -71,12 +56,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   check_size(kCell, "split_sizes", given(split_sizes), -1, E, "E (num_groups)");
   check_size(kCell, "bias", given(bias), -2, E, "E (num_groups)");
   check_size(kCell, "bias", given(bias), -1, N, "N (out_features)");
-  check_size(kCell, "input_amax_history", given(input_amax_history), -2, 1024, "1024");
-  check_size(kCell, "input_amax_history", given(input_amax_history), -1, E, "E (num_groups)");
-  check_size(kCell, "input_scale", given(input_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "weight_amax_history", given(weight_amax_history), -2, 1024, "1024");
-  check_size(kCell, "weight_amax_history", given(weight_amax_history), -1, E, "E (num_groups)");
-  check_size(kCell, "weight_scale", given(weight_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "forward_state", given(forward_state), -2, 2050, "2050");
+  check_size(kCell, "forward_state", given(forward_state), -1, E, "E (num_groups)");
   check_multiple(kCell, "K (in_features)", K, 8, "sm_90a");
   check_multiple(kCell, "N (out_features)", N, 8, "sm_90a");
 
@@ -90,11 +71,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   const auto weight_dense = dense(weight);
   const auto split_sizes_dense = dense(split_sizes);
   const auto bias_dense = dense(bias);
+  const bool need_any = need_dx || need_dweight || need_dbias;
   const Tensor y = empty({T, N}, io, x);
-  const Tensor weight_columnwise = need_dx ? empty({E, K, align(N, 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor weight_columnwise_scale = need_dx ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const Tensor x_columnwise = need_dweight ? empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor x_columnwise_scale = need_dweight ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor weight_columnwise = need_dx
+      ? empty({E, K, align(N, 16)}, ScalarType::Float8_e4m3fn, x)
+      : empty({0}, ScalarType::Float8_e4m3fn, x);
+  const Tensor weight_columnwise_scale = need_dx
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor x_columnwise = need_dweight
+      ? empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x)
+      : empty({0}, ScalarType::Float8_e4m3fn, x);
+  const Tensor x_columnwise_scale = need_dweight
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 4> lives{{
       {padded(T * align(K, 16)), 1, 3},  // x_rowwise
       {padded(4 * E), 1, 3},  // x_rowwise_scale
@@ -106,13 +94,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   void* const x_rowwise_scale = workspace[1];
   void* const weight_rowwise = workspace[2];
   void* const weight_rowwise_scale = workspace[3];
+  float* const input_amax_history = floats(writable(forward_state));
+  float* const input_scale = floats(writable(forward_state)) + 1024 * E;
+  float* const weight_amax_history = floats(writable(forward_state)) + 1025 * E;
+  float* const weight_scale = floats(writable(forward_state)) + 2049 * E;
   DelayedArguments due{};
 
-  // 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+  // 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
+  //    x_columnwise, x_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = K;
     arguments.quantize.groups = E;
@@ -123,21 +116,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.quantize.columnwise.data = need_dweight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dweight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.state.history = floats(writable(input_amax_history));
-    arguments.state.scale = floats(writable(input_scale));
+    arguments.state.history = input_amax_history;
+    arguments.state.scale = input_scale;
     arguments.state.slots = 1024;
     arguments.state.groups = E;
     arguments.state.max = 448.0f;
     arguments.state.grouped = true;
     arguments.due = &due;
-    arguments.update = need_dx || need_dweight || need_dbias;
+    arguments.update = need_any;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
+  // 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale,
+  //    weight_columnwise, weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = N;
     arguments.quantize.columns = K;
     arguments.quantize.groups = E;
@@ -148,22 +142,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(N, 16);
-    arguments.state.history = floats(writable(weight_amax_history));
-    arguments.state.scale = floats(writable(weight_scale));
+    arguments.state.history = weight_amax_history;
+    arguments.state.scale = weight_scale;
     arguments.state.slots = 1024;
     arguments.state.groups = E;
     arguments.state.max = 448.0f;
     arguments.state.grouped = true;
     arguments.due = &due;
     arguments.moves_states = true;
-    arguments.update = need_dx || need_dweight || need_dbias;
+    arguments.update = need_any;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale, split_sizes, bias -> y
+  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+  //    split_sizes, bias -> y
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(x_rowwise), /*b=*/pointer(weight_rowwise), /*bias=*/pointer(bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                {/*a=*/pointer(x_rowwise), /*b=*/pointer(weight_rowwise),
+                    /*bias=*/pointer(bias_dense), /*out=*/writable(y),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                 /*pitch_a=*/align(K, 16),
                 /*pitch_b=*/align(K, 16),
                 /*scale_a=*/floats(pointer(x_rowwise_scale)),
@@ -180,12 +178,11 @@ std::tuple<Tensor, Tensor> backward(
     std::optional<Tensor> weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    Tensor grad_output_amax_history,
-    Tensor grad_output_scale,
+    Tensor backward_state,
     std::optional<Tensor> weight_main_grad,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dweight,
-    [[maybe_unused]] bool need_dbias) {
+    bool need_dx,
+    bool need_dweight,
+    bool need_dbias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, N]");
@@ -200,18 +197,15 @@ std::tuple<Tensor, Tensor> backward(
   check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 1, true, "[E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[K, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
-  check_device(kCell, "grad_output_amax_history", given(grad_output_amax_history), "dy", dy);
-  check_dtype(kCell, "grad_output_amax_history", given(grad_output_amax_history), ScalarType::Float);
-  check_rank(kCell, "grad_output_amax_history", given(grad_output_amax_history), 2, true, "[1024, E]");
-  check_contiguous(kCell, "grad_output_amax_history", given(grad_output_amax_history));
-  check_device(kCell, "grad_output_scale", given(grad_output_scale), "dy", dy);
-  check_dtype(kCell, "grad_output_scale", given(grad_output_scale), ScalarType::Float);
-  check_rank(kCell, "grad_output_scale", given(grad_output_scale), 1, true, "[E]");
-  check_contiguous(kCell, "grad_output_scale", given(grad_output_scale));
+  check_device(kCell, "backward_state", given(backward_state), "dy", dy);
+  check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
+  check_rank(kCell, "backward_state", given(backward_state), 2, true, "[1025, E]");
+  check_contiguous(kCell, "backward_state", given(backward_state));
   check_device(kCell, "weight_main_grad", given(weight_main_grad), "dy", dy);
   check_dtype(kCell, "weight_main_grad", given(weight_main_grad), ScalarType::Float);
   check_rank(kCell, "weight_main_grad", given(weight_main_grad), 3, true, "[E, N, K]");
@@ -219,15 +213,19 @@ std::tuple<Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t N = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2) : x_columnwise ? extent(*x_columnwise, -2) : weight_main_grad ? extent(*weight_main_grad, -1) : 0;
+  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2)
+      : x_columnwise ? extent(*x_columnwise, -2) : weight_main_grad ? extent(*weight_main_grad, -1)
+      : 0;
   check_size(kCell, "weight_columnwise", given(weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16), "align(N, 16)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16),
+      "align(N, 16)");
+  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -1, E,
+      "E (num_groups)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "grad_output_amax_history", given(grad_output_amax_history), -2, 1024, "1024");
-  check_size(kCell, "grad_output_amax_history", given(grad_output_amax_history), -1, E, "E (num_groups)");
-  check_size(kCell, "grad_output_scale", given(grad_output_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "backward_state", given(backward_state), -2, 1025, "1025");
+  check_size(kCell, "backward_state", given(backward_state), -1, E, "E (num_groups)");
   check_size(kCell, "weight_main_grad", given(weight_main_grad), -3, E, "E (num_groups)");
   check_size(kCell, "weight_main_grad", given(weight_main_grad), -2, N, "N (out_features)");
   check_multiple(kCell, "N (out_features)", N, 8, "sm_90a");
@@ -252,24 +250,27 @@ std::tuple<Tensor, Tensor> backward(
       {need_dx ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
       {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
       {need_dweight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
-      {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
+      {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
   }};
-  const std::array rooms{
-      room(dx, /*before=*/2),
+  const std::array regions{
+      region(dx, /*before=*/2),
   };
-  const Workspace workspace(lives, dy, rooms);
+  const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
+  float* const grad_output_amax_history = floats(writable(backward_state));
+  float* const grad_output_scale = floats(writable(backward_state)) + 1024 * E;
   DelayedArguments due{};
 
-  // 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
+  // 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
+  //    dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = N;
     arguments.quantize.groups = E;
@@ -282,8 +283,8 @@ std::tuple<Tensor, Tensor> backward(
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.sums = need_dbias ? writable(dbias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    arguments.state.history = floats(writable(grad_output_amax_history));
-    arguments.state.scale = floats(writable(grad_output_scale));
+    arguments.state.history = grad_output_amax_history;
+    arguments.state.scale = grad_output_scale;
     arguments.state.slots = 1024;
     arguments.state.groups = E;
     arguments.state.max = 57344.0f;
@@ -293,12 +294,16 @@ std::tuple<Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale, split_sizes -> dx
+  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+  //    weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*pitch_a=*/align(N, 16),
                   /*pitch_b=*/align(N, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
@@ -306,12 +311,16 @@ std::tuple<Tensor, Tensor> backward(
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes, weight_main_grad -> weight_main_grad
+  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+  //    split_sizes, weight_main_grad -> weight_main_grad
   if (need_dweight) {
     check(kCell,
           gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(weight_main_grad), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(weight_main_grad),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),
                   /*pitch_b=*/align(32 * (T / 32 + E), 16),
                   /*scale_a=*/floats(pointer(dy_columnwise_scale)),

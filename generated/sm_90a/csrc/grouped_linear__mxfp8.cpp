@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:bcf13275cbc236fe
+// checksum sha256:75be42c0e9b109ec
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -24,13 +24,14 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_linear__mxfp8";
 constexpr Arch kArch{"sm_90a", 9, 0, true};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>> forward(
     Tensor x,
     Tensor weight,
     Tensor split_sizes,
     std::optional<Tensor> bias,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dweight) {
+    bool need_dx,
+    bool need_dweight) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
   check_rank(kCell, "x", given(x), 2, true, "[T, K]");
@@ -67,9 +68,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   std::optional<Tensor> weight_columnwise;
   if (need_dx) weight_columnwise = empty({E, K, align(N, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> weight_columnwise_scale;
-  if (need_dx) weight_columnwise_scale = empty({E, ceildiv(N, 32), K}, ScalarType::Float8_e8m0fnu, x);
+  if (need_dx) weight_columnwise_scale =
+      empty({E, ceildiv(N, 32), K}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> x_columnwise;
-  if (need_dweight) x_columnwise = empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dweight) x_columnwise =
+      empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dweight) x_columnwise_scale = empty({T / 32 + E, K}, ScalarType::Float8_e8m0fnu, x);
   const std::array<Lifetime, 6> lives{{
@@ -77,13 +80,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(T * ceildiv(K, 32)), 1, 3},  // x_rowwise_scale
       {padded(E * N * align(K, 16)), 2, 4},  // weight_rowwise
       {padded(E * N * ceildiv(K, 32)), 2, 4},  // weight_rowwise_scale
-      {padded(2 * (T * K)), 3, 5},  // x_rowwise_decoded
-      {padded(2 * (E * N * K)), 4, 5},  // weight_rowwise_decoded
+      {padded(2 * T * K), 3, 5},  // x_rowwise_decoded
+      {padded(2 * E * N * K), 4, 5},  // weight_rowwise_decoded
   }};
-  const std::array rooms{
-      room(y, /*before=*/5),
+  const std::array regions{
+      region(y, /*before=*/5),
   };
-  const Workspace workspace(lives, x, rooms);
+  const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const weight_rowwise = workspace[2];
@@ -95,7 +98,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = K;
     arguments.quantize.groups = E;
@@ -108,11 +111,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
+  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
+  //    weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = N;
     arguments.quantize.columns = K;
     arguments.quantize.groups = E;
@@ -160,7 +164,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   check(kCell,
         gemm_decoded_sm90_fprop(io,
             DecodedGemmArguments{
-                {/*a=*/pointer(x_rowwise_decoded), /*b=*/pointer(weight_rowwise_decoded), /*bias=*/pointer(bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                {/*a=*/pointer(x_rowwise_decoded), /*b=*/pointer(weight_rowwise_decoded),
+                    /*bias=*/pointer(bias_dense), /*out=*/writable(y),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                 /*amax_a=*/nullptr,
                 /*amax_b=*/nullptr,
             },
@@ -175,9 +182,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     std::optional<Tensor> weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dweight,
-    [[maybe_unused]] bool need_dbias) {
+    bool need_dx,
+    bool need_dweight,
+    bool need_dbias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, N]");
@@ -188,23 +195,33 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_dtype(kCell, "weight_columnwise", given(weight_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "weight_columnwise", given(weight_columnwise), 3, true, "[E, K, align(N, 16)]");
   check_device(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), ScalarType::Float8_e8m0fnu);
-  check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 3, true, "[E, ceildiv(N, 32), K]");
+  check_dtype(kCell, "weight_columnwise_scale", given(weight_columnwise_scale),
+      ScalarType::Float8_e8m0fnu);
+  check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 3, true,
+      "[E, ceildiv(N, 32), K]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[K, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e8m0fnu);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 32 + E, K]");
   const int64_t T = extent(dy, -2);
   const int64_t N = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2) : weight_columnwise_scale ? extent(*weight_columnwise_scale, -1) : x_columnwise ? extent(*x_columnwise, -2) : x_columnwise_scale ? extent(*x_columnwise_scale, -1) : 0;
+  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2)
+      : weight_columnwise_scale ? extent(*weight_columnwise_scale, -1)
+      : x_columnwise ? extent(*x_columnwise, -2)
+      : x_columnwise_scale ? extent(*x_columnwise_scale, -1) : 0;
   check_size(kCell, "weight_columnwise", given(weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16), "align(N, 16)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -2, ceildiv(N, 32), "ceildiv(N, 32)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16),
+      "align(N, 16)");
+  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -3, E,
+      "E (num_groups)");
+  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -2, ceildiv(N, 32),
+      "ceildiv(N, 32)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 32 + E, "T // 32 + E");
   check_multiple(kCell, "N (out_features)", N, 8, "sm_90a");
   check_multiple(kCell, "K (in_features)", K, 8, "sm_90a");
@@ -231,18 +248,19 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       {need_dx ? padded(T * ceildiv(N, 32)) : kUnwanted, 1, 2},  // dy_rowwise_scale
       {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},  // dy_columnwise
       {need_dweight ? padded((T / 32 + E) * N) : kUnwanted, 1, 5},  // dy_columnwise_scale
-      {padded(4 * ((T / 128 + (2 * E + 1)) * N)), 1, 1},  // dy_row_sums
-      {need_dx ? padded(2 * (T * N)) : kUnwanted, 2, 4},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * (E * N * K)) : kUnwanted, 3, 4},  // weight_columnwise_decoded
-      {need_dweight ? padded(2 * (32 * (T / 32 + E) * N)) : kUnwanted, 5, 7},  // dy_columnwise_decoded
+      {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
+      {need_dx ? padded(2 * T * N) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * E * N * K) : kUnwanted, 3, 4},  // weight_columnwise_decoded
+      // dy_columnwise_decoded
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 5, 7},
       {need_dweight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
-      {need_dweight ? padded(2 * (32 * (T / 32 + E) * K)) : kUnwanted, 6, 7},  // x_columnwise_decoded
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 6, 7},  // x_columnwise_decoded
   }};
-  const std::array rooms{
-      room(dx, /*before=*/4),
-      room(dweight, /*before=*/7),
+  const std::array regions{
+      region(dx, /*before=*/4),
+      region(dweight, /*before=*/7),
   };
-  const Workspace workspace(lives, dy, rooms);
+  const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];
@@ -254,11 +272,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   void* const dy_padded_sizes = workspace[8];
   void* const x_columnwise_decoded = workspace[9];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
+  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  //    dy_columnwise_scale, dbias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = N;
     arguments.quantize.groups = E;
@@ -313,20 +332,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     check(kCell,
           gemm_decoded_sm90_dgrad(io,
               DecodedGemmArguments{
-                  {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(weight_columnwise_decoded), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(weight_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  //    dy_padded_sizes
   if (need_dweight) {
     {
       DequantizeGroupsArguments arguments{};
       arguments.data = pointer(dy_columnwise);
       arguments.scale = pointer(dy_columnwise_scale);
       arguments.output = writable(dy_columnwise_decoded);
-      arguments.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.padded_sizes = integers(writable(dy_padded_sizes));
       arguments.rows = T;
       arguments.columns = N;
@@ -343,7 +366,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.data = pointer(x_columnwise_dense);
       arguments.scale = pointer(x_columnwise_scale_dense);
       arguments.output = writable(x_columnwise_decoded);
-      arguments.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.rows = T;
       arguments.columns = K;
       arguments.groups = E;
@@ -357,7 +380,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     check(kCell,
           gemm_decoded_sm90_wgrad(io,
               DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded), /*bias=*/nullptr, /*out=*/writable(dweight), /*split_sizes=*/integers(pointer(dy_padded_sizes)), /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dweight),
+                      /*group_sizes=*/integers(pointer(dy_padded_sizes)),
+                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
               },

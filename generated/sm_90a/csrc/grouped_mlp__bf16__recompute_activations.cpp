@@ -2,8 +2,9 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:b66755d840e7283b
-// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
+// checksum sha256:406f7bfadbeb33a6
+// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
+// call per direction.
 
 #include "dispatch/gemm_sm90_dgrad.h"
 #include "dispatch/gemm_sm90_fprop.h"
@@ -31,11 +32,11 @@ std::tuple<Tensor, std::optional<Tensor>> forward(
     Tensor probs,
     std::optional<Tensor> fc1_bias,
     std::optional<Tensor> fc2_bias,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
   check_rank(kCell, "x", given(x), 2, true, "[T, H]");
@@ -86,19 +87,21 @@ std::tuple<Tensor, std::optional<Tensor>> forward(
   const auto probs_dense = dense(probs);
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
+  const bool need_any = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs
+      || need_dfc1_bias;
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
-  if (need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias) h_kept = empty({T, 2 * F}, io, x);
+  if (need_any) h_kept = empty({T, 2 * F}, io, x);
   const std::array<Lifetime, 2> lives{{
-      {padded(2 * (T * F)), 2, 3},  // a
-      {need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 1, 2},  // h
+      {padded(2 * T * F), 2, 3},  // a
+      {need_any ? kUnwanted : padded(2 * T * 2 * F), 1, 2},  // h
   }};
-  const std::array rooms{
-      room(y, /*before=*/3),
+  const std::array regions{
+      region(y, /*before=*/3),
   };
-  const Workspace workspace(lives, x, rooms);
+  const Workspace workspace(lives, x, regions);
   void* const a = workspace[0];
-  void* const h = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[1];
+  void* const h = need_any ? writable(h_kept) : workspace[1];
 
   // 1. grouped_gemm fprop: x, fc1_weight, split_sizes, fc1_bias -> h
   check(kCell,
@@ -108,7 +111,7 @@ std::tuple<Tensor, std::optional<Tensor>> forward(
                 /*b=*/pointer(fc1_weight_dense),
                 /*bias=*/pointer(fc1_bias_dense),
                 /*out=*/writable(h),
-                /*split_sizes=*/integers(pointer(split_sizes_dense)),
+                /*group_sizes=*/integers(pointer(split_sizes_dense)),
                 /*tokens=*/T,
                 /*groups=*/E,
                 /*n=*/2 * F,
@@ -135,7 +138,7 @@ std::tuple<Tensor, std::optional<Tensor>> forward(
                 /*b=*/pointer(fc2_weight_dense),
                 /*bias=*/pointer(fc2_bias_dense),
                 /*out=*/writable(y),
-                /*split_sizes=*/integers(pointer(split_sizes_dense)),
+                /*group_sizes=*/integers(pointer(split_sizes_dense)),
                 /*tokens=*/T,
                 /*groups=*/E,
                 /*n=*/H,
@@ -146,7 +149,8 @@ std::tuple<Tensor, std::optional<Tensor>> forward(
   return {y, h_kept};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     std::optional<Tensor> x,
     Tensor split_sizes,
@@ -154,12 +158,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
     std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias,
-    [[maybe_unused]] bool need_dfc2_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -184,7 +188,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : fc1_weight ? extent(*fc1_weight, -2) / 2
+      : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "x", given(x), -2, T, "T (tokens)");
   check_size(kCell, "x", given(x), -1, H, "H (hidden)");
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
@@ -210,6 +215,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
+  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty({T, H}, io, dy);
   std::optional<Tensor> dfc1_weight;
@@ -223,23 +229,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
   const std::array<Lifetime, 3> lives{{
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 1, 5},  // da
-      {need_dfc2_weight ? padded(2 * (T * F)) : kUnwanted, 2, 3},  // a
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : kUnwanted, 5, 8},  // dh
+      {need_da ? padded(2 * T * F) : kUnwanted, 1, 5},  // da
+      {need_dfc2_weight ? padded(2 * T * F) : kUnwanted, 2, 3},  // a
+      // dh
+      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * T * 2 * F) : kUnwanted, 5, 8},
   }};
-  const std::array rooms{
-      room(dfc2_bias, /*before=*/4),
-      room(dx, /*before=*/6),
-      room(dfc1_weight, /*before=*/7),
-      room(dfc1_bias, /*before=*/8),
+  const std::array regions{
+      region(dfc2_bias, /*before=*/4),
+      region(dx, /*before=*/6),
+      region(dfc1_weight, /*before=*/7),
+      region(dfc1_bias, /*before=*/8),
   };
-  const Workspace workspace(lives, dy, rooms);
+  const Workspace workspace(lives, dy, regions);
   void* const da = workspace[0];
   void* const a = workspace[1];
   void* const dh = workspace[2];
 
   // 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  if (need_da) {
     check(kCell,
           gemm_sm90_dgrad(io,
               GemmArguments{
@@ -247,7 +254,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
                   /*b=*/pointer(fc2_weight_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(da),
-                  /*split_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/T,
                   /*groups=*/E,
                   /*n=*/H,
@@ -278,7 +285,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
                   /*b=*/pointer(a),
                   /*bias=*/nullptr,
                   /*out=*/writable(dfc2_weight),
-                  /*split_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/T,
                   /*groups=*/E,
                   /*n=*/H,
@@ -294,20 +301,20 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
               GroupSumArguments{
                   /*a=*/pointer(dy_dense),
                   /*out=*/writable(dfc2_bias),
-                  /*split_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/T,
                   /*groups=*/E,
                   /*n=*/H,
-                  sms,
               },
               stream));
   }
   // 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  if (need_da) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
               PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)},
+                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
+                      pointer(probs_dense)},
                   /*results=*/{writable(dh), writable(dh), writable(dprobs)},
                   /*scalars=*/{},
                   /*rows=*/T,
@@ -324,7 +331,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
                   /*b=*/pointer(fc1_weight_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dx),
-                  /*split_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/T,
                   /*groups=*/E,
                   /*n=*/2 * F,
@@ -342,7 +349,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
                   /*b=*/pointer(x_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dfc1_weight),
-                  /*split_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/T,
                   /*groups=*/E,
                   /*n=*/2 * F,
@@ -358,11 +365,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
               GroupSumArguments{
                   /*a=*/pointer(dh),
                   /*out=*/writable(dfc1_bias),
-                  /*split_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/T,
                   /*groups=*/E,
                   /*n=*/2 * F,
-                  sms,
               },
               stream));
   }

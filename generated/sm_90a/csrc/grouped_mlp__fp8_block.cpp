@@ -3,8 +3,9 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:5e0304090324b791
-// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
+// checksum sha256:f87aa6d0fa72677e
+// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
+// call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
 #include "dispatch/gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -25,7 +26,9 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_mlp__fp8_block";
 constexpr Arch kArch{"sm_90a", 9, 0, true};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
     Tensor fc2_weight,
@@ -33,11 +36,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     Tensor probs,
     std::optional<Tensor> fc1_bias,
     std::optional<Tensor> fc2_bias,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
   check_rank(kCell, "x", given(x), 2, true, "[T, H]");
@@ -88,44 +91,50 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto probs_dense = dense(probs);
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
+  const bool keep_h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) h_kept = empty({T, 2 * F}, io, x);
+  if (keep_h) h_kept = empty({T, 2 * F}, io, x);
   std::optional<Tensor> fc2_weight_columnwise;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
+  if (keep_h) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise_scale = empty({E, ceildiv(H, 128), ceildiv(F, 128)}, ScalarType::Float, x);
+  if (keep_h) fc2_weight_columnwise_scale =
+      empty({E, ceildiv(H, 128), ceildiv(F, 128)}, ScalarType::Float, x);
   std::optional<Tensor> a_columnwise;
-  if (need_dfc2_weight) a_columnwise = empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dfc2_weight) a_columnwise =
+      empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({T / 128 + E, F}, ScalarType::Float, x);
   std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise = empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dx) fc1_weight_columnwise =
+      empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> fc1_weight_columnwise_scale;
-  if (need_dx) fc1_weight_columnwise_scale = empty({E, ceildiv(2 * F, 128), ceildiv(H, 128)}, ScalarType::Float, x);
+  if (need_dx) fc1_weight_columnwise_scale =
+      empty({E, ceildiv(2 * F, 128), ceildiv(H, 128)}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
-  if (need_dfc1_weight) x_columnwise = empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dfc1_weight) x_columnwise =
+      empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({T / 128 + E, H}, ScalarType::Float, x);
   const std::array<Lifetime, 9> lives{{
       {padded(T * align(H, 16)), 1, 3},  // x_rowwise
-      {padded(4 * (ceildiv(H, 128) * (32 * (T / 32 + E)))), 1, 3},  // x_rowwise_scale
-      {padded(E * (2 * F) * align(H, 16)), 2, 3},  // fc1_weight_rowwise
-      {padded(4 * (E * ceildiv(2 * F, 128) * ceildiv(H, 128))), 2, 3},  // fc1_weight_rowwise_scale
+      {padded(4 * ceildiv(H, 128) * 32 * (T / 32 + E)), 1, 3},  // x_rowwise_scale
+      {padded(E * 2 * F * align(H, 16)), 2, 3},  // fc1_weight_rowwise
+      {padded(4 * E * ceildiv(2 * F, 128) * ceildiv(H, 128)), 2, 3},  // fc1_weight_rowwise_scale
       {padded(T * align(F, 16)), 4, 6},  // a_rowwise
-      {padded(4 * (ceildiv(F, 128) * (32 * (T / 32 + E)))), 4, 6},  // a_rowwise_scale
+      {padded(4 * ceildiv(F, 128) * 32 * (T / 32 + E)), 4, 6},  // a_rowwise_scale
       {padded(E * H * align(F, 16)), 5, 6},  // fc2_weight_rowwise
-      {padded(4 * (E * ceildiv(H, 128) * ceildiv(F, 128))), 5, 6},  // fc2_weight_rowwise_scale
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 3, 4},  // h
+      {padded(4 * E * ceildiv(H, 128) * ceildiv(F, 128)), 5, 6},  // fc2_weight_rowwise_scale
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 3, 4},  // h
   }};
-  const std::array rooms{
-      room(a_columnwise, /*before=*/4),
-      room(a_columnwise_scale, /*before=*/4),
-      room(fc2_weight_columnwise, /*before=*/5),
-      room(fc2_weight_columnwise_scale, /*before=*/5),
-      room(y, /*before=*/6),
+  const std::array regions{
+      region(a_columnwise, /*before=*/4),
+      region(a_columnwise_scale, /*before=*/4),
+      region(fc2_weight_columnwise, /*before=*/5),
+      region(fc2_weight_columnwise_scale, /*before=*/5),
+      region(y, /*before=*/6),
   };
-  const Workspace workspace(lives, x, rooms);
+  const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const fc1_weight_rowwise = workspace[2];
@@ -134,13 +143,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const a_rowwise_scale = workspace[5];
   void* const fc2_weight_rowwise = workspace[6];
   void* const fc2_weight_rowwise_scale = workspace[7];
-  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[8];
+  void* const h = keep_h ? writable(h_kept) : workspace[8];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
@@ -155,11 +164,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, quantize_sm90_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = 2 * F;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
@@ -173,18 +183,23 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(2 * F, 16);
     check(kCell, quantize_sm90_e4m3_block_128x128(io, arguments, stream));
   }
-  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
+  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+  //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
   check(kCell,
         gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(x_rowwise), /*b=*/pointer(fc1_weight_rowwise), /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                {/*a=*/pointer(x_rowwise), /*b=*/pointer(fc1_weight_rowwise),
+                    /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                 /*pitch_a=*/align(H, 16),
                 /*pitch_b=*/align(H, 16),
                 /*scale_a=*/floats(pointer(x_rowwise_scale)),
                 /*scale_b=*/floats(pointer(fc1_weight_rowwise_scale)),
             },
             stream));
-  // 4. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
+  // 4. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise,
+  //    a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
   {
     PointwiseQuantizeArguments arguments{};
     arguments.expression.operands = {pointer(h), pointer(h), pointer(probs_dense)};
@@ -192,7 +207,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.expression.scalars = {};
     arguments.expression.rows = T;
     arguments.expression.columns = F;
-    arguments.step.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.step.quantize.rows = T;
     arguments.step.quantize.columns = F;
     arguments.step.quantize.groups = E;
@@ -203,15 +218,17 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.step.quantize.rowwise.pitch = align(F, 16);
     arguments.step.quantize.token_pitch = 32 * (T / 32 + E);
     arguments.step.quantize.columnwise.data = need_dfc2_weight ? writable(a_columnwise) : nullptr;
-    arguments.step.quantize.columnwise.scale = need_dfc2_weight ? writable(a_columnwise_scale) : nullptr;
+    arguments.step.quantize.columnwise.scale = need_dfc2_weight
+        ? writable(a_columnwise_scale) : nullptr;
     arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 5. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 5. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = H;
     arguments.quantize.columns = F;
     arguments.quantize.groups = E;
@@ -220,26 +237,33 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
+    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(H, 16);
     check(kCell, quantize_sm90_e4m3_block_128x128(io, arguments, stream));
   }
-  // 6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
+  // 6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+  //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
   check(kCell,
         gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(a_rowwise), /*b=*/pointer(fc2_weight_rowwise), /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                {/*a=*/pointer(a_rowwise), /*b=*/pointer(fc2_weight_rowwise),
+                    /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                 /*pitch_a=*/align(F, 16),
                 /*pitch_b=*/align(F, 16),
                 /*scale_a=*/floats(pointer(a_rowwise_scale)),
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
+      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+      x_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
@@ -252,12 +276,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
     std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias,
-    [[maybe_unused]] bool need_dfc2_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -271,52 +295,76 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true, "[E, F, align(H, 16)]");
+  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
+      ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
+      "[E, F, align(H, 16)]");
   check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 3, true, "[E, ceildiv(H, 128), ceildiv(F, 128)]");
+  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
+      ScalarType::Float);
+  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 3, true,
+      "[E, ceildiv(H, 128), ceildiv(F, 128)]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true, "[F, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 128 + E, F]");
   check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true, "[E, H, align(2 * F, 16)]");
+  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
+      ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
+      "[E, H, align(2 * F, 16)]");
   check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 3, true, "[E, ceildiv(2 * F, 128), ceildiv(H, 128)]");
+  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
+      ScalarType::Float);
+  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 3, true,
+      "[E, ceildiv(2 * F, 128), ceildiv(H, 128)]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 128 + E, H]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2) : a_columnwise ? extent(*a_columnwise, -2) : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
+      : a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16), "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2, ceildiv(H, 128), "ceildiv(H, 128)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, ceildiv(F, 128), "ceildiv(F, 128)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 128 + E, "T // 128 + E");
+  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
+      "align(H, 16)");
+  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -3, E,
+      "E (num_groups)");
+  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2,
+      ceildiv(H, 128), "ceildiv(H, 128)");
+  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1,
+      ceildiv(F, 128), "ceildiv(F, 128)");
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 128 + E,
+      "T // 128 + E");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16), "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2, ceildiv(2 * F, 128), "ceildiv(2 * F, 128)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, ceildiv(H, 128), "ceildiv(H, 128)");
+  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
+      "align(2 * F, 16)");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -3, E,
+      "E (num_groups)");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2,
+      ceildiv(2 * F, 128), "ceildiv(2 * F, 128)");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1,
+      ceildiv(H, 128), "ceildiv(H, 128)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 128 + E, "T // 128 + E");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 128 + E,
+      "T // 128 + E");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, H, "H (hidden)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
@@ -338,6 +386,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty({T, H}, io, dy);
   std::optional<Tensor> dfc1_weight;
@@ -351,26 +401,32 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
   const std::array<Lifetime, 12> lives{{
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * (ceildiv(H, 128) * (32 * (T / 32 + E)))) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
-      {need_dfc2_weight ? padded(4 * ((T / 128 + E) * H)) : kUnwanted, 1, 3},  // dy_columnwise_scale
-      {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 2, 4},  // da
+      {need_da ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      // dy_rowwise_scale
+      {need_da ? padded(4 * ceildiv(H, 128) * 32 * (T / 32 + E)) : kUnwanted, 1, 2},
+      // dy_columnwise
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},
+      {need_dfc2_weight ? padded(4 * (T / 128 + E) * H) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+      {need_da ? padded(2 * T * F) : kUnwanted, 2, 4},  // da
       {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 5},  // dh_rowwise
-      {need_dx ? padded(4 * (ceildiv(2 * F, 128) * (32 * (T / 32 + E)))) : kUnwanted, 4, 5},  // dh_rowwise_scale
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 4, 6},  // dh_columnwise
-      {need_dfc1_weight ? padded(4 * ((T / 128 + E) * (2 * F))) : kUnwanted, 4, 6},  // dh_columnwise_scale
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 4, 4},  // dh_row_sums
-      {need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : kUnwanted, 4, 4},  // dprobs_row_partials
+      // dh_rowwise_scale
+      {need_dx ? padded(4 * ceildiv(2 * F, 128) * 32 * (T / 32 + E)) : kUnwanted, 4, 5},
+      // dh_columnwise
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 4, 6},
+      // dh_columnwise_scale
+      {need_dfc1_weight ? padded(4 * (T / 128 + E) * 2 * F) : kUnwanted, 4, 6},
+      // dh_row_sums
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 4, 4},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 4, 4},  // dprobs_row_partials
   }};
-  const std::array rooms{
-      room(dfc2_weight, /*before=*/3),
-      room(dfc1_bias, /*before=*/4),
-      room(dx, /*before=*/5),
-      room(dfc1_weight, /*before=*/6),
+  const std::array regions{
+      region(dfc2_weight, /*before=*/3),
+      region(dfc1_bias, /*before=*/4),
+      region(dx, /*before=*/5),
+      region(dfc1_weight, /*before=*/6),
   };
-  const Workspace workspace(lives, dy, rooms);
+  const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];
@@ -384,33 +440,39 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   void* const dh_row_sums = workspace[10];
   void* const dprobs_row_partials = workspace[11];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
+  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  //    dy_columnwise_scale, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
     arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_da ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_da ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.token_pitch = 32 * (T / 32 + E);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dfc2_weight ? writable(dy_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.scale = need_dfc2_weight
+        ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_sm90_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale, split_sizes -> da
+  if (need_da) {
     check(kCell,
           gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(da), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(da),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 16),
                   /*pitch_b=*/align(H, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
@@ -418,12 +480,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight
+  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  //    split_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
           gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),
                   /*pitch_b=*/align(32 * (T / 32 + E), 16),
                   /*scale_a=*/floats(pointer(dy_columnwise_scale)),
@@ -431,18 +497,21 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
               },
               stream));
   }
-  // 4. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  // 4. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+  //    dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y
+  //    = gate * sigmoid(gate) * up * scales)
+  if (need_da) {
     {
       PointwiseQuantizeArguments arguments{};
-      arguments.expression.operands = {pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
+      arguments.expression.operands =
+          {pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
       arguments.expression.results = {nullptr, nullptr, writable(dprobs)};
       arguments.expression.scalars = {};
       arguments.expression.rows = T;
       arguments.expression.columns = F;
       arguments.row_partials = floats(writable(dprobs_row_partials));
-      arguments.quantizes = need_dx || need_dfc1_weight || need_dfc1_bias;
-      arguments.step.quantize.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.quantizes = need_dh_row_sums;
+      arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
       arguments.step.quantize.rows = T;
       arguments.step.quantize.columns = 2 * F;
       arguments.step.quantize.groups = E;
@@ -452,20 +521,27 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
       arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
       arguments.step.quantize.token_pitch = 32 * (T / 32 + E);
-      arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
-      arguments.step.quantize.columnwise.scale = need_dfc1_weight ? writable(dh_columnwise_scale) : nullptr;
+      arguments.step.quantize.columnwise.data = need_dfc1_weight
+          ? writable(dh_columnwise) : nullptr;
+      arguments.step.quantize.columnwise.scale = need_dfc1_weight
+          ? writable(dh_columnwise_scale) : nullptr;
       arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
       arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.step.quantize.row_sums = floats(dh_row_sums);
-      check(kCell, pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
+      check(kCell,
+          pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
     }
   }
-  // 5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+  // 5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 16),
                   /*pitch_b=*/align(2 * F, 16),
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
@@ -473,12 +549,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
               },
               stream));
   }
-  // 6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight
+  // 6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  //    split_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),
                   /*pitch_b=*/align(32 * (T / 32 + E), 16),
                   /*scale_a=*/floats(pointer(dh_columnwise_scale)),

@@ -2,8 +2,9 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_current.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:e9a1802456c6d60c
-// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
+// checksum sha256:273329438c59ac7a
+// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
+// call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128.h"
@@ -24,7 +25,9 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_mlp__fp8_current";
 constexpr Arch kArch{"sm_90a", 9, 0, true};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
     Tensor fc2_weight,
@@ -32,11 +35,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     Tensor probs,
     std::optional<Tensor> fc1_bias,
     std::optional<Tensor> fc2_bias,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
   check_rank(kCell, "x", given(x), 2, true, "[T, H]");
@@ -87,51 +90,55 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto probs_dense = dense(probs);
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
+  const bool keep_h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) h_kept = empty({T, 2 * F}, io, x);
+  if (keep_h) h_kept = empty({T, 2 * F}, io, x);
   std::optional<Tensor> fc2_weight_columnwise;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
+  if (keep_h) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise_scale = empty({E}, ScalarType::Float, x);
+  if (keep_h) fc2_weight_columnwise_scale = empty({E}, ScalarType::Float, x);
   std::optional<Tensor> a_columnwise;
-  if (need_dfc2_weight) a_columnwise = empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dfc2_weight) a_columnwise =
+      empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({E}, ScalarType::Float, x);
   std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise = empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dx) fc1_weight_columnwise =
+      empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> fc1_weight_columnwise_scale;
   if (need_dx) fc1_weight_columnwise_scale = empty({E}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
-  if (need_dfc1_weight) x_columnwise = empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dfc1_weight) x_columnwise =
+      empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({E}, ScalarType::Float, x);
   const std::array<Lifetime, 18> lives{{
       {padded(T * align(H, 16)), 1, 3},  // x_rowwise
       {padded(4 * E), 1, 3},  // x_rowwise_scale
       {padded(4 * E), 1, 1},  // x_amax
-      {padded(4 * (384 * E)), 1, 1},  // x_partial_amax
-      {padded(E * (2 * F) * align(H, 16)), 2, 3},  // fc1_weight_rowwise
+      {padded(4 * 384 * E), 1, 1},  // x_partial_amax
+      {padded(E * 2 * F * align(H, 16)), 2, 3},  // fc1_weight_rowwise
       {padded(4 * E), 2, 3},  // fc1_weight_rowwise_scale
       {padded(4 * E), 2, 2},  // fc1_weight_amax
-      {padded(4 * (384 * E)), 2, 2},  // fc1_weight_partial_amax
-      {padded(2 * (T * F)), 4, 5},  // a
+      {padded(4 * 384 * E), 2, 2},  // fc1_weight_partial_amax
+      {padded(2 * T * F), 4, 5},  // a
       {padded(T * align(F, 16)), 5, 7},  // a_rowwise
       {padded(4 * E), 5, 7},  // a_rowwise_scale
       {padded(4 * E), 5, 5},  // a_amax
-      {padded(4 * (384 * E)), 5, 5},  // a_partial_amax
+      {padded(4 * 384 * E), 5, 5},  // a_partial_amax
       {padded(E * H * align(F, 16)), 6, 7},  // fc2_weight_rowwise
       {padded(4 * E), 6, 7},  // fc2_weight_rowwise_scale
       {padded(4 * E), 6, 6},  // fc2_weight_amax
-      {padded(4 * (384 * E)), 6, 6},  // fc2_weight_partial_amax
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 3, 4},  // h
+      {padded(4 * 384 * E), 6, 6},  // fc2_weight_partial_amax
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 3, 4},  // h
   }};
-  const std::array rooms{
-      room(a_columnwise, /*before=*/5),
-      room(fc2_weight_columnwise, /*before=*/6),
-      room(y, /*before=*/7),
+  const std::array regions{
+      region(a_columnwise, /*before=*/5),
+      region(fc2_weight_columnwise, /*before=*/6),
+      region(y, /*before=*/7),
   };
-  const Workspace workspace(lives, x, rooms);
+  const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const x_amax = workspace[2];
@@ -149,13 +156,14 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const fc2_weight_rowwise_scale = workspace[14];
   void* const fc2_weight_amax = workspace[15];
   void* const fc2_weight_partial_amax = workspace[16];
-  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[17];
+  void* const h = keep_h ? writable(h_kept) : workspace[17];
 
-  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, x_amax, x_partial_amax
+  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
+  //    x_amax, x_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
@@ -170,11 +178,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.partial_amax = floats(x_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_amax, fc1_weight_partial_amax
+  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale, fc1_weight_amax, fc1_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = 2 * F;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
@@ -189,11 +198,15 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.partial_amax = floats(fc1_weight_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
+  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+  //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(x_rowwise), /*b=*/pointer(fc1_weight_rowwise), /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                {/*a=*/pointer(x_rowwise), /*b=*/pointer(fc1_weight_rowwise),
+                    /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                 /*pitch_a=*/align(H, 16),
                 /*pitch_b=*/align(H, 16),
                 /*scale_a=*/floats(pointer(x_rowwise_scale)),
@@ -211,11 +224,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*columns=*/F,
             },
             stream));
-  // 5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale, a_amax, a_partial_amax
+  // 5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale,
+  //    a_amax, a_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(a);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = F;
     arguments.quantize.groups = E;
@@ -230,11 +244,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.partial_amax = floats(a_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_amax, fc2_weight_partial_amax
+  // 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale, fc2_weight_amax, fc2_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = H;
     arguments.quantize.columns = F;
     arguments.quantize.groups = E;
@@ -242,28 +257,35 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
+    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(H, 16);
     arguments.amax = floats(writable(fc2_weight_amax));
     arguments.partial_amax = floats(fc2_weight_partial_amax);
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
+  // 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+  //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(a_rowwise), /*b=*/pointer(fc2_weight_rowwise), /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                {/*a=*/pointer(a_rowwise), /*b=*/pointer(fc2_weight_rowwise),
+                    /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                 /*pitch_a=*/align(F, 16),
                 /*pitch_b=*/align(F, 16),
                 /*scale_a=*/floats(pointer(a_rowwise_scale)),
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
+      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+      x_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
@@ -276,12 +298,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
     std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias,
-    [[maybe_unused]] bool need_dfc2_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -295,47 +317,64 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true, "[E, F, align(H, 16)]");
+  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
+      ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
+      "[E, F, align(H, 16)]");
   check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 1, true, "[E]");
+  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
+      ScalarType::Float);
+  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 1, true,
+      "[E]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true, "[F, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
   check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true, "[E, H, align(2 * F, 16)]");
+  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
+      ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
+      "[E, H, align(2 * F, 16)]");
   check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 1, true, "[E]");
+  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
+      ScalarType::Float);
+  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 1, true,
+      "[E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2) : a_columnwise ? extent(*a_columnwise, -2) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
+      : a_columnwise ? extent(*a_columnwise, -2) : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16), "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
+      "align(H, 16)");
+  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, E,
+      "E (num_groups)");
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16), "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
+      "align(2 * F, 16)");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, E,
+      "E (num_groups)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
@@ -357,6 +396,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty({T, H}, io, dy);
   std::optional<Tensor> dfc1_weight;
@@ -370,30 +411,33 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
   const std::array<Lifetime, 16> lives{{
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
+      {need_da ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_da ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      // dy_columnwise
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},
       {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
       {padded(4 * E), 1, 1},  // dy_amax
-      {padded(4 * (384 * E)), 1, 1},  // dy_partial_amax
-      {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 2, 4},  // da
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : kUnwanted, 4, 5},  // dh
+      {padded(4 * 384 * E), 1, 1},  // dy_partial_amax
+      {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+      {need_da ? padded(2 * T * F) : kUnwanted, 2, 4},  // da
+      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 4, 5},  // dh
       {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 5, 6},  // dh_rowwise
       {need_dx ? padded(4 * E) : kUnwanted, 5, 6},  // dh_rowwise_scale
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 5, 7},  // dh_columnwise
+      // dh_columnwise
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 5, 7},
       {need_dfc1_weight ? padded(4 * E) : kUnwanted, 5, 7},  // dh_columnwise_scale
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * E) : kUnwanted, 5, 5},  // dh_amax
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (384 * E)) : kUnwanted, 5, 5},  // dh_partial_amax
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 5, 5},  // dh_row_sums
+      {need_dh_copies ? padded(4 * E) : kUnwanted, 5, 5},  // dh_amax
+      {need_dh_copies ? padded(4 * 384 * E) : kUnwanted, 5, 5},  // dh_partial_amax
+      // dh_row_sums
+      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 5, 5},
   }};
-  const std::array rooms{
-      room(dfc2_weight, /*before=*/3),
-      room(dfc1_bias, /*before=*/5),
-      room(dx, /*before=*/6),
-      room(dfc1_weight, /*before=*/7),
+  const std::array regions{
+      region(dfc2_weight, /*before=*/3),
+      region(dfc1_bias, /*before=*/5),
+      region(dx, /*before=*/6),
+      region(dfc1_weight, /*before=*/7),
   };
-  const Workspace workspace(lives, dy, rooms);
+  const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];
@@ -411,20 +455,22 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   void* const dh_partial_amax = workspace[14];
   void* const dh_row_sums = workspace[15];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums
+  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  //    dy_columnwise_scale, dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_da ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_da ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dfc2_weight ? writable(dy_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.scale = need_dfc2_weight
+        ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.amax = floats(writable(dy_amax));
     arguments.partial_amax = floats(dy_partial_amax);
@@ -432,12 +478,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale, split_sizes -> da
+  if (need_da) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(da), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(da),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 16),
                   /*pitch_b=*/align(H, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
@@ -445,12 +495,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes -> dfc2_weight
+  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  //    split_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
           gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),
                   /*pitch_b=*/align(32 * (T / 32 + E), 16),
                   /*scale_a=*/floats(pointer(dy_columnwise_scale)),
@@ -459,11 +513,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
               stream));
   }
   // 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  if (need_da) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
               PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)},
+                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
+                      pointer(probs_dense)},
                   /*results=*/{writable(dh), writable(dh), writable(dprobs)},
                   /*scalars=*/{},
                   /*rows=*/T,
@@ -471,12 +526,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
               },
               stream));
   }
-  // 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dh_amax, dh_partial_amax, dfc1_bias, dh_row_sums
-  if (need_dx || need_dfc1_weight || need_dfc1_bias) {
+  // 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  //    dh_columnwise_scale, dh_amax, dh_partial_amax, dfc1_bias, dh_row_sums
+  if (need_dh_copies) {
     {
       QuantizeStepArguments arguments{};
       arguments.quantize.input = pointer(dh);
-      arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
       arguments.quantize.rows = T;
       arguments.quantize.columns = 2 * F;
       arguments.quantize.groups = E;
@@ -485,7 +541,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       arguments.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
       arguments.quantize.rowwise.pitch = align(2 * F, 16);
       arguments.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
-      arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(dh_columnwise_scale) : nullptr;
+      arguments.quantize.columnwise.scale = need_dfc1_weight
+          ? writable(dh_columnwise_scale) : nullptr;
       arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
       arguments.amax = floats(writable(dh_amax));
       arguments.partial_amax = floats(dh_partial_amax);
@@ -494,12 +551,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+  // 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 16),
                   /*pitch_b=*/align(2 * F, 16),
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
@@ -507,12 +568,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
               },
               stream));
   }
-  // 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes -> dfc1_weight
+  // 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  //    split_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),
                   /*pitch_b=*/align(32 * (T / 32 + E), 16),
                   /*scale_a=*/floats(pointer(dh_columnwise_scale)),

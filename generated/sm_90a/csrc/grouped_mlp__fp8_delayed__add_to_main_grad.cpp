@@ -3,8 +3,9 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:52d5215ac4a7c8dd
-// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
+// checksum sha256:1f3dbf188515ef42
+// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
+// call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128.h"
@@ -34,20 +35,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     Tensor probs,
     std::optional<Tensor> fc1_bias,
     std::optional<Tensor> fc2_bias,
-    Tensor fc1_input_amax_history,
-    Tensor fc1_input_scale,
-    Tensor fc1_weight_amax_history,
-    Tensor fc1_weight_scale,
-    Tensor fc2_input_amax_history,
-    Tensor fc2_input_scale,
-    Tensor fc2_weight_amax_history,
-    Tensor fc2_weight_scale,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias,
-    [[maybe_unused]] bool need_dfc2_bias) {
+    Tensor forward_state,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
   check_rank(kCell, "x", given(x), 2, true, "[T, H]");
@@ -69,38 +63,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   check_device(kCell, "fc2_bias", given(fc2_bias), "x", x);
   check_same_dtype(kCell, "fc2_bias", given(fc2_bias), "x", x);
   check_rank(kCell, "fc2_bias", given(fc2_bias), 2, true, "[E, H]");
-  check_device(kCell, "fc1_input_amax_history", given(fc1_input_amax_history), "x", x);
-  check_dtype(kCell, "fc1_input_amax_history", given(fc1_input_amax_history), ScalarType::Float);
-  check_rank(kCell, "fc1_input_amax_history", given(fc1_input_amax_history), 2, true, "[1024, E]");
-  check_contiguous(kCell, "fc1_input_amax_history", given(fc1_input_amax_history));
-  check_device(kCell, "fc1_input_scale", given(fc1_input_scale), "x", x);
-  check_dtype(kCell, "fc1_input_scale", given(fc1_input_scale), ScalarType::Float);
-  check_rank(kCell, "fc1_input_scale", given(fc1_input_scale), 1, true, "[E]");
-  check_contiguous(kCell, "fc1_input_scale", given(fc1_input_scale));
-  check_device(kCell, "fc1_weight_amax_history", given(fc1_weight_amax_history), "x", x);
-  check_dtype(kCell, "fc1_weight_amax_history", given(fc1_weight_amax_history), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_amax_history", given(fc1_weight_amax_history), 2, true, "[1024, E]");
-  check_contiguous(kCell, "fc1_weight_amax_history", given(fc1_weight_amax_history));
-  check_device(kCell, "fc1_weight_scale", given(fc1_weight_scale), "x", x);
-  check_dtype(kCell, "fc1_weight_scale", given(fc1_weight_scale), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_scale", given(fc1_weight_scale), 1, true, "[E]");
-  check_contiguous(kCell, "fc1_weight_scale", given(fc1_weight_scale));
-  check_device(kCell, "fc2_input_amax_history", given(fc2_input_amax_history), "x", x);
-  check_dtype(kCell, "fc2_input_amax_history", given(fc2_input_amax_history), ScalarType::Float);
-  check_rank(kCell, "fc2_input_amax_history", given(fc2_input_amax_history), 2, true, "[1024, E]");
-  check_contiguous(kCell, "fc2_input_amax_history", given(fc2_input_amax_history));
-  check_device(kCell, "fc2_input_scale", given(fc2_input_scale), "x", x);
-  check_dtype(kCell, "fc2_input_scale", given(fc2_input_scale), ScalarType::Float);
-  check_rank(kCell, "fc2_input_scale", given(fc2_input_scale), 1, true, "[E]");
-  check_contiguous(kCell, "fc2_input_scale", given(fc2_input_scale));
-  check_device(kCell, "fc2_weight_amax_history", given(fc2_weight_amax_history), "x", x);
-  check_dtype(kCell, "fc2_weight_amax_history", given(fc2_weight_amax_history), ScalarType::Float);
-  check_rank(kCell, "fc2_weight_amax_history", given(fc2_weight_amax_history), 2, true, "[1024, E]");
-  check_contiguous(kCell, "fc2_weight_amax_history", given(fc2_weight_amax_history));
-  check_device(kCell, "fc2_weight_scale", given(fc2_weight_scale), "x", x);
-  check_dtype(kCell, "fc2_weight_scale", given(fc2_weight_scale), ScalarType::Float);
-  check_rank(kCell, "fc2_weight_scale", given(fc2_weight_scale), 1, true, "[E]");
-  check_contiguous(kCell, "fc2_weight_scale", given(fc2_weight_scale));
+  check_device(kCell, "forward_state", given(forward_state), "x", x);
+  check_dtype(kCell, "forward_state", given(forward_state), ScalarType::Float);
+  check_rank(kCell, "forward_state", given(forward_state), 2, true, "[4100, E]");
+  check_contiguous(kCell, "forward_state", given(forward_state));
   const int64_t T = extent(x, -2);
   const int64_t H = extent(x, -1);
   const int64_t E = extent(fc1_weight, -3);
@@ -115,18 +81,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   check_size(kCell, "fc1_bias", given(fc1_bias), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_bias", given(fc2_bias), -2, E, "E (num_groups)");
   check_size(kCell, "fc2_bias", given(fc2_bias), -1, H, "H (hidden)");
-  check_size(kCell, "fc1_input_amax_history", given(fc1_input_amax_history), -2, 1024, "1024");
-  check_size(kCell, "fc1_input_amax_history", given(fc1_input_amax_history), -1, E, "E (num_groups)");
-  check_size(kCell, "fc1_input_scale", given(fc1_input_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_amax_history", given(fc1_weight_amax_history), -2, 1024, "1024");
-  check_size(kCell, "fc1_weight_amax_history", given(fc1_weight_amax_history), -1, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_scale", given(fc1_weight_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "fc2_input_amax_history", given(fc2_input_amax_history), -2, 1024, "1024");
-  check_size(kCell, "fc2_input_amax_history", given(fc2_input_amax_history), -1, E, "E (num_groups)");
-  check_size(kCell, "fc2_input_scale", given(fc2_input_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_amax_history", given(fc2_weight_amax_history), -2, 1024, "1024");
-  check_size(kCell, "fc2_weight_amax_history", given(fc2_weight_amax_history), -1, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_scale", given(fc2_weight_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "forward_state", given(forward_state), -2, 4100, "4100");
+  check_size(kCell, "forward_state", given(forward_state), -1, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
 
@@ -143,33 +99,48 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const auto probs_dense = dense(probs);
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
+  const bool need_any = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs
+      || need_dfc1_bias || need_dfc2_bias;
+  const bool keep_h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const Tensor y = empty({T, H}, io, x);
-  const Tensor h_kept = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? empty({T, 2 * F}, io, x) : empty({0}, io, x);
-  const Tensor fc2_weight_columnwise = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc2_weight_columnwise_scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const Tensor a_columnwise = need_dfc2_weight ? empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor a_columnwise_scale = need_dfc2_weight ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const Tensor fc1_weight_columnwise = need_dx ? empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc1_weight_columnwise_scale = need_dx ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const Tensor x_columnwise = need_dfc1_weight ? empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x) : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor x_columnwise_scale = need_dfc1_weight ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor h_kept = keep_h ? empty({T, 2 * F}, io, x) : empty({0}, io, x);
+  const Tensor fc2_weight_columnwise = keep_h
+      ? empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x)
+      : empty({0}, ScalarType::Float8_e4m3fn, x);
+  const Tensor fc2_weight_columnwise_scale = keep_h
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor a_columnwise = need_dfc2_weight
+      ? empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x)
+      : empty({0}, ScalarType::Float8_e4m3fn, x);
+  const Tensor a_columnwise_scale = need_dfc2_weight
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor fc1_weight_columnwise = need_dx
+      ? empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x)
+      : empty({0}, ScalarType::Float8_e4m3fn, x);
+  const Tensor fc1_weight_columnwise_scale = need_dx
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor x_columnwise = need_dfc1_weight
+      ? empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x)
+      : empty({0}, ScalarType::Float8_e4m3fn, x);
+  const Tensor x_columnwise_scale = need_dfc1_weight
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 9> lives{{
       {padded(T * align(H, 16)), 1, 3},  // x_rowwise
       {padded(4 * E), 1, 3},  // x_rowwise_scale
-      {padded(E * (2 * F) * align(H, 16)), 2, 3},  // fc1_weight_rowwise
+      {padded(E * 2 * F * align(H, 16)), 2, 3},  // fc1_weight_rowwise
       {padded(4 * E), 2, 3},  // fc1_weight_rowwise_scale
       {padded(T * align(F, 16)), 4, 6},  // a_rowwise
       {padded(4 * E), 4, 6},  // a_rowwise_scale
       {padded(E * H * align(F, 16)), 5, 6},  // fc2_weight_rowwise
       {padded(4 * E), 5, 6},  // fc2_weight_rowwise_scale
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 3, 4},  // h
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 3, 4},  // h
   }};
-  const std::array rooms{
-      room(a_columnwise, /*before=*/4),
-      room(fc2_weight_columnwise, /*before=*/5),
-      room(y, /*before=*/6),
+  const std::array regions{
+      region(a_columnwise, /*before=*/4),
+      region(fc2_weight_columnwise, /*before=*/5),
+      region(y, /*before=*/6),
   };
-  const Workspace workspace(lives, x, rooms);
+  const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const fc1_weight_rowwise = workspace[2];
@@ -178,14 +149,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   void* const a_rowwise_scale = workspace[5];
   void* const fc2_weight_rowwise = workspace[6];
   void* const fc2_weight_rowwise_scale = workspace[7];
-  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[8];
+  void* const h = keep_h ? writable(h_kept) : workspace[8];
+  float* const fc1_input_amax_history = floats(writable(forward_state));
+  float* const fc1_input_scale = floats(writable(forward_state)) + 1024 * E;
+  float* const fc1_weight_amax_history = floats(writable(forward_state)) + 1025 * E;
+  float* const fc1_weight_scale = floats(writable(forward_state)) + 2049 * E;
+  float* const fc2_input_amax_history = floats(writable(forward_state)) + 2050 * E;
+  float* const fc2_input_scale = floats(writable(forward_state)) + 3074 * E;
+  float* const fc2_weight_amax_history = floats(writable(forward_state)) + 3075 * E;
+  float* const fc2_weight_scale = floats(writable(forward_state)) + 4099 * E;
   DelayedArguments due{};
 
-  // 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+  // 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
+  //    x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
@@ -196,21 +176,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.quantize.columnwise.data = need_dfc1_weight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.state.history = floats(writable(fc1_input_amax_history));
-    arguments.state.scale = floats(writable(fc1_input_scale));
+    arguments.state.history = fc1_input_amax_history;
+    arguments.state.scale = fc1_input_scale;
     arguments.state.slots = 1024;
     arguments.state.groups = E;
     arguments.state.max = 448.0f;
     arguments.state.grouped = true;
     arguments.due = &due;
-    arguments.update = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias || need_dfc2_bias;
+    arguments.update = need_any;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+  //    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = 2 * F;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
@@ -221,28 +202,34 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    arguments.state.history = floats(writable(fc1_weight_amax_history));
-    arguments.state.scale = floats(writable(fc1_weight_scale));
+    arguments.state.history = fc1_weight_amax_history;
+    arguments.state.scale = fc1_weight_scale;
     arguments.state.slots = 1024;
     arguments.state.groups = E;
     arguments.state.max = 448.0f;
     arguments.state.grouped = true;
     arguments.due = &due;
-    arguments.update = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias || need_dfc2_bias;
+    arguments.update = need_any;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
+  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+  //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(x_rowwise), /*b=*/pointer(fc1_weight_rowwise), /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                {/*a=*/pointer(x_rowwise), /*b=*/pointer(fc1_weight_rowwise),
+                    /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                 /*pitch_a=*/align(H, 16),
                 /*pitch_b=*/align(H, 16),
                 /*scale_a=*/floats(pointer(x_rowwise_scale)),
                 /*scale_b=*/floats(pointer(fc1_weight_rowwise_scale)),
             },
             stream));
-  // 4. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
+  // 4. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  //    -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) *
+  //    up * scales)
   {
     PointwiseQuantizeArguments arguments{};
     arguments.expression.operands = {pointer(h), pointer(h), pointer(probs_dense)};
@@ -250,7 +237,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.expression.scalars = {};
     arguments.expression.rows = T;
     arguments.expression.columns = F;
-    arguments.step.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.step.quantize.rows = T;
     arguments.step.quantize.columns = F;
     arguments.step.quantize.groups = E;
@@ -259,23 +246,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.quantize.rowwise.scale = writable(a_rowwise_scale);
     arguments.step.quantize.rowwise.pitch = align(F, 16);
     arguments.step.quantize.columnwise.data = need_dfc2_weight ? writable(a_columnwise) : nullptr;
-    arguments.step.quantize.columnwise.scale = need_dfc2_weight ? writable(a_columnwise_scale) : nullptr;
+    arguments.step.quantize.columnwise.scale = need_dfc2_weight
+        ? writable(a_columnwise_scale) : nullptr;
     arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.step.state.history = floats(writable(fc2_input_amax_history));
-    arguments.step.state.scale = floats(writable(fc2_input_scale));
+    arguments.step.state.history = fc2_input_amax_history;
+    arguments.step.state.scale = fc2_input_scale;
     arguments.step.state.slots = 1024;
     arguments.step.state.groups = E;
     arguments.step.state.max = 448.0f;
     arguments.step.state.grouped = true;
     arguments.step.due = &due;
-    arguments.step.update = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias || need_dfc2_bias;
+    arguments.step.update = need_any;
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 5. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 5. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = H;
     arguments.quantize.columns = F;
     arguments.quantize.groups = E;
@@ -283,32 +272,38 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
+    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(H, 16);
-    arguments.state.history = floats(writable(fc2_weight_amax_history));
-    arguments.state.scale = floats(writable(fc2_weight_scale));
+    arguments.state.history = fc2_weight_amax_history;
+    arguments.state.scale = fc2_weight_scale;
     arguments.state.slots = 1024;
     arguments.state.groups = E;
     arguments.state.max = 448.0f;
     arguments.state.grouped = true;
     arguments.due = &due;
     arguments.moves_states = true;
-    arguments.update = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs || need_dfc1_bias || need_dfc2_bias;
+    arguments.update = need_any;
     check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
   }
-  // 6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
+  // 6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+  //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(a_rowwise), /*b=*/pointer(fc2_weight_rowwise), /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                {/*a=*/pointer(a_rowwise), /*b=*/pointer(fc2_weight_rowwise),
+                    /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                 /*pitch_a=*/align(F, 16),
                 /*pitch_b=*/align(F, 16),
                 /*scale_a=*/floats(pointer(a_rowwise_scale)),
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
+      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+      x_columnwise_scale};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
@@ -324,18 +319,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    Tensor fc2_grad_output_amax_history,
-    Tensor fc2_grad_output_scale,
-    Tensor fc1_grad_output_amax_history,
-    Tensor fc1_grad_output_scale,
+    Tensor backward_state,
     std::optional<Tensor> fc1_weight_main_grad,
     std::optional<Tensor> fc2_weight_main_grad,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias,
-    [[maybe_unused]] bool need_dfc2_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -349,45 +341,43 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true, "[E, F, align(H, 16)]");
+  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
+      ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
+      "[E, F, align(H, 16)]");
   check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 1, true, "[E]");
+  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
+      ScalarType::Float);
+  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 1, true,
+      "[E]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true, "[F, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
   check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true, "[E, H, align(2 * F, 16)]");
+  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
+      ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
+      "[E, H, align(2 * F, 16)]");
   check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 1, true, "[E]");
+  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
+      ScalarType::Float);
+  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 1, true,
+      "[E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
-  check_device(kCell, "fc2_grad_output_amax_history", given(fc2_grad_output_amax_history), "dy", dy);
-  check_dtype(kCell, "fc2_grad_output_amax_history", given(fc2_grad_output_amax_history), ScalarType::Float);
-  check_rank(kCell, "fc2_grad_output_amax_history", given(fc2_grad_output_amax_history), 2, true, "[1024, E]");
-  check_contiguous(kCell, "fc2_grad_output_amax_history", given(fc2_grad_output_amax_history));
-  check_device(kCell, "fc2_grad_output_scale", given(fc2_grad_output_scale), "dy", dy);
-  check_dtype(kCell, "fc2_grad_output_scale", given(fc2_grad_output_scale), ScalarType::Float);
-  check_rank(kCell, "fc2_grad_output_scale", given(fc2_grad_output_scale), 1, true, "[E]");
-  check_contiguous(kCell, "fc2_grad_output_scale", given(fc2_grad_output_scale));
-  check_device(kCell, "fc1_grad_output_amax_history", given(fc1_grad_output_amax_history), "dy", dy);
-  check_dtype(kCell, "fc1_grad_output_amax_history", given(fc1_grad_output_amax_history), ScalarType::Float);
-  check_rank(kCell, "fc1_grad_output_amax_history", given(fc1_grad_output_amax_history), 2, true, "[1024, E]");
-  check_contiguous(kCell, "fc1_grad_output_amax_history", given(fc1_grad_output_amax_history));
-  check_device(kCell, "fc1_grad_output_scale", given(fc1_grad_output_scale), "dy", dy);
-  check_dtype(kCell, "fc1_grad_output_scale", given(fc1_grad_output_scale), ScalarType::Float);
-  check_rank(kCell, "fc1_grad_output_scale", given(fc1_grad_output_scale), 1, true, "[E]");
-  check_contiguous(kCell, "fc1_grad_output_scale", given(fc1_grad_output_scale));
+  check_device(kCell, "backward_state", given(backward_state), "dy", dy);
+  check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
+  check_rank(kCell, "backward_state", given(backward_state), 2, true, "[2050, E]");
+  check_contiguous(kCell, "backward_state", given(backward_state));
   check_device(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), "dy", dy);
   check_dtype(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), ScalarType::Float);
   check_rank(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), 3, true, "[E, 2 * F, H]");
@@ -399,28 +389,33 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2) : a_columnwise ? extent(*a_columnwise, -2) : fc2_weight_main_grad ? extent(*fc2_weight_main_grad, -1) : h ? extent(*h, -1) / 2 : fc1_weight_main_grad ? extent(*fc1_weight_main_grad, -2) / 2 : 0;
+  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
+      : a_columnwise ? extent(*a_columnwise, -2)
+      : fc2_weight_main_grad ? extent(*fc2_weight_main_grad, -1) : h ? extent(*h, -1) / 2
+      : fc1_weight_main_grad ? extent(*fc1_weight_main_grad, -2) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16), "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
+      "align(H, 16)");
+  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, E,
+      "E (num_groups)");
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16), "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
+      "align(2 * F, 16)");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, E,
+      "E (num_groups)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "fc2_grad_output_amax_history", given(fc2_grad_output_amax_history), -2, 1024, "1024");
-  check_size(kCell, "fc2_grad_output_amax_history", given(fc2_grad_output_amax_history), -1, E, "E (num_groups)");
-  check_size(kCell, "fc2_grad_output_scale", given(fc2_grad_output_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "fc1_grad_output_amax_history", given(fc1_grad_output_amax_history), -2, 1024, "1024");
-  check_size(kCell, "fc1_grad_output_amax_history", given(fc1_grad_output_amax_history), -1, E, "E (num_groups)");
-  check_size(kCell, "fc1_grad_output_scale", given(fc1_grad_output_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
+  check_size(kCell, "backward_state", given(backward_state), -1, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -3, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -2, 2 * F, "2 * F");
   check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -1, H, "H (hidden)");
@@ -447,29 +442,35 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
-  const Tensor dprobs = need_dprobs ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dprobs = need_dprobs
+      ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 12> lives{{
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
+      {need_da ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_da ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      // dy_columnwise
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},
       {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
-      {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 2, 4},  // da
+      {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+      {need_da ? padded(2 * T * F) : kUnwanted, 2, 4},  // da
       {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 5},  // dh_rowwise
       {need_dx ? padded(4 * E) : kUnwanted, 4, 5},  // dh_rowwise_scale
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 4, 6},  // dh_columnwise
+      // dh_columnwise
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 4, 6},
       {need_dfc1_weight ? padded(4 * E) : kUnwanted, 4, 6},  // dh_columnwise_scale
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 4, 4},  // dh_row_sums
-      {need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : kUnwanted, 4, 4},  // dprobs_row_partials
+      // dh_row_sums
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 4, 4},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 4, 4},  // dprobs_row_partials
   }};
-  const std::array rooms{
-      room(dfc1_bias, /*before=*/4),
-      room(dx, /*before=*/5),
+  const std::array regions{
+      region(dfc1_bias, /*before=*/4),
+      region(dx, /*before=*/5),
   };
-  const Workspace workspace(lives, dy, rooms);
+  const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];
@@ -482,42 +483,52 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   void* const dh_columnwise_scale = workspace[9];
   void* const dh_row_sums = workspace[10];
   void* const dprobs_row_partials = workspace[11];
+  float* const fc2_grad_output_amax_history = floats(writable(backward_state));
+  float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024 * E;
+  float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025 * E;
+  float* const fc1_grad_output_scale = floats(writable(backward_state)) + 2049 * E;
   DelayedArguments due{};
 
-  // 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
+  // 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
+  //    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_da ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_da ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dfc2_weight ? writable(dy_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.scale = need_dfc2_weight
+        ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    arguments.state.history = floats(writable(fc2_grad_output_amax_history));
-    arguments.state.scale = floats(writable(fc2_grad_output_scale));
+    arguments.state.history = fc2_grad_output_amax_history;
+    arguments.state.scale = fc2_grad_output_scale;
     arguments.state.slots = 1024;
     arguments.state.groups = E;
     arguments.state.max = 57344.0f;
     arguments.state.grouped = true;
     arguments.due = &due;
-    arguments.moves_states = !(need_dx || need_dfc1_weight || need_dfc1_bias);
+    arguments.moves_states = !need_dh_row_sums;
     arguments.update = true;
     check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale, split_sizes -> da
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale, split_sizes -> da
+  if (need_da) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(da), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(da),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 16),
                   /*pitch_b=*/align(H, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
@@ -525,12 +536,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale, split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
+  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  //    split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
   if (need_dfc2_weight) {
     check(kCell,
           gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(fc2_weight_main_grad), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(fc2_weight_main_grad),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),
                   /*pitch_b=*/align(32 * (T / 32 + E), 16),
                   /*scale_a=*/floats(pointer(dy_columnwise_scale)),
@@ -538,18 +553,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  // 4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  //    fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+  //    dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up *
+  //    scales)
+  if (need_da) {
     {
       PointwiseQuantizeArguments arguments{};
-      arguments.expression.operands = {pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
+      arguments.expression.operands =
+          {pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
       arguments.expression.results = {nullptr, nullptr, writable(dprobs)};
       arguments.expression.scalars = {};
       arguments.expression.rows = T;
       arguments.expression.columns = F;
       arguments.row_partials = floats(writable(dprobs_row_partials));
-      arguments.quantizes = need_dx || need_dfc1_weight || need_dfc1_bias;
-      arguments.step.quantize.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.quantizes = need_dh_row_sums;
+      arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
       arguments.step.quantize.rows = T;
       arguments.step.quantize.columns = 2 * F;
       arguments.step.quantize.groups = E;
@@ -557,29 +576,35 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
       arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
       arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
-      arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
-      arguments.step.quantize.columnwise.scale = need_dfc1_weight ? writable(dh_columnwise_scale) : nullptr;
+      arguments.step.quantize.columnwise.data = need_dfc1_weight
+          ? writable(dh_columnwise) : nullptr;
+      arguments.step.quantize.columnwise.scale = need_dfc1_weight
+          ? writable(dh_columnwise_scale) : nullptr;
       arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
       arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.step.quantize.row_sums = floats(dh_row_sums);
-      arguments.step.state.history = floats(writable(fc1_grad_output_amax_history));
-      arguments.step.state.scale = floats(writable(fc1_grad_output_scale));
+      arguments.step.state.history = fc1_grad_output_amax_history;
+      arguments.step.state.scale = fc1_grad_output_scale;
       arguments.step.state.slots = 1024;
       arguments.step.state.groups = E;
       arguments.step.state.max = 57344.0f;
       arguments.step.state.grouped = true;
       arguments.step.due = &due;
       arguments.step.moves_states = true;
-      arguments.step.update = need_dx || need_dfc1_weight || need_dfc1_bias;
+      arguments.step.update = need_dh_row_sums;
       check(kCell, pointwise_scaled_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, split_sizes -> dx
+  // 5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 16),
                   /*pitch_b=*/align(2 * F, 16),
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
@@ -587,12 +612,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+  // 6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  //    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
   if (need_dfc1_weight) {
     check(kCell,
           gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense), /*bias=*/nullptr, /*out=*/writable(fc1_weight_main_grad), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(fc1_weight_main_grad),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(32 * (T / 32 + E), 16),
                   /*pitch_b=*/align(32 * (T / 32 + E), 16),
                   /*scale_a=*/floats(pointer(dh_columnwise_scale)),

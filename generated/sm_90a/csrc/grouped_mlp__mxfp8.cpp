@@ -3,8 +3,9 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:32a0705113f431f9
-// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
+// checksum sha256:0ca472404234e9cf
+// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
+// call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
 #include "dispatch/dequantize_e4m3_mx_1x32_turned.h"
@@ -27,7 +28,9 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_mlp__mxfp8";
 constexpr Arch kArch{"sm_90a", 9, 0, true};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
     Tensor fc2_weight,
@@ -35,11 +38,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     Tensor probs,
     std::optional<Tensor> fc1_bias,
     std::optional<Tensor> fc2_bias,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
   check_rank(kCell, "x", given(x), 2, true, "[T, H]");
@@ -90,49 +93,55 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto probs_dense = dense(probs);
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
+  const bool keep_h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) h_kept = empty({T, 2 * F}, io, x);
+  if (keep_h) h_kept = empty({T, 2 * F}, io, x);
   std::optional<Tensor> fc2_weight_columnwise;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
+  if (keep_h) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise_scale = empty({E, ceildiv(H, 32), F}, ScalarType::Float8_e8m0fnu, x);
+  if (keep_h) fc2_weight_columnwise_scale =
+      empty({E, ceildiv(H, 32), F}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> a_columnwise;
-  if (need_dfc2_weight) a_columnwise = empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dfc2_weight) a_columnwise =
+      empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({T / 32 + E, F}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise = empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dx) fc1_weight_columnwise =
+      empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> fc1_weight_columnwise_scale;
-  if (need_dx) fc1_weight_columnwise_scale = empty({E, ceildiv(2 * F, 32), H}, ScalarType::Float8_e8m0fnu, x);
+  if (need_dx) fc1_weight_columnwise_scale =
+      empty({E, ceildiv(2 * F, 32), H}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> x_columnwise;
-  if (need_dfc1_weight) x_columnwise = empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dfc1_weight) x_columnwise =
+      empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({T / 32 + E, H}, ScalarType::Float8_e8m0fnu, x);
   const std::array<Lifetime, 13> lives{{
       {padded(T * align(H, 16)), 1, 3},  // x_rowwise
       {padded(T * ceildiv(H, 32)), 1, 3},  // x_rowwise_scale
-      {padded(E * (2 * F) * align(H, 16)), 2, 4},  // fc1_weight_rowwise
-      {padded(E * (2 * F) * ceildiv(H, 32)), 2, 4},  // fc1_weight_rowwise_scale
-      {padded(2 * (T * H)), 3, 5},  // x_rowwise_decoded
-      {padded(2 * (E * (2 * F) * H)), 4, 5},  // fc1_weight_rowwise_decoded
+      {padded(E * 2 * F * align(H, 16)), 2, 4},  // fc1_weight_rowwise
+      {padded(E * 2 * F * ceildiv(H, 32)), 2, 4},  // fc1_weight_rowwise_scale
+      {padded(2 * T * H), 3, 5},  // x_rowwise_decoded
+      {padded(2 * E * 2 * F * H), 4, 5},  // fc1_weight_rowwise_decoded
       {padded(T * align(F, 16)), 6, 8},  // a_rowwise
       {padded(T * ceildiv(F, 32)), 6, 8},  // a_rowwise_scale
       {padded(E * H * align(F, 16)), 7, 9},  // fc2_weight_rowwise
       {padded(E * H * ceildiv(F, 32)), 7, 9},  // fc2_weight_rowwise_scale
-      {padded(2 * (T * F)), 8, 10},  // a_rowwise_decoded
-      {padded(2 * (E * H * F)), 9, 10},  // fc2_weight_rowwise_decoded
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 5, 6},  // h
+      {padded(2 * T * F), 8, 10},  // a_rowwise_decoded
+      {padded(2 * E * H * F), 9, 10},  // fc2_weight_rowwise_decoded
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 5, 6},  // h
   }};
-  const std::array rooms{
-      room(h_kept, /*before=*/5),
-      room(a_columnwise, /*before=*/6),
-      room(a_columnwise_scale, /*before=*/6),
-      room(fc2_weight_columnwise, /*before=*/7),
-      room(fc2_weight_columnwise_scale, /*before=*/7),
-      room(y, /*before=*/10),
+  const std::array regions{
+      region(h_kept, /*before=*/5),
+      region(a_columnwise, /*before=*/6),
+      region(a_columnwise_scale, /*before=*/6),
+      region(fc2_weight_columnwise, /*before=*/7),
+      region(fc2_weight_columnwise_scale, /*before=*/7),
+      region(y, /*before=*/10),
   };
-  const Workspace workspace(lives, x, rooms);
+  const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const fc1_weight_rowwise = workspace[2];
@@ -145,13 +154,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const fc2_weight_rowwise_scale = workspace[9];
   void* const a_rowwise_decoded = workspace[10];
   void* const fc2_weight_rowwise_decoded = workspace[11];
-  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[12];
+  void* const h = keep_h ? writable(h_kept) : workspace[12];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
@@ -164,11 +173,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = 2 * F;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
@@ -212,16 +222,21 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.lines_per_scale = 1;
     check(kCell, dequantize_e4m3_mx_1x32(ScalarType::BFloat16, arguments, stream));
   }
-  // 5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, fc1_bias, split_sizes -> h
+  // 5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, fc1_bias, split_sizes
+  //    -> h
   check(kCell,
         gemm_decoded_sm90_fprop(io,
             DecodedGemmArguments{
-                {/*a=*/pointer(x_rowwise_decoded), /*b=*/pointer(fc1_weight_rowwise_decoded), /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                {/*a=*/pointer(x_rowwise_decoded), /*b=*/pointer(fc1_weight_rowwise_decoded),
+                    /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                 /*amax_a=*/nullptr,
                 /*amax_b=*/nullptr,
             },
             stream));
-  // 6. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
+  // 6. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise,
+  //    a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
   {
     PointwiseQuantizeArguments arguments{};
     arguments.expression.operands = {pointer(h), pointer(h), pointer(probs_dense)};
@@ -229,7 +244,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.expression.scalars = {};
     arguments.expression.rows = T;
     arguments.expression.columns = F;
-    arguments.step.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.step.quantize.rows = T;
     arguments.step.quantize.columns = F;
     arguments.step.quantize.groups = E;
@@ -238,15 +253,17 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.step.quantize.rowwise.scale = writable(a_rowwise_scale);
     arguments.step.quantize.rowwise.pitch = align(F, 16);
     arguments.step.quantize.columnwise.data = need_dfc2_weight ? writable(a_columnwise) : nullptr;
-    arguments.step.quantize.columnwise.scale = need_dfc2_weight ? writable(a_columnwise_scale) : nullptr;
+    arguments.step.quantize.columnwise.scale = need_dfc2_weight
+        ? writable(a_columnwise_scale) : nullptr;
     arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32(io, arguments, stream));
   }
-  // 7. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 7. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = H;
     arguments.quantize.columns = F;
     arguments.quantize.groups = E;
@@ -254,8 +271,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
+    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(H, 16);
     check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
   }
@@ -290,19 +307,26 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.lines_per_scale = 1;
     check(kCell, dequantize_e4m3_mx_1x32(ScalarType::BFloat16, arguments, stream));
   }
-  // 10. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
+  // 10. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes
+  //     -> y
   check(kCell,
         gemm_decoded_sm90_fprop(io,
             DecodedGemmArguments{
-                {/*a=*/pointer(a_rowwise_decoded), /*b=*/pointer(fc2_weight_rowwise_decoded), /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                {/*a=*/pointer(a_rowwise_decoded), /*b=*/pointer(fc2_weight_rowwise_decoded),
+                    /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                 /*amax_a=*/nullptr,
                 /*amax_b=*/nullptr,
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
+      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+      x_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
@@ -315,12 +339,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
     std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias,
-    [[maybe_unused]] bool need_dfc2_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -334,50 +358,72 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true, "[E, F, align(H, 16)]");
+  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
+      ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
+      "[E, F, align(H, 16)]");
   check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), ScalarType::Float8_e8m0fnu);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 3, true, "[E, ceildiv(H, 32), F]");
+  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
+      ScalarType::Float8_e8m0fnu);
+  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 3, true,
+      "[E, ceildiv(H, 32), F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true, "[F, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e8m0fnu);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 32 + E, F]");
   check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true, "[E, H, align(2 * F, 16)]");
+  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
+      ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
+      "[E, H, align(2 * F, 16)]");
   check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), ScalarType::Float8_e8m0fnu);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 3, true, "[E, ceildiv(2 * F, 32), H]");
+  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
+      ScalarType::Float8_e8m0fnu);
+  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 3, true,
+      "[E, ceildiv(2 * F, 32), H]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(32 * (T // 32 + E), 16)]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e8m0fnu);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 32 + E, H]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2) : fc2_weight_columnwise_scale ? extent(*fc2_weight_columnwise_scale, -1) : a_columnwise ? extent(*a_columnwise, -2) : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
+      : fc2_weight_columnwise_scale ? extent(*fc2_weight_columnwise_scale, -1)
+      : a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16), "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2, ceildiv(H, 32), "ceildiv(H, 32)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
+      "align(H, 16)");
+  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -3, E,
+      "E (num_groups)");
+  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2,
+      ceildiv(H, 32), "ceildiv(H, 32)");
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 32 + E, "T // 32 + E");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16), "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2, ceildiv(2 * F, 32), "ceildiv(2 * F, 32)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, H, "H (hidden)");
+  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
+      "align(2 * F, 16)");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -3, E,
+      "E (num_groups)");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2,
+      ceildiv(2 * F, 32), "ceildiv(2 * F, 32)");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, H,
+      "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16), "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 32 + E, "T // 32 + E");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, H, "H (hidden)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
@@ -400,6 +446,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const bool need_dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty({T, H}, io, dy);
   std::optional<Tensor> dfc1_weight;
@@ -413,36 +461,44 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
   const std::array<Lifetime, 22> lives{{
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * ceildiv(H, 32)) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},  // dy_columnwise
+      {need_dy_rowwise_decoded ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dy_rowwise_decoded ? padded(T * ceildiv(H, 32)) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      // dy_columnwise
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},
       {need_dfc2_weight ? padded((T / 32 + E) * H) : kUnwanted, 1, 5},  // dy_columnwise_scale
-      {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * H)) : kUnwanted, 2, 4},  // dy_rowwise_decoded
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (E * H * F)) : kUnwanted, 3, 4},  // fc2_weight_columnwise_decoded
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 4, 8},  // da
-      {need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * H)) : kUnwanted, 5, 7},  // dy_columnwise_decoded
+      {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+      {need_dy_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      // fc2_weight_columnwise_decoded
+      {need_dy_rowwise_decoded ? padded(2 * E * H * F) : kUnwanted, 3, 4},
+      {need_dy_rowwise_decoded ? padded(2 * T * F) : kUnwanted, 4, 8},  // da
+      // dy_columnwise_decoded
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 5, 7},
       {need_dfc2_weight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
-      {need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * F)) : kUnwanted, 6, 7},  // a_columnwise_decoded
+      // a_columnwise_decoded
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 6, 7},
       {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 8, 9},  // dh_rowwise
       {need_dx ? padded(T * ceildiv(2 * F, 32)) : kUnwanted, 8, 9},  // dh_rowwise_scale
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 8, 12},  // dh_columnwise
-      {need_dfc1_weight ? padded((T / 32 + E) * (2 * F)) : kUnwanted, 8, 12},  // dh_columnwise_scale
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 8, 8},  // dh_row_sums
-      {need_dprobs ? padded(4 * (ceildiv(F, 128) * T)) : kUnwanted, 8, 8},  // dprobs_row_partials
-      {need_dx ? padded(2 * (T * (2 * F))) : kUnwanted, 9, 11},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * (E * (2 * F) * H)) : kUnwanted, 10, 11},  // fc1_weight_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * (2 * F))) : kUnwanted, 12, 14},  // dh_columnwise_decoded
+      // dh_columnwise
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 8, 12},
+      {need_dfc1_weight ? padded((T / 32 + E) * 2 * F) : kUnwanted, 8, 12},  // dh_columnwise_scale
+      // dh_row_sums
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 8, 8},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 8, 8},  // dprobs_row_partials
+      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 9, 11},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 10, 11},  // fc1_weight_columnwise_decoded
+      // dh_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 12, 14},
       {need_dfc1_weight ? padded(8 * E) : kUnwanted, 12, 14},  // dh_padded_sizes
-      {need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * H)) : kUnwanted, 13, 14},  // x_columnwise_decoded
+      // x_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 13, 14},
   }};
-  const std::array rooms{
-      room(dfc2_weight, /*before=*/7),
-      room(dfc1_bias, /*before=*/8),
-      room(dx, /*before=*/11),
-      room(dfc1_weight, /*before=*/14),
+  const std::array regions{
+      region(dfc2_weight, /*before=*/7),
+      region(dfc1_bias, /*before=*/8),
+      region(dx, /*before=*/11),
+      region(dfc1_weight, /*before=*/14),
   };
-  const Workspace workspace(lives, dy, rooms);
+  const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_columnwise = workspace[2];
@@ -466,27 +522,30 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
   void* const dh_padded_sizes = workspace[20];
   void* const x_columnwise_decoded = workspace[21];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
+  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  //    dy_columnwise_scale, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_dy_rowwise_decoded ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_dy_rowwise_decoded
+        ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dfc2_weight ? writable(dy_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.scale = need_dfc2_weight
+        ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
   }
   // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  if (need_dy_rowwise_decoded) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(dy_rowwise);
@@ -502,8 +561,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       check(kCell, dequantize_e4m3_mx_1x32(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  // 3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    -> fc2_weight_columnwise_decoded
+  if (need_dy_rowwise_decoded) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(fc2_weight_columnwise_dense);
@@ -521,24 +581,28 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  if (need_dy_rowwise_decoded) {
     check(kCell,
           gemm_decoded_sm90_dgrad(io,
               DecodedGemmArguments{
-                  {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(fc2_weight_columnwise_decoded), /*bias=*/nullptr, /*out=*/writable(da), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(fc2_weight_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(da),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  //    dy_padded_sizes
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
       arguments.data = pointer(dy_columnwise);
       arguments.scale = pointer(dy_columnwise_scale);
       arguments.output = writable(dy_columnwise_decoded);
-      arguments.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.padded_sizes = integers(writable(dy_padded_sizes));
       arguments.rows = T;
       arguments.columns = H;
@@ -555,7 +619,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       arguments.data = pointer(a_columnwise_dense);
       arguments.scale = pointer(a_columnwise_scale_dense);
       arguments.output = writable(a_columnwise_decoded);
-      arguments.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.rows = T;
       arguments.columns = F;
       arguments.groups = E;
@@ -564,29 +628,36 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       check(kCell, dequantize_groups_e4m3_mx_1x32_turned(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes -> dfc2_weight
+  // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
+  //    -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
           gemm_decoded_sm90_wgrad(io,
               DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded), /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*split_sizes=*/integers(pointer(dy_padded_sizes)), /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                      /*group_sizes=*/integers(pointer(dy_padded_sizes)),
+                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
               },
               stream));
   }
-  // 8. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  // 8. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+  //    dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y
+  //    = gate * sigmoid(gate) * up * scales)
+  if (need_dy_rowwise_decoded) {
     {
       PointwiseQuantizeArguments arguments{};
-      arguments.expression.operands = {pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
+      arguments.expression.operands =
+          {pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
       arguments.expression.results = {nullptr, nullptr, writable(dprobs)};
       arguments.expression.scalars = {};
       arguments.expression.rows = T;
       arguments.expression.columns = F;
       arguments.row_partials = floats(writable(dprobs_row_partials));
-      arguments.quantizes = need_dx || need_dfc1_weight || need_dfc1_bias;
-      arguments.step.quantize.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.quantizes = need_dh_row_sums;
+      arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
       arguments.step.quantize.rows = T;
       arguments.step.quantize.columns = 2 * F;
       arguments.step.quantize.groups = E;
@@ -594,8 +665,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
       arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
       arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
-      arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
-      arguments.step.quantize.columnwise.scale = need_dfc1_weight ? writable(dh_columnwise_scale) : nullptr;
+      arguments.step.quantize.columnwise.data = need_dfc1_weight
+          ? writable(dh_columnwise) : nullptr;
+      arguments.step.quantize.columnwise.scale = need_dfc1_weight
+          ? writable(dh_columnwise_scale) : nullptr;
       arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
       arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.step.quantize.row_sums = floats(dh_row_sums);
@@ -619,7 +692,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       check(kCell, dequantize_e4m3_mx_1x32(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
+  // 10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  //     -> fc1_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -642,20 +716,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
     check(kCell,
           gemm_decoded_sm90_dgrad(io,
               DecodedGemmArguments{
-                  {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
               },
               stream));
   }
-  // 12. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+  // 12. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes
+  //     -> dh_columnwise_decoded, dh_padded_sizes
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
       arguments.data = pointer(dh_columnwise);
       arguments.scale = pointer(dh_columnwise_scale);
       arguments.output = writable(dh_columnwise_decoded);
-      arguments.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.padded_sizes = integers(writable(dh_padded_sizes));
       arguments.rows = T;
       arguments.columns = 2 * F;
@@ -672,7 +750,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       arguments.data = pointer(x_columnwise_dense);
       arguments.scale = pointer(x_columnwise_scale_dense);
       arguments.output = writable(x_columnwise_decoded);
-      arguments.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.rows = T;
       arguments.columns = H;
       arguments.groups = E;
@@ -681,12 +759,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, 
       check(kCell, dequantize_groups_e4m3_mx_1x32_turned(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes -> dfc1_weight
+  // 14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes
+  //     -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_decoded_sm90_wgrad(io,
               DecodedGemmArguments{
-                  {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded), /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*split_sizes=*/integers(pointer(dh_padded_sizes)), /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(dh_padded_sizes)),
+                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
               },

@@ -2,8 +2,9 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:92e79c8ce4a2efe3
-// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one call per direction.
+// checksum sha256:d7bdeaef1c06e59b
+// The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
+// call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
 #include "dispatch/dequantize_e2m1_nv_16x16_turned.h"
@@ -30,7 +31,9 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_mlp__nvfp4";
 constexpr Arch kArch{"sm_90a", 9, 0, true};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
     Tensor fc2_weight,
@@ -38,11 +41,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     Tensor probs,
     std::optional<Tensor> fc1_bias,
     std::optional<Tensor> fc2_bias,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
   check_rank(kCell, "x", given(x), 2, true, "[T, H]");
@@ -93,66 +96,69 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto probs_dense = dense(probs);
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
+  const bool need_any = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs
+      || need_dfc1_bias;
+  const bool keep_h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) h_kept = empty({T, 2 * F}, io, x);
+  if (keep_h) h_kept = empty({T, 2 * F}, io, x);
   std::optional<Tensor> fc2_weight_columnwise;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise = empty({E, F, align(H, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
+  if (keep_h) fc2_weight_columnwise =
+      empty({E, F, align(H, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise_scale = empty({E, ceildiv(H, 16), ceildiv(F, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc2_weight_columnwise_amax;
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) fc2_weight_columnwise_amax = empty({E}, ScalarType::Float, x);
+  if (keep_h) fc2_weight_columnwise_scale =
+      empty({E, ceildiv(H, 16), ceildiv(F, 16)}, ScalarType::Float8_e4m3fn, x);
+  std::optional<Tensor> saved_amaxes;
+  if (need_any) saved_amaxes = empty({4, E}, ScalarType::Float, x);
   std::optional<Tensor> a_columnwise;
-  if (need_dfc2_weight) a_columnwise = empty({F, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
+  if (need_dfc2_weight) a_columnwise =
+      empty({F, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({T / 16 + E, F}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> a_columnwise_amax;
-  if (need_dfc2_weight) a_columnwise_amax = empty({E}, ScalarType::Float, x);
   std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise = empty({E, H, align(2 * F, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
+  if (need_dx) fc1_weight_columnwise =
+      empty({E, H, align(2 * F, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> fc1_weight_columnwise_scale;
-  if (need_dx) fc1_weight_columnwise_scale = empty({E, ceildiv(2 * F, 16), ceildiv(H, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc1_weight_columnwise_amax;
-  if (need_dx) fc1_weight_columnwise_amax = empty({E}, ScalarType::Float, x);
+  if (need_dx) fc1_weight_columnwise_scale =
+      empty({E, ceildiv(2 * F, 16), ceildiv(H, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise;
-  if (need_dfc1_weight) x_columnwise = empty({H, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
+  if (need_dfc1_weight) x_columnwise =
+      empty({H, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({T / 16 + E, H}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> x_columnwise_amax;
-  if (need_dfc1_weight) x_columnwise_amax = empty({E}, ScalarType::Float, x);
   const std::array<Lifetime, 22> lives{{
       {padded(T * (align(H, 32) / 2)), 1, 3},  // x_rowwise
       {padded(T * ceildiv(H, 16)), 1, 3},  // x_rowwise_scale
       {padded(4 * E), 1, 5},  // x_rowwise_amax
-      {padded(4 * (384 * (2 * E))), 1, 1},  // x_partial_amax
-      {padded(E * (2 * F) * (align(H, 32) / 2)), 2, 4},  // fc1_weight_rowwise
+      {padded(4 * 384 * 2 * E), 1, 1},  // x_partial_amax
+      {padded(E * 2 * F * (align(H, 32) / 2)), 2, 4},  // fc1_weight_rowwise
       {padded(E * ceildiv(2 * F, 16) * ceildiv(H, 16)), 2, 4},  // fc1_weight_rowwise_scale
       {padded(4 * E), 2, 5},  // fc1_weight_rowwise_amax
-      {padded(4 * (384 * (2 * E))), 2, 2},  // fc1_weight_partial_amax
-      {padded(2 * (T * H)), 3, 5},  // x_rowwise_decoded
-      {padded(2 * (E * (2 * F) * H)), 4, 5},  // fc1_weight_rowwise_decoded
-      {padded(2 * (T * F)), 6, 7},  // a
+      {padded(4 * 384 * 2 * E), 2, 2},  // fc1_weight_partial_amax
+      {padded(2 * T * H), 3, 5},  // x_rowwise_decoded
+      {padded(2 * E * 2 * F * H), 4, 5},  // fc1_weight_rowwise_decoded
+      {padded(2 * T * F), 6, 7},  // a
       {padded(T * (align(F, 32) / 2)), 7, 9},  // a_rowwise
       {padded(T * ceildiv(F, 16)), 7, 9},  // a_rowwise_scale
       {padded(4 * E), 7, 11},  // a_rowwise_amax
-      {padded(4 * (384 * (2 * E))), 7, 7},  // a_partial_amax
+      {padded(4 * 384 * 2 * E), 7, 7},  // a_partial_amax
       {padded(E * H * (align(F, 32) / 2)), 8, 10},  // fc2_weight_rowwise
       {padded(E * ceildiv(H, 16) * ceildiv(F, 16)), 8, 10},  // fc2_weight_rowwise_scale
       {padded(4 * E), 8, 11},  // fc2_weight_rowwise_amax
-      {padded(4 * (384 * (2 * E))), 8, 8},  // fc2_weight_partial_amax
-      {padded(2 * (T * F)), 9, 11},  // a_rowwise_decoded
-      {padded(2 * (E * H * F)), 10, 11},  // fc2_weight_rowwise_decoded
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? kUnwanted : padded(2 * (T * (2 * F))), 5, 6},  // h
+      {padded(4 * 384 * 2 * E), 8, 8},  // fc2_weight_partial_amax
+      {padded(2 * T * F), 9, 11},  // a_rowwise_decoded
+      {padded(2 * E * H * F), 10, 11},  // fc2_weight_rowwise_decoded
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 5, 6},  // h
   }};
-  const std::array rooms{
-      room(h_kept, /*before=*/5),
-      room(a_columnwise, /*before=*/7),
-      room(a_columnwise_scale, /*before=*/7),
-      room(fc2_weight_columnwise, /*before=*/8),
-      room(fc2_weight_columnwise_scale, /*before=*/8),
-      room(y, /*before=*/11),
+  const std::array regions{
+      region(h_kept, /*before=*/5),
+      region(a_columnwise, /*before=*/7),
+      region(a_columnwise_scale, /*before=*/7),
+      region(fc2_weight_columnwise, /*before=*/8),
+      region(fc2_weight_columnwise_scale, /*before=*/8),
+      region(y, /*before=*/11),
   };
-  const Workspace workspace(lives, x, rooms);
+  const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const x_rowwise_amax = workspace[2];
@@ -174,13 +180,19 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const fc2_weight_partial_amax = workspace[18];
   void* const a_rowwise_decoded = workspace[19];
   void* const fc2_weight_rowwise_decoded = workspace[20];
-  void* const h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(h_kept) : workspace[21];
+  void* const h = keep_h ? writable(h_kept) : workspace[21];
+  void* const fc2_weight_columnwise_amax = need_any ? floats(writable(saved_amaxes)) : nullptr;
+  void* const a_columnwise_amax = need_any ? floats(writable(saved_amaxes)) + E : nullptr;
+  void* const fc1_weight_columnwise_amax = need_any
+      ? floats(writable(saved_amaxes)) + 2 * E : nullptr;
+  void* const x_columnwise_amax = need_any ? floats(writable(saved_amaxes)) + 3 * E : nullptr;
 
-  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax, x_partial_amax
+  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
+  //    x_columnwise_scale, x_columnwise_amax, x_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
@@ -196,11 +208,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.partial_amax = floats(x_partial_amax);
     check(kCell, quantize_sm90_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, fc1_weight_partial_amax
+  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+  //    fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+  //    fc1_weight_columnwise_amax, fc1_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = 2 * F;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
@@ -247,11 +261,15 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.lines_per_scale = 16;
     check(kCell, dequantize_e2m1_nv_16x16(ScalarType::BFloat16, arguments, stream));
   }
-  // 5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_amax, fc1_weight_rowwise_amax, fc1_bias, split_sizes -> h
+  // 5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_amax,
+  //    fc1_weight_rowwise_amax, fc1_bias, split_sizes -> h
   check(kCell,
         gemm_decoded_sm90_fprop(io,
             DecodedGemmArguments{
-                {/*a=*/pointer(x_rowwise_decoded), /*b=*/pointer(fc1_weight_rowwise_decoded), /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                {/*a=*/pointer(x_rowwise_decoded), /*b=*/pointer(fc1_weight_rowwise_decoded),
+                    /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(h),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                 /*amax_a=*/floats(pointer(x_rowwise_amax)),
                 /*amax_b=*/floats(pointer(fc1_weight_rowwise_amax)),
             },
@@ -267,11 +285,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*columns=*/F,
             },
             stream));
-  // 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax, a_partial_amax
+  // 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise,
+  //    a_columnwise_scale, a_columnwise_amax, a_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(a);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = F;
     arguments.quantize.groups = E;
@@ -287,11 +306,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.partial_amax = floats(a_partial_amax);
     check(kCell, quantize_sm90_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
-  // 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, fc2_weight_partial_amax
+  // 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  //    fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+  //    fc2_weight_columnwise_amax, fc2_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.split_sizes = nullptr;
+    arguments.quantize.group_sizes = nullptr;
     arguments.quantize.rows = H;
     arguments.quantize.columns = F;
     arguments.quantize.groups = E;
@@ -300,10 +321,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(F, 32) / 2;
     arguments.rowwise_amax = floats(writable(fc2_weight_rowwise_amax));
-    arguments.quantize.columnwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
+    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(H, 32) / 2;
-    arguments.columnwise_amax = floats(need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(fc2_weight_columnwise_amax) : nullptr);
+    arguments.columnwise_amax = floats(keep_h ? writable(fc2_weight_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(fc2_weight_partial_amax);
     check(kCell, quantize_sm90_e2m1_nv_16x16(io, arguments, stream));
   }
@@ -338,16 +359,22 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.lines_per_scale = 16;
     check(kCell, dequantize_e2m1_nv_16x16(ScalarType::BFloat16, arguments, stream));
   }
-  // 11. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_amax, fc2_weight_rowwise_amax, fc2_bias, split_sizes -> y
+  // 11. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_amax,
+  //     fc2_weight_rowwise_amax, fc2_bias, split_sizes -> y
   check(kCell,
         gemm_decoded_sm90_fprop(io,
             DecodedGemmArguments{
-                {/*a=*/pointer(a_rowwise_decoded), /*b=*/pointer(fc2_weight_rowwise_decoded), /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                {/*a=*/pointer(a_rowwise_decoded), /*b=*/pointer(fc2_weight_rowwise_decoded),
+                    /*bias=*/pointer(fc2_bias_dense), /*out=*/writable(y),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                 /*amax_a=*/floats(pointer(a_rowwise_amax)),
                 /*amax_b=*/floats(pointer(fc2_weight_rowwise_amax)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, a_columnwise, a_columnwise_scale, a_columnwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, x_columnwise, x_columnwise_scale, x_columnwise_amax};
+  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, saved_amaxes, a_columnwise,
+      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+      x_columnwise_scale};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
@@ -357,23 +384,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight_columnwise,
     std::optional<Tensor> fc2_weight_columnwise_scale,
-    std::optional<Tensor> fc2_weight_columnwise_amax,
+    std::optional<Tensor> saved_amaxes,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> a_columnwise_amax,
     std::optional<Tensor> fc1_weight_columnwise,
     std::optional<Tensor> fc1_weight_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise_amax,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    std::optional<Tensor> x_columnwise_amax,
     Tensor rng_state,
-    [[maybe_unused]] bool need_dx,
-    [[maybe_unused]] bool need_dfc1_weight,
-    [[maybe_unused]] bool need_dfc2_weight,
-    [[maybe_unused]] bool need_dprobs,
-    [[maybe_unused]] bool need_dfc1_bias,
-    [[maybe_unused]] bool need_dfc2_bias) {
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -387,41 +411,42 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true, "[E, F, align(H, 32) // 2]");
+  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
+      ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
+      "[E, F, align(H, 32) // 2]");
   check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 3, true, "[E, ceildiv(H, 16), ceildiv(F, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_amax", given(fc2_weight_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_amax", given(fc2_weight_columnwise_amax), ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_amax", given(fc2_weight_columnwise_amax), 1, true, "[E]");
+  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
+      ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 3, true,
+      "[E, ceildiv(H, 16), ceildiv(F, 16)]");
+  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
+  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
+  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[4, E]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true, "[F, align(32 * (T // 32 + E), 32) // 2]");
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 32) // 2]");
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 16 + E, F]");
-  check_device(kCell, "a_columnwise_amax", given(a_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "a_columnwise_amax", given(a_columnwise_amax), ScalarType::Float);
-  check_rank(kCell, "a_columnwise_amax", given(a_columnwise_amax), 1, true, "[E]");
   check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true, "[E, H, align(2 * F, 32) // 2]");
+  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
+      ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
+      "[E, H, align(2 * F, 32) // 2]");
   check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 3, true, "[E, ceildiv(2 * F, 16), ceildiv(H, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_amax", given(fc1_weight_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_amax", given(fc1_weight_columnwise_amax), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_amax", given(fc1_weight_columnwise_amax), 1, true, "[E]");
+  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
+      ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 3, true,
+      "[E, ceildiv(2 * F, 16), ceildiv(H, 16)]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(32 * (T // 32 + E), 32) // 2]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 32) // 2]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 16 + E, H]");
-  check_device(kCell, "x_columnwise_amax", given(x_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "x_columnwise_amax", given(x_columnwise_amax), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_amax", given(x_columnwise_amax), 1, true, "[E]");
   check_device(kCell, "rng_state", given(rng_state), "dy", dy);
   check_dtype(kCell, "rng_state", given(rng_state), ScalarType::Long);
   check_rank(kCell, "rng_state", given(rng_state), 1, true, "[2]");
@@ -429,31 +454,41 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2) : a_columnwise ? extent(*a_columnwise, -2) : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
+      : a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 32) / 2, "align(H, 32) // 2");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2, ceildiv(H, 16), "ceildiv(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, ceildiv(F, 16), "ceildiv(F, 16)");
-  check_size(kCell, "fc2_weight_columnwise_amax", given(fc2_weight_columnwise_amax), -1, E, "E (num_groups)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 32) / 2, "align(32 * (T // 32 + E), 32) // 2");
+  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 32) / 2,
+      "align(H, 32) // 2");
+  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -3, E,
+      "E (num_groups)");
+  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2,
+      ceildiv(H, 16), "ceildiv(H, 16)");
+  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1,
+      ceildiv(F, 16), "ceildiv(F, 16)");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 4, "4");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
+      "align(32 * (T // 32 + E), 32) // 2");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 16 + E, "T // 16 + E");
-  check_size(kCell, "a_columnwise_amax", given(a_columnwise_amax), -1, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 32) / 2, "align(2 * F, 32) // 2");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2, ceildiv(2 * F, 16), "ceildiv(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, ceildiv(H, 16), "ceildiv(H, 16)");
-  check_size(kCell, "fc1_weight_columnwise_amax", given(fc1_weight_columnwise_amax), -1, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 32) / 2,
+      "align(2 * F, 32) // 2");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -3, E,
+      "E (num_groups)");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2,
+      ceildiv(2 * F, 16), "ceildiv(2 * F, 16)");
+  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1,
+      ceildiv(H, 16), "ceildiv(H, 16)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 32) / 2, "align(32 * (T // 32 + E), 32) // 2");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
+      "align(32 * (T // 32 + E), 32) // 2");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 16 + E, "T // 16 + E");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, H, "H (hidden)");
-  check_size(kCell, "x_columnwise_amax", given(x_columnwise_amax), -1, E, "E (num_groups)");
   check_size(kCell, "rng_state", given(rng_state), -1, 2, "2");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
@@ -470,59 +505,67 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const auto h_dense = dense(h);
   const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
   const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
-  const auto fc2_weight_columnwise_amax_dense = dense(fc2_weight_columnwise_amax);
+  const auto saved_amaxes_dense = dense(saved_amaxes);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto a_columnwise_amax_dense = dense(a_columnwise_amax);
   const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
   const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
-  const auto fc1_weight_columnwise_amax_dense = dense(fc1_weight_columnwise_amax);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto x_columnwise_amax_dense = dense(x_columnwise_amax);
+  const bool need_dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc1_weight = need_dfc1_weight ? empty({E, 2 * F, H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_weight = need_dfc2_weight ? empty({E, H, F}, io, dy) : empty({0}, io, dy);
-  const Tensor dprobs = need_dprobs ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dprobs = need_dprobs
+      ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 28> lives{{
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * (align(H, 32) / 2)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(T * ceildiv(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_amax
-      {need_dfc2_weight ? padded(H * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 1, 5},  // dy_columnwise
+      {need_dy_rowwise_decoded ? padded(T * (align(H, 32) / 2)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dy_rowwise_decoded ? padded(T * ceildiv(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      {need_dy_rowwise_decoded ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_amax
+      // dy_columnwise
+      {need_dfc2_weight ? padded(H * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 1, 5},
       {need_dfc2_weight ? padded((T / 16 + E) * H) : kUnwanted, 1, 5},  // dy_columnwise_scale
       {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 7},  // dy_columnwise_amax
-      {padded(4 * (384 * (2 * E))), 1, 1},  // dy_partial_amax
-      {padded(4 * ((T / 128 + (2 * E + 1)) * H)), 1, 1},  // dy_row_sums
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * H)) : kUnwanted, 2, 4},  // dy_rowwise_decoded
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (E * H * F)) : kUnwanted, 3, 4},  // fc2_weight_columnwise_decoded
-      {need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? padded(2 * (T * F)) : kUnwanted, 4, 8},  // da
-      {need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * H)) : kUnwanted, 5, 7},  // dy_columnwise_decoded
+      {padded(4 * 384 * 2 * E), 1, 1},  // dy_partial_amax
+      {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+      {need_dy_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      // fc2_weight_columnwise_decoded
+      {need_dy_rowwise_decoded ? padded(2 * E * H * F) : kUnwanted, 3, 4},
+      {need_dy_rowwise_decoded ? padded(2 * T * F) : kUnwanted, 4, 8},  // da
+      // dy_columnwise_decoded
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 5, 7},
       {need_dfc2_weight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
-      {need_dfc2_weight ? padded(2 * (32 * (T / 32 + E) * F)) : kUnwanted, 6, 7},  // a_columnwise_decoded
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * (T * (2 * F))) : kUnwanted, 8, 9},  // dh
+      // a_columnwise_decoded
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 6, 7},
+      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 8, 9},  // dh
       {need_dx ? padded(T * (align(2 * F, 32) / 2)) : kUnwanted, 9, 10},  // dh_rowwise
       {need_dx ? padded(T * ceildiv(2 * F, 16)) : kUnwanted, 9, 10},  // dh_rowwise_scale
       {need_dx ? padded(4 * E) : kUnwanted, 9, 12},  // dh_rowwise_amax
-      {need_dfc1_weight ? padded(2 * F * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 9, 13},  // dh_columnwise
-      {need_dfc1_weight ? padded((T / 16 + E) * (2 * F)) : kUnwanted, 9, 13},  // dh_columnwise_scale
+      // dh_columnwise
+      {need_dfc1_weight ? padded(2 * F * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 9, 13},
+      {need_dfc1_weight ? padded((T / 16 + E) * 2 * F) : kUnwanted, 9, 13},  // dh_columnwise_scale
       {need_dfc1_weight ? padded(4 * E) : kUnwanted, 9, 15},  // dh_columnwise_amax
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * (384 * (2 * E))) : kUnwanted, 9, 9},  // dh_partial_amax
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(4 * ((T / 128 + (2 * E + 1)) * (2 * F))) : kUnwanted, 9, 9},  // dh_row_sums
-      {need_dx ? padded(2 * (T * (2 * F))) : kUnwanted, 10, 12},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * (E * (2 * F) * H)) : kUnwanted, 11, 12},  // fc1_weight_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * (2 * F))) : kUnwanted, 13, 15},  // dh_columnwise_decoded
+      {need_dh_copies ? padded(4 * 384 * 2 * E) : kUnwanted, 9, 9},  // dh_partial_amax
+      // dh_row_sums
+      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 9, 9},
+      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 10, 12},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 11, 12},  // fc1_weight_columnwise_decoded
+      // dh_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 13, 15},
       {need_dfc1_weight ? padded(8 * E) : kUnwanted, 13, 15},  // dh_padded_sizes
-      {need_dfc1_weight ? padded(2 * (32 * (T / 32 + E) * H)) : kUnwanted, 14, 15},  // x_columnwise_decoded
+      // x_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 14, 15},
   }};
-  const std::array rooms{
-      room(dfc2_weight, /*before=*/7),
-      room(dfc1_bias, /*before=*/9),
-      room(dx, /*before=*/12),
-      room(dfc1_weight, /*before=*/15),
+  const std::array regions{
+      region(dfc2_weight, /*before=*/7),
+      region(dfc1_bias, /*before=*/9),
+      region(dx, /*before=*/12),
+      region(dfc1_weight, /*before=*/15),
   };
-  const Workspace workspace(lives, dy, rooms);
+  const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_rowwise_amax = workspace[2];
@@ -551,22 +594,34 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const dh_columnwise_decoded = workspace[25];
   void* const dh_padded_sizes = workspace[26];
   void* const x_columnwise_decoded = workspace[27];
+  const float* const fc2_weight_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) : nullptr;
+  const float* const a_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
+  const float* const fc1_weight_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) + 2 * E : nullptr;
+  const float* const x_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) + 3 * E : nullptr;
 
-  // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
+  // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
+  //    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
+  //    dy_row_sums
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(dy_dense);
-    arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
     arguments.quantize.rows = T;
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_dy_rowwise_decoded ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_dy_rowwise_decoded
+        ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 32) / 2;
-    arguments.rowwise_amax = floats(need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias ? writable(dy_rowwise_amax) : nullptr);
+    arguments.rowwise_amax = floats(need_dy_rowwise_decoded ? writable(dy_rowwise_amax) : nullptr);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dfc2_weight ? writable(dy_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.scale = need_dfc2_weight
+        ? writable(dy_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
     arguments.columnwise_amax = floats(need_dfc2_weight ? writable(dy_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(dy_partial_amax);
@@ -577,7 +632,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     check(kCell, quantize_sm90_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
   }
   // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  if (need_dy_rowwise_decoded) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(dy_rowwise);
@@ -593,8 +648,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e2m1_nv_1x16(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  // 3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    -> fc2_weight_columnwise_decoded
+  if (need_dy_rowwise_decoded) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(fc2_weight_columnwise_dense);
@@ -611,25 +667,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e2m1_nv_16x16_turned(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax, fc2_weight_columnwise_amax, split_sizes -> da
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
+  //    fc2_weight_columnwise_amax, split_sizes -> da
+  if (need_dy_rowwise_decoded) {
     check(kCell,
           gemm_decoded_sm90_dgrad(io,
               DecodedGemmArguments{
-                  {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(fc2_weight_columnwise_decoded), /*bias=*/nullptr, /*out=*/writable(da), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(fc2_weight_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(da),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*amax_a=*/floats(pointer(dy_rowwise_amax)),
-                  /*amax_b=*/floats(pointer(fc2_weight_columnwise_amax_dense)),
+                  /*amax_b=*/floats(fc2_weight_columnwise_amax),
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  //    dy_padded_sizes
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
       arguments.data = pointer(dy_columnwise);
       arguments.scale = pointer(dy_columnwise_scale);
       arguments.output = writable(dy_columnwise_decoded);
-      arguments.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.padded_sizes = integers(writable(dy_padded_sizes));
       arguments.rows = T;
       arguments.columns = H;
@@ -646,7 +707,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.data = pointer(a_columnwise_dense);
       arguments.scale = pointer(a_columnwise_scale_dense);
       arguments.output = writable(a_columnwise_decoded);
-      arguments.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.rows = T;
       arguments.columns = F;
       arguments.groups = E;
@@ -655,23 +716,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_groups_e2m1_nv_1x16_turned(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax, a_columnwise_amax, dy_padded_sizes -> dfc2_weight
+  // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
+  //    a_columnwise_amax, dy_padded_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
           gemm_decoded_sm90_wgrad(io,
               DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded), /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*split_sizes=*/integers(pointer(dy_padded_sizes)), /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                      /*group_sizes=*/integers(pointer(dy_padded_sizes)),
+                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*amax_a=*/floats(pointer(dy_columnwise_amax)),
-                  /*amax_b=*/floats(pointer(a_columnwise_amax_dense)),
+                  /*amax_b=*/floats(a_columnwise_amax),
               },
               stream));
   }
   // 8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
+  if (need_dy_rowwise_decoded) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
               PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)},
+                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
+                      pointer(probs_dense)},
                   /*results=*/{writable(dh), writable(dh), writable(dprobs)},
                   /*scalars=*/{},
                   /*rows=*/T,
@@ -679,12 +745,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
-  if (need_dx || need_dfc1_weight || need_dfc1_bias) {
+  // 9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+  //    dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
+  //    dh_row_sums
+  if (need_dh_copies) {
     {
       QuantizeStepArguments arguments{};
       arguments.quantize.input = pointer(dh);
-      arguments.quantize.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
       arguments.quantize.rows = T;
       arguments.quantize.columns = 2 * F;
       arguments.quantize.groups = E;
@@ -694,14 +762,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.quantize.rowwise.pitch = align(2 * F, 32) / 2;
       arguments.rowwise_amax = floats(need_dx ? writable(dh_rowwise_amax) : nullptr);
       arguments.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
-      arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(dh_columnwise_scale) : nullptr;
+      arguments.quantize.columnwise.scale = need_dfc1_weight
+          ? writable(dh_columnwise_scale) : nullptr;
       arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
       arguments.columnwise_amax = floats(need_dfc1_weight ? writable(dh_columnwise_amax) : nullptr);
       arguments.partial_amax = floats(dh_partial_amax);
       arguments.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.quantize.row_sums = floats(dh_row_sums);
       arguments.rng_state = integers(writable(rng_state));
-      arguments.update = need_dx || need_dfc1_weight || need_dfc1_bias;
+      arguments.update = need_dh_copies;
       check(kCell, quantize_sm90_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
     }
   }
@@ -722,7 +791,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e2m1_nv_1x16(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 11. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
+  // 11. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  //     -> fc1_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -740,25 +810,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e2m1_nv_16x16_turned(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax, fc1_weight_columnwise_amax, split_sizes -> dx
+  // 12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
+  //     fc1_weight_columnwise_amax, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_decoded_sm90_dgrad(io,
               DecodedGemmArguments{
-                  {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded), /*bias=*/nullptr, /*out=*/writable(dx), /*split_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T, /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*amax_a=*/floats(pointer(dh_rowwise_amax)),
-                  /*amax_b=*/floats(pointer(fc1_weight_columnwise_amax_dense)),
+                  /*amax_b=*/floats(fc1_weight_columnwise_amax),
               },
               stream));
   }
-  // 13. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+  // 13. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes
+  //     -> dh_columnwise_decoded, dh_padded_sizes
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
       arguments.data = pointer(dh_columnwise);
       arguments.scale = pointer(dh_columnwise_scale);
       arguments.output = writable(dh_columnwise_decoded);
-      arguments.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.padded_sizes = integers(writable(dh_padded_sizes));
       arguments.rows = T;
       arguments.columns = 2 * F;
@@ -775,7 +850,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.data = pointer(x_columnwise_dense);
       arguments.scale = pointer(x_columnwise_scale_dense);
       arguments.output = writable(x_columnwise_decoded);
-      arguments.split_sizes = integers(pointer(split_sizes_dense));
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.rows = T;
       arguments.columns = H;
       arguments.groups = E;
@@ -784,14 +859,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_groups_e2m1_nv_1x16_turned(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax, x_columnwise_amax, dh_padded_sizes -> dfc1_weight
+  // 15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
+  //     x_columnwise_amax, dh_padded_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_decoded_sm90_wgrad(io,
               DecodedGemmArguments{
-                  {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded), /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*split_sizes=*/integers(pointer(dh_padded_sizes)), /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(dh_padded_sizes)),
+                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*amax_a=*/floats(pointer(dh_columnwise_amax)),
-                  /*amax_b=*/floats(pointer(x_columnwise_amax_dense)),
+                  /*amax_b=*/floats(x_columnwise_amax),
               },
               stream));
   }

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:9ced1669ad287ec3
+# checksum sha256:2a9bd0fa680f2a9a
 """grouped_linear__fp8_rowwise in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -105,7 +105,7 @@ def forward(
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
     #    x_row_amax, x_column_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
-        x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
+        x, INPUT, rowwise=True, columnwise=need_dweight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
     #    weight_columnwise_scale, weight_row_amax, weight_column_amax
@@ -216,7 +216,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_dx,
         columnwise=need_dweight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         layout=LAYOUT,
     )
     # 1. dbias

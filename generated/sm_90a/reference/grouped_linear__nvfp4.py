@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:ef29a29402fb9e38
+# checksum sha256:96559461af0a6987
 """grouped_linear__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -100,14 +100,12 @@ def forward(
     bias: Tensor | None,
     need_dx: bool,
     need_dweight: bool,
-) -> tuple[
-    Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The forward program, step by step."""
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
     #    x_columnwise_scale, x_columnwise_amax, x_partial_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
-        x, INPUT, rowwise=True, columnwise=need_dweight, split_sizes=split_sizes, layout=LAYOUT
+        x, INPUT, rowwise=True, columnwise=need_dweight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax,
     #    weight_columnwise, weight_columnwise_scale, weight_columnwise_amax, weight_partial_amax
@@ -123,10 +121,14 @@ def forward(
         y,
         weight_columnwise_copy.data if need_dx else None,
         weight_columnwise_copy.scale if need_dx else None,
-        weight_columnwise_copy.amax if need_dx else None,
+        quantized.join_amaxes(
+            weight_columnwise_copy.amax if need_dx else None,
+            x_columnwise_copy.amax if need_dweight else None,
+        )
+        if need_dx or need_dweight
+        else None,
         x_columnwise_copy.data if need_dweight else None,
         x_columnwise_copy.scale if need_dweight else None,
-        x_columnwise_copy.amax if need_dweight else None,
     )
 
 
@@ -135,10 +137,9 @@ def check_backward(
     split_sizes: Tensor,
     weight_columnwise: Tensor | None,
     weight_columnwise_scale: Tensor | None,
-    weight_columnwise_amax: Tensor | None,
+    saved_amaxes: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    x_columnwise_amax: Tensor | None,
     rng_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
@@ -159,18 +160,15 @@ def check_backward(
         3,
         "[E, ceildiv(N, 16), ceildiv(K, 16)]",
     )
-    checks.device(CELL, "weight_columnwise_amax", weight_columnwise_amax, "dy", dy)
-    checks.dtype(CELL, "weight_columnwise_amax", weight_columnwise_amax, torch.float32)
-    checks.rank(CELL, "weight_columnwise_amax", weight_columnwise_amax, 1, "[E]")
+    checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
+    checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
+    checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[2, E]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float4_e2m1fn_x2)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(32 * (T // 32 + E), 32) // 2]")
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 16 + E, K]")
-    checks.device(CELL, "x_columnwise_amax", x_columnwise_amax, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_amax", x_columnwise_amax, torch.float32)
-    checks.rank(CELL, "x_columnwise_amax", x_columnwise_amax, 1, "[E]")
     checks.device(CELL, "rng_state", rng_state, "dy", dy)
     checks.dtype(CELL, "rng_state", rng_state, torch.int64)
     checks.rank(CELL, "rng_state", rng_state, 1, "[2]")
@@ -198,7 +196,8 @@ def check_backward(
     checks.size(
         CELL, "weight_columnwise_scale", weight_columnwise_scale, -1, -(-K // 16), "ceildiv(K, 16)"
     )
-    checks.size(CELL, "weight_columnwise_amax", weight_columnwise_amax, -1, E, "E (num_groups)")
+    checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 2, "2")
+    checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
     checks.size(
         CELL,
         "x_columnwise",
@@ -208,7 +207,6 @@ def check_backward(
         "align(32 * (T // 32 + E), 32) // 2",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
-    checks.size(CELL, "x_columnwise_amax", x_columnwise_amax, -1, E, "E (num_groups)")
     checks.size(CELL, "rng_state", rng_state, -1, 2, "2")
     checks.multiple(CELL, "N (out_features)", N, 8, "sm_90a")
     checks.multiple(CELL, "K (in_features)", K, 8, "sm_90a")
@@ -219,10 +217,9 @@ def backward(
     split_sizes: Tensor,
     weight_columnwise: Tensor | None,
     weight_columnwise_scale: Tensor | None,
-    weight_columnwise_amax: Tensor | None,
+    saved_amaxes: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    x_columnwise_amax: Tensor | None,
     rng_state: Tensor,
     need_dx: bool,
     need_dweight: bool,
@@ -242,6 +239,8 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
+    weight_columnwise_amax = None if saved_amaxes is None else saved_amaxes[0]
+    x_columnwise_amax = None if saved_amaxes is None else saved_amaxes[1]
     # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
     #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
@@ -249,7 +248,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_dx,
         columnwise=need_dweight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         rng_state=rng_state,
         layout=LAYOUT,
     )

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:22bec18fdc1d2462
+# checksum sha256:96c2a65c7c7af939
 """grouped_mlp__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -169,7 +169,7 @@ def forward(
     keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
-        x, INPUT, rowwise=True, columnwise=need_dfc1_weight, split_sizes=split_sizes, layout=LAYOUT
+        x, INPUT, rowwise=True, columnwise=need_dfc1_weight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
     #    fc1_weight_columnwise, fc1_weight_columnwise_scale
@@ -185,7 +185,7 @@ def forward(
     a = _act_forward(h, probs)
     # 5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
-        a, INPUT, rowwise=True, columnwise=need_dfc2_weight, split_sizes=split_sizes, layout=LAYOUT
+        a, INPUT, rowwise=True, columnwise=need_dfc2_weight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
     #    fc2_weight_columnwise, fc2_weight_columnwise_scale
@@ -412,7 +412,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_da,
         columnwise=need_dfc2_weight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         layout=LAYOUT,
     )
     # 1. dfc2_bias
@@ -456,7 +456,7 @@ def backward(
             GRAD_OUTPUT,
             rowwise=need_dx,
             columnwise=need_dfc1_weight,
-            split_sizes=split_sizes,
+            group_sizes=split_sizes,
             layout=LAYOUT,
         )
     # 5. dfc1_bias

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:04ede89c9c76a489
+# checksum sha256:a42575ed66588af5
 """grouped_mlp__fp8_delayed__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -100,14 +100,7 @@ def check_forward(
     probs: Tensor,
     fc1_bias: Tensor | None,
     fc2_bias: Tensor | None,
-    fc1_input_amax_history: Tensor,
-    fc1_input_scale: Tensor,
-    fc1_weight_amax_history: Tensor,
-    fc1_weight_scale: Tensor,
-    fc2_input_amax_history: Tensor,
-    fc2_input_scale: Tensor,
-    fc2_weight_amax_history: Tensor,
-    fc2_weight_scale: Tensor,
+    forward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of forward does not fit."""
     checks.io_dtype(CELL, "x", x)
@@ -130,38 +123,10 @@ def check_forward(
     checks.device(CELL, "fc2_bias", fc2_bias, "x", x)
     checks.same_dtype(CELL, "fc2_bias", fc2_bias, "x", x)
     checks.rank(CELL, "fc2_bias", fc2_bias, 2, "[E, H]")
-    checks.device(CELL, "fc1_input_amax_history", fc1_input_amax_history, "x", x)
-    checks.dtype(CELL, "fc1_input_amax_history", fc1_input_amax_history, torch.float32)
-    checks.rank(CELL, "fc1_input_amax_history", fc1_input_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc1_input_amax_history", fc1_input_amax_history)
-    checks.device(CELL, "fc1_input_scale", fc1_input_scale, "x", x)
-    checks.dtype(CELL, "fc1_input_scale", fc1_input_scale, torch.float32)
-    checks.rank(CELL, "fc1_input_scale", fc1_input_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc1_input_scale", fc1_input_scale)
-    checks.device(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, "x", x)
-    checks.dtype(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, torch.float32)
-    checks.rank(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc1_weight_amax_history", fc1_weight_amax_history)
-    checks.device(CELL, "fc1_weight_scale", fc1_weight_scale, "x", x)
-    checks.dtype(CELL, "fc1_weight_scale", fc1_weight_scale, torch.float32)
-    checks.rank(CELL, "fc1_weight_scale", fc1_weight_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc1_weight_scale", fc1_weight_scale)
-    checks.device(CELL, "fc2_input_amax_history", fc2_input_amax_history, "x", x)
-    checks.dtype(CELL, "fc2_input_amax_history", fc2_input_amax_history, torch.float32)
-    checks.rank(CELL, "fc2_input_amax_history", fc2_input_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc2_input_amax_history", fc2_input_amax_history)
-    checks.device(CELL, "fc2_input_scale", fc2_input_scale, "x", x)
-    checks.dtype(CELL, "fc2_input_scale", fc2_input_scale, torch.float32)
-    checks.rank(CELL, "fc2_input_scale", fc2_input_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc2_input_scale", fc2_input_scale)
-    checks.device(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, "x", x)
-    checks.dtype(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, torch.float32)
-    checks.rank(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc2_weight_amax_history", fc2_weight_amax_history)
-    checks.device(CELL, "fc2_weight_scale", fc2_weight_scale, "x", x)
-    checks.dtype(CELL, "fc2_weight_scale", fc2_weight_scale, torch.float32)
-    checks.rank(CELL, "fc2_weight_scale", fc2_weight_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc2_weight_scale", fc2_weight_scale)
+    checks.device(CELL, "forward_state", forward_state, "x", x)
+    checks.dtype(CELL, "forward_state", forward_state, torch.float32)
+    checks.rank(CELL, "forward_state", forward_state, 2, "[4100, E]")
+    checks.contiguous(CELL, "forward_state", forward_state)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
@@ -176,18 +141,8 @@ def check_forward(
     checks.size(CELL, "fc1_bias", fc1_bias, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_bias", fc2_bias, -2, E, "E (num_groups)")
     checks.size(CELL, "fc2_bias", fc2_bias, -1, H, "H (hidden)")
-    checks.size(CELL, "fc1_input_amax_history", fc1_input_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "fc1_input_amax_history", fc1_input_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_input_scale", fc1_input_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "fc1_weight_amax_history", fc1_weight_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_scale", fc1_weight_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc2_input_amax_history", fc2_input_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "fc2_input_amax_history", fc2_input_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc2_input_scale", fc2_input_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, -2, 1024, "1024")
-    checks.size(CELL, "fc2_weight_amax_history", fc2_weight_amax_history, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc2_weight_scale", fc2_weight_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "forward_state", forward_state, -2, 4100, "4100")
+    checks.size(CELL, "forward_state", forward_state, -1, E, "E (num_groups)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
 
@@ -200,40 +155,14 @@ def forward(
     probs: Tensor,
     fc1_bias: Tensor | None,
     fc2_bias: Tensor | None,
-    fc1_input_amax_history: Tensor,
-    fc1_input_scale: Tensor,
-    fc1_weight_amax_history: Tensor,
-    fc1_weight_scale: Tensor,
-    fc2_input_amax_history: Tensor,
-    fc2_input_scale: Tensor,
-    fc2_weight_amax_history: Tensor,
-    fc2_weight_scale: Tensor,
+    forward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
     need_any = (
         need_dx
@@ -244,6 +173,14 @@ def forward(
         or need_dfc2_bias
     )
     keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    fc1_input_amax_history = forward_state[0:1024]
+    fc1_input_scale = forward_state[1024]
+    fc1_weight_amax_history = forward_state[1025:2049]
+    fc1_weight_scale = forward_state[2049]
+    fc2_input_amax_history = forward_state[2050:3074]
+    fc2_input_scale = forward_state[3074]
+    fc2_weight_amax_history = forward_state[3075:4099]
+    fc2_weight_scale = forward_state[4099]
     # 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
     #    x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
@@ -251,7 +188,7 @@ def forward(
         INPUT,
         rowwise=True,
         columnwise=need_dfc1_weight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         scale=fc1_input_scale,
         layout=LAYOUT,
     )
@@ -260,7 +197,7 @@ def forward(
         fc1_input_amax_history, fc1_input_scale = quantized.delayed_update(
             fc1_input_amax_history,
             fc1_input_scale,
-            quantized.group_amax(x, INPUT, split_sizes=split_sizes),
+            quantized.group_amax(x, INPUT, group_sizes=split_sizes),
             INPUT,
             grouped=True,
         )
@@ -292,7 +229,7 @@ def forward(
         INPUT,
         rowwise=True,
         columnwise=need_dfc2_weight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         scale=fc2_input_scale,
         layout=LAYOUT,
     )
@@ -301,7 +238,7 @@ def forward(
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
             fc2_input_scale,
-            quantized.group_amax(a, INPUT, split_sizes=split_sizes),
+            quantized.group_amax(a, INPUT, group_sizes=split_sizes),
             INPUT,
             grouped=True,
         )
@@ -335,14 +272,16 @@ def forward(
         fc1_weight_columnwise_copy.scale if need_dx else x.new_empty(0, dtype=torch.float32),
         x_columnwise_copy.data if need_dfc1_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         x_columnwise_copy.scale if need_dfc1_weight else x.new_empty(0, dtype=torch.float32),
-        fc1_input_amax_history,
-        fc1_input_scale,
-        fc1_weight_amax_history,
-        fc1_weight_scale,
-        fc2_input_amax_history,
-        fc2_input_scale,
-        fc2_weight_amax_history,
-        fc2_weight_scale,
+        quantized.join_states(
+            fc1_input_amax_history,
+            fc1_input_scale,
+            fc1_weight_amax_history,
+            fc1_weight_scale,
+            fc2_input_amax_history,
+            fc2_input_scale,
+            fc2_weight_amax_history,
+            fc2_weight_scale,
+        ),
     )
 
 
@@ -359,10 +298,7 @@ def check_backward(
     fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    fc2_grad_output_amax_history: Tensor,
-    fc2_grad_output_scale: Tensor,
-    fc1_grad_output_amax_history: Tensor,
-    fc1_grad_output_scale: Tensor,
+    backward_state: Tensor,
     fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
 ) -> None:
@@ -402,22 +338,10 @@ def check_backward(
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, "dy", dy)
-    checks.dtype(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, torch.float32)
-    checks.rank(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history)
-    checks.device(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, "dy", dy)
-    checks.dtype(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, torch.float32)
-    checks.rank(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc2_grad_output_scale", fc2_grad_output_scale)
-    checks.device(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, "dy", dy)
-    checks.dtype(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, torch.float32)
-    checks.rank(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, 2, "[1024, E]")
-    checks.contiguous(CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history)
-    checks.device(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, "dy", dy)
-    checks.dtype(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, torch.float32)
-    checks.rank(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, 1, "[E]")
-    checks.contiguous(CELL, "fc1_grad_output_scale", fc1_grad_output_scale)
+    checks.device(CELL, "backward_state", backward_state, "dy", dy)
+    checks.dtype(CELL, "backward_state", backward_state, torch.float32)
+    checks.rank(CELL, "backward_state", backward_state, 2, "[2050, E]")
+    checks.contiguous(CELL, "backward_state", backward_state)
     checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
     checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
     checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
@@ -484,20 +408,8 @@ def check_backward(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
-    checks.size(
-        CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, -2, 1024, "1024"
-    )
-    checks.size(
-        CELL, "fc2_grad_output_amax_history", fc2_grad_output_amax_history, -1, E, "E (num_groups)"
-    )
-    checks.size(CELL, "fc2_grad_output_scale", fc2_grad_output_scale, -1, E, "E (num_groups)")
-    checks.size(
-        CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, -2, 1024, "1024"
-    )
-    checks.size(
-        CELL, "fc1_grad_output_amax_history", fc1_grad_output_amax_history, -1, E, "E (num_groups)"
-    )
-    checks.size(CELL, "fc1_grad_output_scale", fc1_grad_output_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
+    checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
@@ -520,10 +432,7 @@ def backward(
     fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    fc2_grad_output_amax_history: Tensor,
-    fc2_grad_output_scale: Tensor,
-    fc1_grad_output_amax_history: Tensor,
-    fc1_grad_output_scale: Tensor,
+    backward_state: Tensor,
     fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
@@ -532,7 +441,7 @@ def backward(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
     dx = dprobs = dfc1_bias = dfc2_bias = None
     T = dy.shape[-2]
@@ -553,6 +462,10 @@ def backward(
     )
     need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
+    fc2_grad_output_amax_history = backward_state[0:1024]
+    fc2_grad_output_scale = backward_state[1024]
+    fc1_grad_output_amax_history = backward_state[1025:2049]
+    fc1_grad_output_scale = backward_state[2049]
     # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
     #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
@@ -560,7 +473,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_da,
         columnwise=need_dfc2_weight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         scale=fc2_grad_output_scale,
         layout=LAYOUT,
     )
@@ -571,7 +484,7 @@ def backward(
     fc2_grad_output_amax_history, fc2_grad_output_scale = quantized.delayed_update(
         fc2_grad_output_amax_history,
         fc2_grad_output_scale,
-        quantized.group_amax(dy, GRAD_OUTPUT, split_sizes=split_sizes),
+        quantized.group_amax(dy, GRAD_OUTPUT, group_sizes=split_sizes),
         GRAD_OUTPUT,
         grouped=True,
     )
@@ -613,7 +526,7 @@ def backward(
             GRAD_OUTPUT,
             rowwise=need_dx,
             columnwise=need_dfc1_weight,
-            split_sizes=split_sizes,
+            group_sizes=split_sizes,
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
@@ -625,7 +538,7 @@ def backward(
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
-            quantized.group_amax(dh, GRAD_OUTPUT, split_sizes=split_sizes),
+            quantized.group_amax(dh, GRAD_OUTPUT, group_sizes=split_sizes),
             GRAD_OUTPUT,
             grouped=True,
         )
@@ -661,10 +574,12 @@ def backward(
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
-        fc2_grad_output_amax_history,
-        fc2_grad_output_scale,
-        fc1_grad_output_amax_history,
-        fc1_grad_output_scale,
+        quantized.join_states(
+            fc2_grad_output_amax_history,
+            fc2_grad_output_scale,
+            fc1_grad_output_amax_history,
+            fc1_grad_output_scale,
+        ),
         fc1_weight_main_grad,
         fc2_weight_main_grad,
     )

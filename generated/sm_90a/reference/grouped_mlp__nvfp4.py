@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:5b47fce777f06c8d
+# checksum sha256:57bfa18bdbd7ecf5
 """grouped_mlp__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -164,16 +164,13 @@ def forward(
     Tensor | None,
     Tensor | None,
     Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
 ]:
     """The forward program, step by step."""
     keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
     #    x_columnwise_scale, x_columnwise_amax, x_partial_amax
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
-        x, INPUT, rowwise=True, columnwise=need_dfc1_weight, split_sizes=split_sizes, layout=LAYOUT
+        x, INPUT, rowwise=True, columnwise=need_dfc1_weight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
     #    fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale,
@@ -191,7 +188,7 @@ def forward(
     # 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise,
     #    a_columnwise_scale, a_columnwise_amax, a_partial_amax
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
-        a, INPUT, rowwise=True, columnwise=need_dfc2_weight, split_sizes=split_sizes, layout=LAYOUT
+        a, INPUT, rowwise=True, columnwise=need_dfc2_weight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
     #    fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale,
@@ -209,16 +206,20 @@ def forward(
         h if keep_h else None,
         fc2_weight_columnwise_copy.data if keep_h else None,
         fc2_weight_columnwise_copy.scale if keep_h else None,
-        fc2_weight_columnwise_copy.amax if keep_h else None,
+        quantized.join_amaxes(
+            fc2_weight_columnwise_copy.amax if keep_h else None,
+            a_columnwise_copy.amax if need_dfc2_weight else None,
+            fc1_weight_columnwise_copy.amax if need_dx else None,
+            x_columnwise_copy.amax if need_dfc1_weight else None,
+        )
+        if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+        else None,
         a_columnwise_copy.data if need_dfc2_weight else None,
         a_columnwise_copy.scale if need_dfc2_weight else None,
-        a_columnwise_copy.amax if need_dfc2_weight else None,
         fc1_weight_columnwise_copy.data if need_dx else None,
         fc1_weight_columnwise_copy.scale if need_dx else None,
-        fc1_weight_columnwise_copy.amax if need_dx else None,
         x_columnwise_copy.data if need_dfc1_weight else None,
         x_columnwise_copy.scale if need_dfc1_weight else None,
-        x_columnwise_copy.amax if need_dfc1_weight else None,
     )
 
 
@@ -229,16 +230,13 @@ def check_backward(
     h: Tensor | None,
     fc2_weight_columnwise: Tensor | None,
     fc2_weight_columnwise_scale: Tensor | None,
-    fc2_weight_columnwise_amax: Tensor | None,
+    saved_amaxes: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    a_columnwise_amax: Tensor | None,
     fc1_weight_columnwise: Tensor | None,
     fc1_weight_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise_amax: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    x_columnwise_amax: Tensor | None,
     rng_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
@@ -269,18 +267,15 @@ def check_backward(
         3,
         "[E, ceildiv(H, 16), ceildiv(F, 16)]",
     )
-    checks.device(CELL, "fc2_weight_columnwise_amax", fc2_weight_columnwise_amax, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise_amax", fc2_weight_columnwise_amax, torch.float32)
-    checks.rank(CELL, "fc2_weight_columnwise_amax", fc2_weight_columnwise_amax, 1, "[E]")
+    checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
+    checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
+    checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[4, E]")
     checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
     checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float4_e2m1fn_x2)
     checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 32) // 2]")
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float8_e4m3fn)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 2, "[T // 16 + E, F]")
-    checks.device(CELL, "a_columnwise_amax", a_columnwise_amax, "dy", dy)
-    checks.dtype(CELL, "a_columnwise_amax", a_columnwise_amax, torch.float32)
-    checks.rank(CELL, "a_columnwise_amax", a_columnwise_amax, 1, "[E]")
     checks.device(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, "dy", dy)
     checks.dtype(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, torch.float4_e2m1fn_x2)
     checks.rank(
@@ -297,18 +292,12 @@ def check_backward(
         3,
         "[E, ceildiv(2 * F, 16), ceildiv(H, 16)]",
     )
-    checks.device(CELL, "fc1_weight_columnwise_amax", fc1_weight_columnwise_amax, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise_amax", fc1_weight_columnwise_amax, torch.float32)
-    checks.rank(CELL, "fc1_weight_columnwise_amax", fc1_weight_columnwise_amax, 1, "[E]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float4_e2m1fn_x2)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 32) // 2]")
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 16 + E, H]")
-    checks.device(CELL, "x_columnwise_amax", x_columnwise_amax, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_amax", x_columnwise_amax, torch.float32)
-    checks.rank(CELL, "x_columnwise_amax", x_columnwise_amax, 1, "[E]")
     checks.device(CELL, "rng_state", rng_state, "dy", dy)
     checks.dtype(CELL, "rng_state", rng_state, torch.int64)
     checks.rank(CELL, "rng_state", rng_state, 1, "[2]")
@@ -358,9 +347,8 @@ def check_backward(
         -(-F // 16),
         "ceildiv(F, 16)",
     )
-    checks.size(
-        CELL, "fc2_weight_columnwise_amax", fc2_weight_columnwise_amax, -1, E, "E (num_groups)"
-    )
+    checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 4, "4")
+    checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
     checks.size(
         CELL,
         "a_columnwise",
@@ -370,7 +358,6 @@ def check_backward(
         "align(32 * (T // 32 + E), 32) // 2",
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
-    checks.size(CELL, "a_columnwise_amax", a_columnwise_amax, -1, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
     checks.size(
@@ -400,9 +387,6 @@ def check_backward(
         -(-H // 16),
         "ceildiv(H, 16)",
     )
-    checks.size(
-        CELL, "fc1_weight_columnwise_amax", fc1_weight_columnwise_amax, -1, E, "E (num_groups)"
-    )
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
     checks.size(
         CELL,
@@ -414,7 +398,6 @@ def check_backward(
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
-    checks.size(CELL, "x_columnwise_amax", x_columnwise_amax, -1, E, "E (num_groups)")
     checks.size(CELL, "rng_state", rng_state, -1, 2, "2")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
@@ -427,16 +410,13 @@ def backward(
     h: Tensor | None,
     fc2_weight_columnwise: Tensor | None,
     fc2_weight_columnwise_scale: Tensor | None,
-    fc2_weight_columnwise_amax: Tensor | None,
+    saved_amaxes: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    a_columnwise_amax: Tensor | None,
     fc1_weight_columnwise: Tensor | None,
     fc1_weight_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise_amax: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    x_columnwise_amax: Tensor | None,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -463,6 +443,10 @@ def backward(
     )
     need_dy_rowwise_decoded = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
+    fc2_weight_columnwise_amax = None if saved_amaxes is None else saved_amaxes[0]
+    a_columnwise_amax = None if saved_amaxes is None else saved_amaxes[1]
+    fc1_weight_columnwise_amax = None if saved_amaxes is None else saved_amaxes[2]
+    x_columnwise_amax = None if saved_amaxes is None else saved_amaxes[3]
     # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
     #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
     #    dy_row_sums
@@ -471,7 +455,7 @@ def backward(
         GRAD_OUTPUT,
         rowwise=need_dy_rowwise_decoded,
         columnwise=need_dfc2_weight,
-        split_sizes=split_sizes,
+        group_sizes=split_sizes,
         rng_state=rng_state,
         layout=LAYOUT,
     )
@@ -526,7 +510,7 @@ def backward(
             GRAD_OUTPUT,
             rowwise=need_dx,
             columnwise=need_dfc1_weight,
-            split_sizes=split_sizes,
+            group_sizes=split_sizes,
             rng_state=rng_state,
             layout=LAYOUT,
         )

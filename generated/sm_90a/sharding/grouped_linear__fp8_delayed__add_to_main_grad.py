@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:2516e544732c29c8
+# checksum sha256:be59bdf79bf340d1
 """grouped_linear__fp8_delayed__add_to_main_grad on DTensors: the ways in which its ops may be split
 over ranks.
 
@@ -17,23 +17,12 @@ OPS = (
     Op(
         name="grouped_linear__fp8_delayed__add_to_main_grad_forward",
         schema=(
-            "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, "
-            "Tensor(a!) input_amax_history, Tensor(b!) input_scale, "
-            "Tensor(c!) weight_amax_history, Tensor(d!) weight_scale, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, Tensor(a!) forward_state, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
-        tensors=(
-            "x",
-            "weight",
-            "split_sizes",
-            "bias",
-            "input_amax_history",
-            "input_scale",
-            "weight_amax_history",
-            "weight_scale",
-        ),
+        tensors=("x", "weight", "split_sizes", "bias", "forward_state"),
         flags=3,
-        mutated=4,
+        mutated=1,
         saved=(),
         asked=(0, 1, 1, 2, 2),
         ways=(),
@@ -43,8 +32,8 @@ OPS = (
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
             "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor(a!) grad_output_amax_history, Tensor(b!) grad_output_scale, "
-            "Tensor(c!)? weight_main_grad, int flags, int ways) -> (Tensor, Tensor)"
+            "Tensor(a!) backward_state, Tensor(b!)? weight_main_grad, int flags, "
+            "int ways) -> (Tensor, Tensor)"
         ),
         tensors=(
             "dy",
@@ -53,12 +42,11 @@ OPS = (
             "weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
-            "grad_output_amax_history",
-            "grad_output_scale",
+            "backward_state",
             "weight_main_grad",
         ),
         flags=3,
-        mutated=3,
+        mutated=2,
         saved=(2, 3, 4, 5),
         asked=(1, 4),
         ways=(),

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:6f4dd6ead33f9ef6
+# checksum sha256:04d2a36aa04fdc13
 """grouped_mlp__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -18,12 +18,9 @@ OPS = (
         name="grouped_mlp__fp8_delayed_forward",
         schema=(
             "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
-            "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) fc1_input_amax_history, "
-            "Tensor(b!) fc1_input_scale, Tensor(c!) fc1_weight_amax_history, "
-            "Tensor(d!) fc1_weight_scale, Tensor(e!) fc2_input_amax_history, "
-            "Tensor(f!) fc2_input_scale, Tensor(g!) fc2_weight_amax_history, "
-            "Tensor(h!) fc2_weight_scale, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+            "Tensor)"
         ),
         tensors=(
             "x",
@@ -33,17 +30,10 @@ OPS = (
             "probs",
             "fc1_bias",
             "fc2_bias",
-            "fc1_input_amax_history",
-            "fc1_input_scale",
-            "fc1_weight_amax_history",
-            "fc1_weight_scale",
-            "fc2_input_amax_history",
-            "fc2_input_scale",
-            "fc2_weight_amax_history",
-            "fc2_weight_scale",
+            "forward_state",
         ),
         flags=6,
-        mutated=8,
+        mutated=1,
         saved=(),
         asked=(0, 27, 27, 27, 4, 4, 1, 1, 2, 2),
         ways=(),
@@ -55,10 +45,8 @@ OPS = (
             "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
             "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
             "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-            "Tensor? x_columnwise_scale, Tensor(a!) fc2_grad_output_amax_history, "
-            "Tensor(b!) fc2_grad_output_scale, Tensor(c!) fc1_grad_output_amax_history, "
-            "Tensor(d!) fc1_grad_output_scale, int flags, int ways) -> (Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor)"
+            "Tensor? x_columnwise_scale, Tensor(a!) backward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
@@ -73,13 +61,10 @@ OPS = (
             "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
-            "fc2_grad_output_amax_history",
-            "fc2_grad_output_scale",
-            "fc1_grad_output_amax_history",
-            "fc1_grad_output_scale",
+            "backward_state",
         ),
         flags=6,
-        mutated=4,
+        mutated=1,
         saved=(3, 4, 5, 6, 7, 8, 9, 10, 11),
         asked=(1, 2, 4, 8, 16, 32),
         ways=(),

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:8a797f6266c75fb8
+# checksum sha256:9aac5b59f6ccde00
 """grouped_mlp__fp8_delayed__cached_weights on DTensors: the ways in which its ops may be split over
 ranks.
 
@@ -21,10 +21,8 @@ OPS = (
             "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
             "Tensor? fc1_bias, Tensor? fc2_bias, Tensor fc1_weight_rowwise, "
             "Tensor fc1_weight_rowwise_scale, Tensor fc2_weight_rowwise, "
-            "Tensor fc2_weight_rowwise_scale, Tensor(a!) fc1_input_amax_history, "
-            "Tensor(b!) fc1_input_scale, Tensor(c!) fc2_input_amax_history, "
-            "Tensor(d!) fc2_input_scale, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor)"
+            "Tensor fc2_weight_rowwise_scale, Tensor(a!) forward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "x",
@@ -38,13 +36,10 @@ OPS = (
             "fc1_weight_rowwise_scale",
             "fc2_weight_rowwise",
             "fc2_weight_rowwise_scale",
-            "fc1_input_amax_history",
-            "fc1_input_scale",
-            "fc2_input_amax_history",
-            "fc2_input_scale",
+            "forward_state",
         ),
         flags=6,
-        mutated=4,
+        mutated=1,
         saved=(),
         asked=(0, 27, 4, 4, 2, 2),
         ways=(),
@@ -56,9 +51,8 @@ OPS = (
             "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
             "Tensor fc1_weight_columnwise, Tensor fc1_weight_columnwise_scale, "
             "Tensor fc2_weight_columnwise, Tensor fc2_weight_columnwise_scale, "
-            "Tensor(a!) fc2_grad_output_amax_history, Tensor(b!) fc2_grad_output_scale, "
-            "Tensor(c!) fc1_grad_output_amax_history, Tensor(d!) fc1_grad_output_scale, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
+            "Tensor, Tensor)"
         ),
         tensors=(
             "dy",
@@ -73,13 +67,10 @@ OPS = (
             "fc1_weight_columnwise_scale",
             "fc2_weight_columnwise",
             "fc2_weight_columnwise_scale",
-            "fc2_grad_output_amax_history",
-            "fc2_grad_output_scale",
-            "fc1_grad_output_amax_history",
-            "fc1_grad_output_scale",
+            "backward_state",
         ),
         flags=6,
-        mutated=4,
+        mutated=1,
         saved=(3, 4, 5, 6, 7),
         asked=(1, 2, 4, 8, 16, 32),
         ways=(),
@@ -91,9 +82,8 @@ OPS = (
             "Tensor(b!) fc1_weight_rowwise_scale, Tensor(c!) fc1_weight_columnwise, "
             "Tensor(d!) fc1_weight_columnwise_scale, Tensor(e!) fc2_weight_rowwise, "
             "Tensor(f!) fc2_weight_rowwise_scale, Tensor(g!) fc2_weight_columnwise, "
-            "Tensor(h!) fc2_weight_columnwise_scale, Tensor(i!) fc1_weight_amax_history, "
-            "Tensor(j!) fc1_weight_scale, Tensor(k!) fc2_weight_amax_history, "
-            "Tensor(l!) fc2_weight_scale, int flags, int ways) -> ()"
+            "Tensor(h!) fc2_weight_columnwise_scale, Tensor(i!) refresh_state, int flags, "
+            "int ways) -> ()"
         ),
         tensors=(
             "fc1_weight",
@@ -106,13 +96,10 @@ OPS = (
             "fc2_weight_rowwise_scale",
             "fc2_weight_columnwise",
             "fc2_weight_columnwise_scale",
-            "fc1_weight_amax_history",
-            "fc1_weight_scale",
-            "fc2_weight_amax_history",
-            "fc2_weight_scale",
+            "refresh_state",
         ),
         flags=1,
-        mutated=12,
+        mutated=9,
         saved=(),
         asked=(),
         ways=(),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:735040fe00254dba
+# checksum sha256:0161aa5141962d2b
 """Tests of grouped_linear__fp8_block__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -326,140 +326,56 @@ def test_module_from_meta_equals_another() -> None:
         assert torch.equal(tensor, layer.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_x_float32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["x"] = tensors["x"].float()
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: "
-        "x: expected dtype bfloat16 or float16, got float32",
-    )
+REFUSALS = {
+    "x_float32": ("x", Tensor.float, "expected dtype bfloat16 or float16, got float32"),
+    "x_of_another_rank": ("x", support.deeper, "expected 2 dimensions [T, K], got 3"),
+    "weight_of_another_dtype": (
+        "weight",
+        Tensor.half,
+        "expected dtype bfloat16, as x, got float16",
+    ),
+    "weight_of_another_rank": ("weight", support.deeper, "expected 3 dimensions [E, N, K], got 4"),
+    "split_sizes_int32": ("split_sizes", Tensor.int, "expected dtype int64, got int32"),
+    "split_sizes_of_another_rank": (
+        "split_sizes",
+        support.deeper,
+        "expected 1 dimension [E], got 2",
+    ),
+    "bias_of_another_dtype": ("bias", Tensor.half, "expected dtype bfloat16, as x, got float16"),
+    "bias_of_another_rank": ("bias", support.deeper, "expected 2 dimensions [E, N], got 3"),
+    "weight_of_another_k": (
+        "weight",
+        support.longer(-1, 8),
+        "expected K (in_features) = 64 in dimension 2, got 72",
+    ),
+    "split_sizes_of_another_e": (
+        "split_sizes",
+        support.longer(-1, 8),
+        "expected E (num_groups) = 4 in dimension 0, got 12",
+    ),
+    "bias_of_another_e": (
+        "bias",
+        support.longer(-2, 8),
+        "expected E (num_groups) = 4 in dimension 0, got 12",
+    ),
+    "bias_of_another_n": (
+        "bias",
+        support.longer(-1, 8),
+        "expected N (out_features) = 40 in dimension 1, got 48",
+    ),
+}
+"""Arguments, what makes each a bad one, and what is said of it."""
 
 
 @pytest.mark.parametrize("device", support.devices())
-def test_refuses_x_of_another_rank(device: str) -> None:
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_arguments_are_refused(device: str, case: str) -> None:
+    name, change, message = REFUSALS[case]
     tensors = make_inputs(torch.bfloat16, device)
-    tensors["x"] = tensors["x"][None]
+    tensors[name] = change(tensors[name])
     support.refuses(
         lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: x: expected 2 dimensions [T, K], got 3",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_weight_of_another_dtype(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["weight"] = tensors["weight"].half()
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: "
-        "weight: expected dtype bfloat16, as x, got float16",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_weight_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["weight"] = tensors["weight"][None]
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: "
-        "weight: expected 3 dimensions [E, N, K], got 4",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_split_sizes_int32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["split_sizes"] = tensors["split_sizes"].int()
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: split_sizes: expected dtype int64, got int32",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_split_sizes_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["split_sizes"] = tensors["split_sizes"][None]
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: split_sizes: expected 1 dimension [E], got 2",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_bias_of_another_dtype(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["bias"] = tensors["bias"].half()
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: "
-        "bias: expected dtype bfloat16, as x, got float16",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_bias_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["bias"] = tensors["bias"][None]
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: bias: expected 2 dimensions [E, N], got 3",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_weight_of_another_k(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["weight"] = torch.cat(
-        (tensors["weight"], tensors["weight"].narrow(-1, 0, 1).repeat_interleave(8, -1)), -1
-    )
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: "
-        "weight: expected K (in_features) = 64 in dimension 2, got 72",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_split_sizes_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["split_sizes"] = torch.cat(
-        (tensors["split_sizes"], tensors["split_sizes"].narrow(-1, 0, 1).repeat_interleave(8, -1)),
-        -1,
-    )
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: "
-        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_bias_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["bias"] = torch.cat(
-        (tensors["bias"], tensors["bias"].narrow(-2, 0, 1).repeat_interleave(8, -2)), -2
-    )
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: "
-        "bias: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_bias_of_another_n(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["bias"] = torch.cat(
-        (tensors["bias"], tensors["bias"].narrow(-1, 0, 1).repeat_interleave(8, -1)), -1
-    )
-    support.refuses(
-        lambda: module.grouped_linear(**tensors),
-        "grouped_linear__fp8_block__add_to_main_grad: "
-        "bias: expected N (out_features) = 40 in dimension 1, got 48",
+        f"grouped_linear__fp8_block__add_to_main_grad: {name}: {message}",
     )
 
 

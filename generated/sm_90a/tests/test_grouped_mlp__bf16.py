@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:16ebdfa66b7b6889
+# checksum sha256:cdfdaa7aaea337d4
 """Tests of grouped_mlp__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -361,265 +361,114 @@ def test_module_from_meta_equals_another() -> None:
         assert torch.equal(tensor, layer.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_x_float32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["x"] = tensors["x"].float()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: x: expected dtype bfloat16 or float16, got float32",
-    )
+REFUSALS = {
+    "x_float32": ("x", Tensor.float, "expected dtype bfloat16 or float16, got float32"),
+    "x_of_another_rank": ("x", support.deeper, "expected 2 dimensions [T, H], got 3"),
+    "fc1_weight_of_another_dtype": (
+        "fc1_weight",
+        Tensor.half,
+        "expected dtype bfloat16, as x, got float16",
+    ),
+    "fc1_weight_of_another_rank": (
+        "fc1_weight",
+        support.deeper,
+        "expected 3 dimensions [E, 2 * F, H], got 4",
+    ),
+    "fc2_weight_of_another_dtype": (
+        "fc2_weight",
+        Tensor.half,
+        "expected dtype bfloat16, as x, got float16",
+    ),
+    "fc2_weight_of_another_rank": (
+        "fc2_weight",
+        support.deeper,
+        "expected 3 dimensions [E, H, F], got 4",
+    ),
+    "split_sizes_int32": ("split_sizes", Tensor.int, "expected dtype int64, got int32"),
+    "split_sizes_of_another_rank": (
+        "split_sizes",
+        support.deeper,
+        "expected 1 dimension [E], got 2",
+    ),
+    "probs_int32": ("probs", Tensor.int, "expected dtype float32, got int32"),
+    "probs_of_another_rank": ("probs", support.deeper, "expected 1 dimension [T], got 2"),
+    "fc1_bias_of_another_dtype": (
+        "fc1_bias",
+        Tensor.half,
+        "expected dtype bfloat16, as x, got float16",
+    ),
+    "fc1_bias_of_another_rank": (
+        "fc1_bias",
+        support.deeper,
+        "expected 2 dimensions [E, 2 * F], got 3",
+    ),
+    "fc2_bias_of_another_dtype": (
+        "fc2_bias",
+        Tensor.half,
+        "expected dtype bfloat16, as x, got float16",
+    ),
+    "fc2_bias_of_another_rank": ("fc2_bias", support.deeper, "expected 2 dimensions [E, H], got 3"),
+    "fc1_weight_of_another_2f": (
+        "fc1_weight",
+        support.longer(-2, 8),
+        "expected 2 * F = 80 in dimension 1, got 88",
+    ),
+    "fc1_weight_of_another_h": (
+        "fc1_weight",
+        support.longer(-1, 8),
+        "expected H (hidden) = 64 in dimension 2, got 72",
+    ),
+    "fc2_weight_of_another_e": (
+        "fc2_weight",
+        support.longer(-3, 8),
+        "expected E (num_groups) = 4 in dimension 0, got 12",
+    ),
+    "fc2_weight_of_another_h": (
+        "fc2_weight",
+        support.longer(-2, 8),
+        "expected H (hidden) = 64 in dimension 1, got 72",
+    ),
+    "split_sizes_of_another_e": (
+        "split_sizes",
+        support.longer(-1, 8),
+        "expected E (num_groups) = 4 in dimension 0, got 12",
+    ),
+    "probs_of_another_t": (
+        "probs",
+        support.longer(-1, 8),
+        "expected T (tokens) = 96 in dimension 0, got 104",
+    ),
+    "fc1_bias_of_another_e": (
+        "fc1_bias",
+        support.longer(-2, 8),
+        "expected E (num_groups) = 4 in dimension 0, got 12",
+    ),
+    "fc1_bias_of_another_2f": (
+        "fc1_bias",
+        support.longer(-1, 8),
+        "expected 2 * F = 80 in dimension 1, got 88",
+    ),
+    "fc2_bias_of_another_e": (
+        "fc2_bias",
+        support.longer(-2, 8),
+        "expected E (num_groups) = 4 in dimension 0, got 12",
+    ),
+    "fc2_bias_of_another_h": (
+        "fc2_bias",
+        support.longer(-1, 8),
+        "expected H (hidden) = 64 in dimension 1, got 72",
+    ),
+}
+"""Arguments, what makes each a bad one, and what is said of it."""
 
 
 @pytest.mark.parametrize("device", support.devices())
-def test_refuses_x_of_another_rank(device: str) -> None:
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_arguments_are_refused(device: str, case: str) -> None:
+    name, change, message = REFUSALS[case]
     tensors = make_inputs(torch.bfloat16, device)
-    tensors["x"] = tensors["x"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: x: expected 2 dimensions [T, H], got 3",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_weight_of_another_dtype(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_weight"] = tensors["fc1_weight"].half()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc1_weight: expected dtype bfloat16, as x, got float16",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_weight_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_weight"] = tensors["fc1_weight"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_weight_of_another_dtype(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_weight"] = tensors["fc2_weight"].half()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc2_weight: expected dtype bfloat16, as x, got float16",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_weight_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_weight"] = tensors["fc2_weight"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc2_weight: expected 3 dimensions [E, H, F], got 4",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_split_sizes_int32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["split_sizes"] = tensors["split_sizes"].int()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: split_sizes: expected dtype int64, got int32",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_split_sizes_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["split_sizes"] = tensors["split_sizes"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: split_sizes: expected 1 dimension [E], got 2",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_probs_int32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["probs"] = tensors["probs"].int()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: probs: expected dtype float32, got int32",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_probs_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["probs"] = tensors["probs"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: probs: expected 1 dimension [T], got 2",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_bias_of_another_dtype(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_bias"] = tensors["fc1_bias"].half()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc1_bias: expected dtype bfloat16, as x, got float16",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_bias_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_bias"] = tensors["fc1_bias"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_bias_of_another_dtype(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_bias"] = tensors["fc2_bias"].half()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc2_bias: expected dtype bfloat16, as x, got float16",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_bias_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_bias"] = tensors["fc2_bias"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc2_bias: expected 2 dimensions [E, H], got 3",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_weight_of_another_2f(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_weight"] = torch.cat(
-        (tensors["fc1_weight"], tensors["fc1_weight"].narrow(-2, 0, 1).repeat_interleave(8, -2)), -2
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_weight_of_another_h(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_weight"] = torch.cat(
-        (tensors["fc1_weight"], tensors["fc1_weight"].narrow(-1, 0, 1).repeat_interleave(8, -1)), -1
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_weight_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_weight"] = torch.cat(
-        (tensors["fc2_weight"], tensors["fc2_weight"].narrow(-3, 0, 1).repeat_interleave(8, -3)), -3
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_weight_of_another_h(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_weight"] = torch.cat(
-        (tensors["fc2_weight"], tensors["fc2_weight"].narrow(-2, 0, 1).repeat_interleave(8, -2)), -2
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_split_sizes_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["split_sizes"] = torch.cat(
-        (tensors["split_sizes"], tensors["split_sizes"].narrow(-1, 0, 1).repeat_interleave(8, -1)),
-        -1,
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_probs_of_another_t(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["probs"] = torch.cat(
-        (tensors["probs"], tensors["probs"].narrow(-1, 0, 1).repeat_interleave(8, -1)), -1
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: probs: expected T (tokens) = 96 in dimension 0, got 104",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_bias_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_bias"] = torch.cat(
-        (tensors["fc1_bias"], tensors["fc1_bias"].narrow(-2, 0, 1).repeat_interleave(8, -2)), -2
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_bias_of_another_2f(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_bias"] = torch.cat(
-        (tensors["fc1_bias"], tensors["fc1_bias"].narrow(-1, 0, 1).repeat_interleave(8, -1)), -1
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_bias_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_bias"] = torch.cat(
-        (tensors["fc2_bias"], tensors["fc2_bias"].narrow(-2, 0, 1).repeat_interleave(8, -2)), -2
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_bias_of_another_h(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_bias"] = torch.cat(
-        (tensors["fc2_bias"], tensors["fc2_bias"].narrow(-1, 0, 1).repeat_interleave(8, -1)), -1
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__bf16: fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
-    )
+    tensors[name] = change(tensors[name])
+    support.refuses(lambda: module.grouped_mlp(**tensors), f"grouped_mlp__bf16: {name}: {message}")
 
 
 if "cuda" in support.devices():

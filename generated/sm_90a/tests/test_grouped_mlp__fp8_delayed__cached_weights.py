@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:a29785414f9efcd7
+# checksum sha256:b172d360e8fdc60e
 """Tests of grouped_mlp__fp8_delayed__cached_weights, printed from its plan."""
 
 from __future__ import annotations
@@ -45,14 +45,8 @@ STATES = (
     "fc2_weight_rowwise_scale",
     "fc2_weight_columnwise",
     "fc2_weight_columnwise_scale",
-    "fc1_input_amax_history",
-    "fc1_input_scale",
-    "fc2_input_amax_history",
-    "fc2_input_scale",
-    "fc2_grad_output_amax_history",
-    "fc2_grad_output_scale",
-    "fc1_grad_output_amax_history",
-    "fc1_grad_output_scale",
+    "forward_state",
+    "backward_state",
 )
 
 
@@ -83,18 +77,24 @@ def make_all(
             E, F, -(-H // 16) * 16, device=device, dtype=torch.uint8
         ),
         "fc2_weight_columnwise_scale": torch.empty(E, device=device, dtype=torch.float32),
-        "fc1_input_amax_history": torch.zeros(1024, E, device=device),
-        "fc1_input_scale": torch.ones(E, device=device),
-        "fc1_weight_amax_history": torch.zeros(1024, E, device=device),
-        "fc1_weight_scale": torch.ones(E, device=device),
-        "fc2_input_amax_history": torch.zeros(1024, E, device=device),
-        "fc2_input_scale": torch.ones(E, device=device),
-        "fc2_weight_amax_history": torch.zeros(1024, E, device=device),
-        "fc2_weight_scale": torch.ones(E, device=device),
-        "fc2_grad_output_amax_history": torch.zeros(1024, E, device=device),
-        "fc2_grad_output_scale": torch.ones(E, device=device),
-        "fc1_grad_output_amax_history": torch.zeros(1024, E, device=device),
-        "fc1_grad_output_scale": torch.ones(E, device=device),
+        "forward_state": support.state_rows(
+            torch.zeros(1024, E, device=device),
+            torch.ones(E, device=device),
+            torch.zeros(1024, E, device=device),
+            torch.ones(E, device=device),
+        ),
+        "refresh_state": support.state_rows(
+            torch.zeros(1024, E, device=device),
+            torch.ones(E, device=device),
+            torch.zeros(1024, E, device=device),
+            torch.ones(E, device=device),
+        ),
+        "backward_state": support.state_rows(
+            torch.zeros(1024, E, device=device),
+            torch.ones(E, device=device),
+            torch.zeros(1024, E, device=device),
+            torch.ones(E, device=device),
+        ),
         "x": support.random_tensor((T, H), dtype, device, 1),
         "fc1_weight": support.random_tensor((E, 2 * F, H), dtype, device, 2, scale=H**-0.5),
         "fc2_weight": support.random_tensor((E, H, F), dtype, device, 3, scale=F**-0.5),
@@ -124,22 +124,11 @@ def make_inputs(*args, **kwargs) -> dict[str, Tensor | None]:
                 "fc2_weight_rowwise_scale",
                 "fc2_weight_columnwise",
                 "fc2_weight_columnwise_scale",
-                "fc1_weight_amax_history",
-                "fc1_weight_scale",
-                "fc2_weight_amax_history",
-                "fc2_weight_scale",
+                "refresh_state",
             )
         }
     )
-    return support.without(
-        tensors,
-        (
-            "fc1_weight_amax_history",
-            "fc1_weight_scale",
-            "fc2_weight_amax_history",
-            "fc2_weight_scale",
-        ),
-    )
+    return support.without(tensors, ("refresh_state",))
 
 
 def run(
@@ -295,10 +284,7 @@ def test_opcheck(device: str) -> None:
                 "fc1_weight_rowwise_scale",
                 "fc2_weight_rowwise",
                 "fc2_weight_rowwise_scale",
-                "fc1_input_amax_history",
-                "fc1_input_scale",
-                "fc2_input_amax_history",
-                "fc2_input_scale",
+                "forward_state",
             )
         ),
         True,
@@ -341,10 +327,7 @@ def test_opcheck(device: str) -> None:
             "fc1_weight_columnwise_scale",
             "fc2_weight_columnwise",
             "fc2_weight_columnwise_scale",
-            "fc2_grad_output_amax_history",
-            "fc2_grad_output_scale",
-            "fc1_grad_output_amax_history",
-            "fc1_grad_output_scale",
+            "backward_state",
         )
     ]
     support.opcheck(
@@ -442,520 +425,137 @@ def test_module_from_meta_equals_another() -> None:
         assert torch.equal(tensor, layer.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_x_float32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["x"] = tensors["x"].float()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "x: expected dtype bfloat16 or float16, got float32",
-    )
+REFUSALS = {
+    "x_float32": ("x", Tensor.float, "expected dtype bfloat16 or float16, got float32"),
+    "x_of_another_rank": ("x", support.deeper, "expected 2 dimensions [T, H], got 3"),
+    "fc1_weight_of_another_dtype": (
+        "fc1_weight",
+        Tensor.half,
+        "expected dtype bfloat16, as x, got float16",
+    ),
+    "fc1_weight_of_another_rank": (
+        "fc1_weight",
+        support.deeper,
+        "expected 3 dimensions [E, 2 * F, H], got 4",
+    ),
+    "fc2_weight_of_another_dtype": (
+        "fc2_weight",
+        Tensor.half,
+        "expected dtype bfloat16, as x, got float16",
+    ),
+    "fc2_weight_of_another_rank": (
+        "fc2_weight",
+        support.deeper,
+        "expected 3 dimensions [E, H, F], got 4",
+    ),
+    "split_sizes_int32": ("split_sizes", Tensor.int, "expected dtype int64, got int32"),
+    "split_sizes_of_another_rank": (
+        "split_sizes",
+        support.deeper,
+        "expected 1 dimension [E], got 2",
+    ),
+    "probs_int32": ("probs", Tensor.int, "expected dtype float32, got int32"),
+    "probs_of_another_rank": ("probs", support.deeper, "expected 1 dimension [T], got 2"),
+    "fc1_bias_of_another_dtype": (
+        "fc1_bias",
+        Tensor.half,
+        "expected dtype bfloat16, as x, got float16",
+    ),
+    "fc1_bias_of_another_rank": (
+        "fc1_bias",
+        support.deeper,
+        "expected 2 dimensions [E, 2 * F], got 3",
+    ),
+    "fc2_bias_of_another_dtype": (
+        "fc2_bias",
+        Tensor.half,
+        "expected dtype bfloat16, as x, got float16",
+    ),
+    "fc2_bias_of_another_rank": ("fc2_bias", support.deeper, "expected 2 dimensions [E, H], got 3"),
+    "forward_state_int32": ("forward_state", Tensor.int, "expected dtype float32, got int32"),
+    "forward_state_of_another_rank": (
+        "forward_state",
+        support.deeper,
+        "expected 2 dimensions [2050, E], got 3",
+    ),
+    "forward_state_with_gaps": (
+        "forward_state",
+        support.with_gaps,
+        "expected a contiguous tensor, got strides [8, 2]",
+    ),
+    "fc1_weight_of_another_2f": (
+        "fc1_weight",
+        support.longer(-2, 8),
+        "expected 2 * F = 80 in dimension 1, got 88",
+    ),
+    "fc1_weight_of_another_h": (
+        "fc1_weight",
+        support.longer(-1, 8),
+        "expected H (hidden) = 64 in dimension 2, got 72",
+    ),
+    "fc2_weight_of_another_e": (
+        "fc2_weight",
+        support.longer(-3, 8),
+        "expected E (num_groups) = 4 in dimension 0, got 12",
+    ),
+    "fc2_weight_of_another_h": (
+        "fc2_weight",
+        support.longer(-2, 8),
+        "expected H (hidden) = 64 in dimension 1, got 72",
+    ),
+    "split_sizes_of_another_e": (
+        "split_sizes",
+        support.longer(-1, 8),
+        "expected E (num_groups) = 4 in dimension 0, got 12",
+    ),
+    "probs_of_another_t": (
+        "probs",
+        support.longer(-1, 8),
+        "expected T (tokens) = 96 in dimension 0, got 104",
+    ),
+    "fc1_bias_of_another_e": (
+        "fc1_bias",
+        support.longer(-2, 8),
+        "expected E (num_groups) = 4 in dimension 0, got 12",
+    ),
+    "fc1_bias_of_another_2f": (
+        "fc1_bias",
+        support.longer(-1, 8),
+        "expected 2 * F = 80 in dimension 1, got 88",
+    ),
+    "fc2_bias_of_another_e": (
+        "fc2_bias",
+        support.longer(-2, 8),
+        "expected E (num_groups) = 4 in dimension 0, got 12",
+    ),
+    "fc2_bias_of_another_h": (
+        "fc2_bias",
+        support.longer(-1, 8),
+        "expected H (hidden) = 64 in dimension 1, got 72",
+    ),
+    "forward_state_of_another_2050": (
+        "forward_state",
+        support.longer(-2, 8),
+        "expected 2050 = 2050 in dimension 0, got 2058",
+    ),
+    "forward_state_of_another_e": (
+        "forward_state",
+        support.longer(-1, 8),
+        "expected E (num_groups) = 4 in dimension 1, got 12",
+    ),
+}
+"""Arguments, what makes each a bad one, and what is said of it."""
 
 
 @pytest.mark.parametrize("device", support.devices())
-def test_refuses_x_of_another_rank(device: str) -> None:
+@pytest.mark.parametrize("case", REFUSALS)
+def test_bad_arguments_are_refused(device: str, case: str) -> None:
+    name, change, message = REFUSALS[case]
     tensors = make_inputs(torch.bfloat16, device)
-    tensors["x"] = tensors["x"][None]
+    tensors[name] = change(tensors[name])
     support.refuses(
         lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: x: expected 2 dimensions [T, H], got 3",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_weight_of_another_dtype(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_weight"] = tensors["fc1_weight"].half()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_weight: expected dtype bfloat16, as x, got float16",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_weight_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_weight"] = tensors["fc1_weight"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_weight: expected 3 dimensions [E, 2 * F, H], got 4",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_weight_of_another_dtype(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_weight"] = tensors["fc2_weight"].half()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_weight: expected dtype bfloat16, as x, got float16",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_weight_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_weight"] = tensors["fc2_weight"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_weight: expected 3 dimensions [E, H, F], got 4",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_split_sizes_int32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["split_sizes"] = tensors["split_sizes"].int()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: split_sizes: expected dtype int64, got int32",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_split_sizes_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["split_sizes"] = tensors["split_sizes"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: split_sizes: expected 1 dimension [E], got 2",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_probs_int32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["probs"] = tensors["probs"].int()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: probs: expected dtype float32, got int32",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_probs_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["probs"] = tensors["probs"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: probs: expected 1 dimension [T], got 2",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_bias_of_another_dtype(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_bias"] = tensors["fc1_bias"].half()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_bias: expected dtype bfloat16, as x, got float16",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_bias_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_bias"] = tensors["fc1_bias"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_bias: expected 2 dimensions [E, 2 * F], got 3",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_bias_of_another_dtype(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_bias"] = tensors["fc2_bias"].half()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_bias: expected dtype bfloat16, as x, got float16",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_bias_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_bias"] = tensors["fc2_bias"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: fc2_bias: expected 2 dimensions [E, H], got 3",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_input_amax_history_int32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"].int()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_input_amax_history: expected dtype float32, got int32",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_input_amax_history_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_input_amax_history: expected 2 dimensions [1024, E], got 3",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_input_amax_history_with_gaps(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_input_amax_history"] = tensors["fc1_input_amax_history"].repeat_interleave(2, -1)[
-        ..., ::2
-    ]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_input_scale_int32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_input_scale"] = tensors["fc1_input_scale"].int()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_input_scale: expected dtype float32, got int32",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_input_scale_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_input_scale"] = tensors["fc1_input_scale"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_input_scale: expected 1 dimension [E], got 2",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_input_scale_with_gaps(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_input_scale"] = tensors["fc1_input_scale"].repeat_interleave(2, -1)[..., ::2]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_input_scale: expected a contiguous tensor, got strides [2]",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_input_amax_history_int32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"].int()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_input_amax_history: expected dtype float32, got int32",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_input_amax_history_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_input_amax_history: expected 2 dimensions [1024, E], got 3",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_input_amax_history_with_gaps(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_input_amax_history"] = tensors["fc2_input_amax_history"].repeat_interleave(2, -1)[
-        ..., ::2
-    ]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_input_amax_history: expected a contiguous tensor, got strides [8, 2]",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_input_scale_int32(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_input_scale"] = tensors["fc2_input_scale"].int()
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_input_scale: expected dtype float32, got int32",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_input_scale_of_another_rank(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_input_scale"] = tensors["fc2_input_scale"][None]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_input_scale: expected 1 dimension [E], got 2",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_input_scale_with_gaps(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_input_scale"] = tensors["fc2_input_scale"].repeat_interleave(2, -1)[..., ::2]
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_input_scale: expected a contiguous tensor, got strides [2]",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_weight_of_another_2f(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_weight"] = torch.cat(
-        (tensors["fc1_weight"], tensors["fc1_weight"].narrow(-2, 0, 1).repeat_interleave(8, -2)), -2
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_weight: expected 2 * F = 80 in dimension 1, got 88",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_weight_of_another_h(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_weight"] = torch.cat(
-        (tensors["fc1_weight"], tensors["fc1_weight"].narrow(-1, 0, 1).repeat_interleave(8, -1)), -1
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_weight: expected H (hidden) = 64 in dimension 2, got 72",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_weight_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_weight"] = torch.cat(
-        (tensors["fc2_weight"], tensors["fc2_weight"].narrow(-3, 0, 1).repeat_interleave(8, -3)), -3
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_weight: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_weight_of_another_h(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_weight"] = torch.cat(
-        (tensors["fc2_weight"], tensors["fc2_weight"].narrow(-2, 0, 1).repeat_interleave(8, -2)), -2
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_weight: expected H (hidden) = 64 in dimension 1, got 72",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_split_sizes_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["split_sizes"] = torch.cat(
-        (tensors["split_sizes"], tensors["split_sizes"].narrow(-1, 0, 1).repeat_interleave(8, -1)),
-        -1,
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "split_sizes: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_probs_of_another_t(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["probs"] = torch.cat(
-        (tensors["probs"], tensors["probs"].narrow(-1, 0, 1).repeat_interleave(8, -1)), -1
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "probs: expected T (tokens) = 96 in dimension 0, got 104",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_bias_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_bias"] = torch.cat(
-        (tensors["fc1_bias"], tensors["fc1_bias"].narrow(-2, 0, 1).repeat_interleave(8, -2)), -2
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_bias: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_bias_of_another_2f(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_bias"] = torch.cat(
-        (tensors["fc1_bias"], tensors["fc1_bias"].narrow(-1, 0, 1).repeat_interleave(8, -1)), -1
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_bias: expected 2 * F = 80 in dimension 1, got 88",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_bias_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_bias"] = torch.cat(
-        (tensors["fc2_bias"], tensors["fc2_bias"].narrow(-2, 0, 1).repeat_interleave(8, -2)), -2
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_bias: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_bias_of_another_h(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_bias"] = torch.cat(
-        (tensors["fc2_bias"], tensors["fc2_bias"].narrow(-1, 0, 1).repeat_interleave(8, -1)), -1
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_bias: expected H (hidden) = 64 in dimension 1, got 72",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_input_amax_history_of_another_1024(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_input_amax_history"] = torch.cat(
-        (
-            tensors["fc1_input_amax_history"],
-            tensors["fc1_input_amax_history"].narrow(-2, 0, 1).repeat_interleave(8, -2),
-        ),
-        -2,
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_input_amax_history_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_input_amax_history"] = torch.cat(
-        (
-            tensors["fc1_input_amax_history"],
-            tensors["fc1_input_amax_history"].narrow(-1, 0, 1).repeat_interleave(8, -1),
-        ),
-        -1,
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc1_input_scale_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc1_input_scale"] = torch.cat(
-        (
-            tensors["fc1_input_scale"],
-            tensors["fc1_input_scale"].narrow(-1, 0, 1).repeat_interleave(8, -1),
-        ),
-        -1,
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc1_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_input_amax_history_of_another_1024(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_input_amax_history"] = torch.cat(
-        (
-            tensors["fc2_input_amax_history"],
-            tensors["fc2_input_amax_history"].narrow(-2, 0, 1).repeat_interleave(8, -2),
-        ),
-        -2,
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_input_amax_history: expected 1024 = 1024 in dimension 0, got 1032",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_input_amax_history_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_input_amax_history"] = torch.cat(
-        (
-            tensors["fc2_input_amax_history"],
-            tensors["fc2_input_amax_history"].narrow(-1, 0, 1).repeat_interleave(8, -1),
-        ),
-        -1,
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_input_amax_history: expected E (num_groups) = 4 in dimension 1, got 12",
-    )
-
-
-@pytest.mark.parametrize("device", support.devices())
-def test_refuses_fc2_input_scale_of_another_e(device: str) -> None:
-    tensors = make_inputs(torch.bfloat16, device)
-    tensors["fc2_input_scale"] = torch.cat(
-        (
-            tensors["fc2_input_scale"],
-            tensors["fc2_input_scale"].narrow(-1, 0, 1).repeat_interleave(8, -1),
-        ),
-        -1,
-    )
-    support.refuses(
-        lambda: module.grouped_mlp(**tensors),
-        "grouped_mlp__fp8_delayed__cached_weights: "
-        "fc2_input_scale: expected E (num_groups) = 4 in dimension 0, got 12",
+        f"grouped_mlp__fp8_delayed__cached_weights: {name}: {message}",
     )
 
 
@@ -1021,10 +621,7 @@ def test_opcheck_of_refresh(device: str) -> None:
                 "fc2_weight_rowwise_scale",
                 "fc2_weight_columnwise",
                 "fc2_weight_columnwise_scale",
-                "fc1_weight_amax_history",
-                "fc1_weight_scale",
-                "fc2_weight_amax_history",
-                "fc2_weight_scale",
+                "refresh_state",
             )
         ),
         True,
@@ -1142,37 +739,16 @@ def test_state_changes_only_with_grad(device: str) -> None:
     with torch.no_grad():
         module.grouped_mlp(**tensors)
     for name in (
-        "fc1_input_amax_history",
-        "fc1_input_scale",
-        "fc2_input_amax_history",
-        "fc2_input_scale",
-        "fc2_grad_output_amax_history",
-        "fc2_grad_output_scale",
-        "fc1_grad_output_amax_history",
-        "fc1_grad_output_scale",
+        "forward_state",
+        "backward_state",
     ):
         assert torch.equal(tensors[name], before[name]), name
     leaves = {name: tensors[name].detach().requires_grad_() for name in WANTED}
     y = module.grouped_mlp(**{**tensors, **leaves})
-    for name in (
-        "fc1_input_amax_history",
-        "fc1_input_scale",
-        "fc2_input_amax_history",
-        "fc2_input_scale",
-    ):
+    for name in ("forward_state",):
         assert not torch.equal(tensors[name], before[name]), name
-    for name in (
-        "fc2_grad_output_amax_history",
-        "fc2_grad_output_scale",
-        "fc1_grad_output_amax_history",
-        "fc1_grad_output_scale",
-    ):
+    for name in ("backward_state",):
         assert torch.equal(tensors[name], before[name]), name
     y.sum().backward()
-    for name in (
-        "fc2_grad_output_amax_history",
-        "fc2_grad_output_scale",
-        "fc1_grad_output_amax_history",
-        "fc1_grad_output_scale",
-    ):
+    for name in ("backward_state",):
         assert not torch.equal(tensors[name], before[name]), name

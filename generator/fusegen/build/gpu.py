@@ -41,8 +41,12 @@ def visible_capability(env: Mapping[str, str] | None = None) -> tuple[int, int] 
 
 
 def arch_of(capability: tuple[int, int] | None, specs: SpecSet) -> str | None:
-    """The architecture for a GPU; the one with the longest name (sm_90a, not sm_90) of several."""
-    names = [name for name, arch in specs.archs.items() if arch.capability == capability]
+    """The architecture for a GPU; the one with the longest name (sm_90a, not sm_90) of several.
+
+    Those of parts (sm_90a_h20) are none: a capability does not tell them apart.
+    """
+    archs = specs.archs.items()
+    names = [n for n, arch in archs if arch.capability == capability and n == arch.isa]
     return max(names, key=len) if capability and names else None
 
 

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
-from ..files import named
+from ..spec.files import named
 
 FORMAT: Final = "1"
 DEFAULT_LIMIT: Final = 4 * 2**30

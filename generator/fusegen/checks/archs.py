@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from itertools import product
+from typing import Any
 
-from ..families.family import Configured, Family, Offer
+from ..families.family import Config, Configured, Family
 from ..families.registry import FAMILIES, known_family
+from ..families.scalings import in_words
 from ..ir.dtypes import DType
-from ..ir.kernel import GemmKind, PointSpec
-from ..ir.plan import Variant
+from ..ir.kernel import GemmKind
+from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation, Scaling
-from ..spec.arch import ArchSpec, FamilySpec, KindSpec
+from ..spec.arch import ArchSpec, Every, FamilySpec, KindSpec
 from ..spec.diagnostics import Problem
 from ..spec.load import Source
+from ..spec.offered import listed_scalings
 from .common import unknown
 
 _LIMITS = sorted(
@@ -40,7 +44,7 @@ def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
     owners: dict[str, str] = {}
     for name, family in arch.kernels.items():
         for index, primitive in enumerate(family.implements):
-            for served in _served(primitive, family):
+            for served in _served(primitive, name, family):
                 if owners.get(served, name) != name:
                     yield source.problem(
                         f"{served} is already implemented by {owners[served]!r}; remove one",
@@ -62,7 +66,7 @@ def _check_code(arch: ArchSpec, source: Source) -> Iterator[Problem]:
     """What an architecture is compiled for is what its name says."""
     if not arch.name.startswith("sm_"):
         return
-    code = arch.name.removeprefix("sm_")
+    code = arch.isa.removeprefix("sm_")
     if arch.gencode and {*_CODE.findall(arch.gencode)} != {code}:
         yield source.problem(
             f"expected code for {arch.name}, arch=compute_{code},code=sm_{code}, got"
@@ -78,20 +82,20 @@ def _check_code(arch: ArchSpec, source: Source) -> Iterator[Problem]:
         )
 
 
-def _served(primitive: str, family: FamilySpec) -> Iterator[str]:
+def _served(primitive: str, name: str, family: FamilySpec) -> Iterator[str]:
     """What a family does, one by one: formats and scales that it takes in one primitive."""
     for format in family.formats:
         if format is DType.IO:
             yield primitive
         else:
             ways = [f" {each.value}" for each in family.accumulations] or [""]
-            for scaling, way in product(family.scalings, ways):
+            for scaling, way in product(listed_scalings(name, family), ways):
                 yield f"{primitive} of {format.value} {scaling}{way}"
 
 
 def _check_words(name: str, family: FamilySpec, source: Source) -> Iterator[Problem]:
     """Scalings of users' own families are some that a recipe can have."""
-    for index, word in enumerate(family.scalings):
+    for index, word in enumerate(listed_scalings(name, family)):
         if Scaling.parse(word) is None:
             yield source.problem(
                 f"{word!r} is no scaling; expected tensor, row, or one such as block_1x128, mx_1x32"
@@ -109,15 +113,16 @@ def _check_device_code(
     """What a spec says of a family whose device code is known is what that code does."""
     path = ("kernels", name)
     template = family.template or name
-    missing = known.cannot_run_on(arch.name, arch.capability or (0, 0))
+    missing = known.cannot_run_on(arch.isa, arch.capability or (0, 0))
     if missing:
         yield source.problem(f"{template} {missing}; remove it, or say template: <your own>", *path)
-    for key, words in _listed(family):
-        choices = dict(_listed(known))[key]
+    for key, words in _listed(name, family):
+        choices = dict(_listed(name, known))[key]
+        taken = in_words(choices) if key == "scalings" else ", ".join(choices)
         for index, word in enumerate(words):
             if word not in choices:
                 yield source.problem(
-                    f"{template} has no {word}; it takes {', '.join(choices) or 'none'}",
+                    f"{template} has no {word}; it takes {taken or 'none'}",
                     *path,
                     key,
                     index,
@@ -132,8 +137,11 @@ def _check_device_code(
             *path,
             "row_alignment",
         )
+    scalings = listed_scalings(name, family)
+    if isinstance(family.scalings, Every) and not scalings:
+        yield source.problem(f"{template} scales nothing; remove 'scalings'", *path, "scalings")
     if known.layout:
-        for key, message in known.layout.problems(template, arch.layout, family.scalings):
+        for key, message in known.layout.problems(template, arch.layout, scalings):
             yield source.problem(message, "layout", key)
     yield from _check_scalings(template, name, family, known, source)
     yield from _check_configurations(template, name, family, known, arch, source)
@@ -144,17 +152,18 @@ def _check_scalings(
 ) -> Iterator[Problem]:
     """Operands of a product scale in pairs, and each pair in sums that there is code for."""
     path = ("kernels", name)
+    scalings = listed_scalings(name, family)
     for pair in known.multiplies:
         names = (pair.tokens.name, pair.weights.name)
-        listed = [each for each in names if each in family.scalings]
-        missing = [each for each in names if each not in family.scalings]
+        listed = [each for each in names if each in scalings]
+        missing = [each for each in names if each not in scalings]
         if listed and missing:
             yield source.problem(
                 f"{template} multiplies {names[0]} of tokens and {names[1]} of weights; list"
                 f" {missing[0]}, too, or remove {listed[0]}",
                 *path,
                 "scalings",
-                family.scalings.index(listed[0]),
+                scalings.index(listed[0]),
             )
         for index, way in enumerate(family.accumulations):
             if listed and way in known.accumulations and way not in pair.accumulations:
@@ -178,13 +187,13 @@ def _check_configurations(
             yield source.problem(f"{template} has no points to choose among; remove it", *path)
             continue
         for index, point in enumerate(spec.points):
-            for problem in _point_problems(configured, kind, point, family, known):
+            for problem in _point_problems(configured, kind, point, name, family, known):
                 yield source.problem(
                     f"{template} cannot run {point.name}: {problem}", *path, "points", index
                 )
     for limit, number in configured.limits.items() if configured else ():
         # Another architecture's limits are its own; that its instructions differ was said above.
-        got = arch.limits.get(limit, None if arch.name == known.arch else number)
+        got = arch.limits.get(limit, None if arch.isa == known.arch else number)
         if got != number:
             yield source.problem(
                 f"{template} is written for {limit}: {number}, got {got or 'none'}",
@@ -194,12 +203,20 @@ def _check_configurations(
 
 
 def _point_problems(
-    configured: Configured, kind: GemmKind, point: PointSpec, family: FamilySpec, known: Family
+    configured: Configured[Any],
+    kind: GemmKind,
+    point: Config,
+    name: str,
+    family: FamilySpec,
+    known: Family,
 ) -> Iterable[str]:
     """Problems of a configuration in any product that a spec lists, each once."""
+    if not isinstance(point, configured.config):
+        own = ", ".join(each.name for each in fields(configured.config))
+        return (f"its points say {own}; this one is another family's",)
     variants = [
         Variant(family.formats[:1], scalings, tuple(way.value for way in ways), store)
-        for scalings in _scalings_of(kind, family, known)
+        for scalings in _scalings_of(kind, name, family, known)
         for ways in _each(family.accumulations)
         for store in family.stores
     ]
@@ -215,25 +232,29 @@ def _each(ways: tuple[Accumulation, ...]) -> Iterable[tuple[Accumulation, ...]]:
     return [(way,) for way in ways] or [()]
 
 
-def _scalings_of(kind: GemmKind, family: FamilySpec, known: Family) -> tuple[tuple[str, ...], ...]:
+def _scalings_of(
+    kind: GemmKind, name: str, family: FamilySpec, known: Family
+) -> tuple[tuple[str, ...], ...]:
     """Scalings of the operands of the products that a spec lists; none where they have none."""
+    listed = {*listed_scalings(name, family)}
     pairs = (pair.of(kind) for pair in known.multiplies)
-    return tuple(pair for pair in pairs if {*pair} <= {*family.scalings}) or ((),)
+    return tuple(pair for pair in pairs if {*pair} <= listed) or ((),)
 
 
-def _listed(offer: Offer) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _listed(name: str, offer: FamilySpec | Family) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The words of each list of a family, by its key."""
+    scalings = offer.scalings if isinstance(offer, Family) else listed_scalings(name, offer)
     return (
         ("implements", offer.implements),
         ("formats", tuple(each.value for each in offer.formats)),
-        ("scalings", offer.scalings),
+        ("scalings", scalings),
         ("accumulations", tuple(each.value for each in offer.accumulations)),
         ("stores", tuple(each.value for each in offer.stores)),
     )
 
 
 def _check_family(name: str, family: FamilySpec, source: Source) -> Iterator[Problem]:
-    for key, words in _listed(family):
+    for key, words in _listed(name, family):
         for index, word in enumerate(words):
             if word in words[:index]:
                 yield source.problem(

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..families.registry import ADDED
+from ..spec.arch import ArchSpec, FamilySpec
 from ..spec.diagnostics import Problem, SpecError
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecKey, SpecSet, no_folder, read_folders
@@ -33,7 +35,7 @@ def load(folders: Iterable[Path]) -> SpecSet:
     problems += [problem for _, problem in check(loaded, complete=not problems)]
     if problems:
         raise SpecError(problems)
-    return loaded
+    return with_added_families(loaded)
 
 
 def load_usable(folders: Iterable[Path]) -> SpecSet:
@@ -61,7 +63,35 @@ def load_usable(folders: Iterable[Path]) -> SpecSet:
         usable = _without(loaded, broken)
     for problem in sorted(set(problems)):
         warnings.warn(f"{problem} (left out, with all that names it)", SpecWarning, stacklevel=2)
-    return usable
+    return with_added_families(usable)
+
+
+def with_added_families(specs: SpecSet) -> SpecSet:
+    """The specs, with families of extensions on every architecture that has their instructions.
+
+    What a spec lists itself has precedence: such families are not added to it.
+    """
+    archs = {name: replace(arch, kernels=_kernels(arch)) for name, arch in specs.archs.items()}
+    return replace(specs, archs=archs) if ADDED else specs
+
+
+def _kernels(arch: ArchSpec) -> Mapping[str, FamilySpec]:
+    listed = {step for family in arch.kernels.values() for step in family.implements}
+    added = {
+        family.name: FamilySpec(
+            implements=family.implements,
+            formats=family.formats,
+            scalings=family.scalings,
+            accumulations=family.accumulations,
+            stores=family.stores,
+            row_alignment=family.row_alignment,
+        )
+        for family in ADDED
+        if arch.has_kernels
+        and not family.cannot_run_on(arch.name, arch.capability or (0, 0))
+        and listed.isdisjoint(family.implements)
+    }
+    return {**arch.kernels, **added}
 
 
 def _without(specs: SpecSet, broken: Mapping[SpecKey, list[Problem]]) -> SpecSet:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from keyword import iskeyword
 
 from ..ir.naming import gradient
 from ..ir.shapes import Shape, symbols
+from ..ir.words import Broadcast
 from ..options import OPTIONS
+from ..spec.chains import outputs_of, prefix_of, reads_of, results_of
 from ..spec.diagnostics import Problem
 from ..spec.load import Source, SpecSet
 from ..spec.module import ChainItem, ModuleSpec
 from ..spec.offers import module_facts
 from ..spec.op import OpSpec, TensorSpec
 from ..steps import definition
-from ..steps.definition import StepDef
+from ..steps.add import MOST_OPERANDS
 from .common import check_input_types, check_symbols, fits, unknown
 from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_keywords
 
@@ -39,7 +42,7 @@ def check_module(
     if complete:
         yield from _check_without(module, specs, source)
     if module.op:
-        for key in ("summary", "dims", "inputs"):
+        for key in ("summary", "dims", "inputs", "outputs"):
             if getattr(module, key):
                 yield source.problem(f"{key!r} comes from the op; remove it", key)
         if complete:
@@ -79,7 +82,6 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
         yield from _check_names(module, specs, source)
     prefixes: set[str | None] = set()
     available = dict(module.inputs)
-    read: set[str] = set()
     previous = next(iter(module.inputs), "")
     leading = module.inputs[previous].shape.leading if previous else None
     for index, item in enumerate(module.chain):
@@ -91,23 +93,16 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
             yield from unknown(source, "op", item.op, specs.ops, "chain", index, "op")
             return
         op = specs.ops[item.op]
-        yield from _check_item(module, item, op, available, source, index)
-        first = item.with_.get(next(iter(op.inputs)), previous)
+        yield from _check_item(
+            module, item, op, available, _later(module, index, specs), source, index
+        )
+        reads = reads_of(item, op, previous)
+        first = next(iter(reads.values()))
         known = available[first].shape if first in available else None
-        for position, (name, spec) in enumerate(op.inputs.items()):
-            tensor = item.with_.get(name, name if position else previous)
+        for name, spec in op.inputs.items():
             shape = op.shape_of(spec, item.dims, known or spec.shape)
-            yield from _check_reading(item, spec, shape, tensor, available, source, index)
-            if tensor in read and spec.differentiable:
-                yield source.problem(
-                    f"{tensor!r} is read by two ops, so its gradient would be a sum; split it with"
-                    " make_extra_output",
-                    "chain",
-                    index,
-                )
-            if spec.differentiable:
-                read.add(tensor)
-        results = _results(module, index, op)
+            yield from _check_reading(item, spec, shape, reads[name], available, source, index)
+        results = tuple(results_of(module, index, op).values())
         for name, spec in zip(results, op.outputs.values(), strict=True):
             if name in available and not shared:
                 yield source.problem(
@@ -120,14 +115,26 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
         previous = results[0]
     yield from _check_rows(module, specs, source)
     yield from _check_unread(module, specs, source)
+    yield from _check_outputs(module, specs, source)
+    yield from _check_readers(module, specs, source)
+
+
+def _later(module: ModuleSpec, index: int, specs: SpecSet) -> dict[str, int]:
+    """Results of the op at a place of the chain and of those behind it, and where each is given."""
+    return {
+        name: place
+        for place, item in enumerate(module.chain)
+        if place >= index and item.op in specs.ops
+        for name in results_of(module, place, specs.ops[item.op]).values()
+    }
 
 
 def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
     """Rows past the groups belong to nobody: beside a grouped op none may add them to others."""
     ops = [specs.ops[item.op] for item in module.chain]
-    grouped = next((op.name for op in ops if any(s.in_groups for s in _steps(op))), None)
+    grouped = next((op.name for op in ops if _is_grouped(op)), None)
     for index, op in enumerate(ops):
-        if grouped and any(step.adds_all_rows for step in _steps(op)):
+        if grouped and _adds_all_rows(op):
             yield source.problem(
                 f"{op.name} sums over all rows, also those past the groups of {grouped}; use a"
                 " grouped op, or make it a module of its own",
@@ -136,8 +143,66 @@ def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[
             )
 
 
-def _steps(op: OpSpec) -> list[StepDef]:
-    return [definition(step.primitive) for step in (*op.forward, *op.backward)]
+def _is_grouped(op: OpSpec) -> bool:
+    return any(definition(step.primitive).in_groups for step in (*op.forward, *op.backward))
+
+
+def _adds_all_rows(op: OpSpec) -> bool:
+    """Whether a step of it does, or the gradient of an operand that all rows share."""
+    steps = (*op.forward, *op.backward)
+    operands = {**op.inputs, **op.parameters}.values()
+    return any(definition(step.primitive).adds_all_rows for step in steps) or any(
+        spec.broadcast is Broadcast.COLUMN and spec.differentiable for spec in operands
+    )
+
+
+def _reads(module: ModuleSpec, specs: SpecSet) -> Iterator[tuple[int, str, TensorSpec]]:
+    """Everything that ops read: the place in the chain, the tensor, and the input it is."""
+    previous = next(iter(module.inputs), "")
+    for index, item in enumerate(module.chain):
+        op = specs.ops[item.op]
+        for name, tensor in reads_of(item, op, previous).items():
+            yield index, tensor, op.inputs[name]
+        previous = next(iter(results_of(module, index, op).values()))
+
+
+def _check_outputs(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
+    """The module returns results of its ops, each once, and nothing is computed for nobody."""
+    given = _later(module, 0, specs)
+    for index, name in enumerate(module.outputs):
+        if name in module.outputs[:index]:
+            yield source.problem(f"{name!r} is listed twice; remove one", "outputs", index)
+        elif name in module.inputs:
+            yield source.problem(
+                f"{name!r} is an input, which the caller has; outputs are results of ops",
+                "outputs",
+                index,
+            )
+        else:
+            yield from unknown(source, "result", name, given, "outputs", index)
+    used = {*outputs_of(module, specs.ops), *(name for _, name, _ in _reads(module, specs))}
+    for name, place in given.items():
+        if name not in used:
+            yield source.problem(
+                f"no op reads {name!r}, and it is no output; list it in 'outputs', or remove the op"
+                " that gives it",
+                "chain",
+                place,
+            )
+
+
+def _check_readers(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
+    """The gradient of a tensor is one sum, over its readers and the caller."""
+    counts = Counter(outputs_of(module, specs.ops))
+    for index, name, spec in _reads(module, specs):
+        counts[name] += spec.differentiable
+        if counts[name] == MOST_OPERANDS + 1:
+            yield source.problem(
+                f"the gradient of {name!r} would be a sum of more than {MOST_OPERANDS}; let fewer"
+                " ops read it",
+                "chain",
+                index,
+            )
 
 
 def _check_names(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
@@ -148,11 +213,11 @@ def _check_names(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
     ops = [specs.ops[item.op] for item in module.chain if item.op in specs.ops]
     for index, (item, op) in enumerate(zip(module.chain, ops, strict=False)):
         place: Path = ("chain", index)
-        prefix = f"{item.as_}_" if item.as_ else ""
+        prefix = prefix_of(item)
         scalars = [f"{prefix}{name}" for name in op.attributes]
         own = [f"{prefix}{name}" for name in (*op.parameters, *op.internal)]
         named += [(name, place) for name in (*own, *scalars)]
-        results += [(name, place) for name in _results(module, index, op)]
+        results += [(name, place) for name in results_of(module, index, op).values()]
         holders = [item.as_] if item.as_ and op.parameters else []
         public |= dict.fromkeys((*scalars, *holders), place)
     yield from check_public_names(module.dims, public, any(map(takes_all_keywords, ops)), source)
@@ -180,9 +245,7 @@ def _check_unread(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterato
     for symbol in module.dims:
         if symbol not in sizes:
             yield source.problem(f"dimension {symbol!r} is in no shape; remove it", "dims", symbol)
-    read = {next(iter(module.inputs), "")}
-    for item in module.chain:
-        read |= {item.with_.get(name, name) for name in specs.ops[item.op].inputs}
+    read = {next(iter(module.inputs), ""), *(name for _, name, _ in _reads(module, specs))}
     for name in module.inputs:
         if name not in read:
             yield source.problem(f"no op reads {name!r}; remove it", "inputs", name)
@@ -223,25 +286,35 @@ def _check_reading(
         )
 
 
-def _results(module: ModuleSpec, index: int, op: OpSpec) -> tuple[str, ...]:
-    """What the chain calls the results of an op; those of the last one are the module's."""
-    item, (first, *others) = module.chain[index], op.outputs
-    prefix = f"{item.as_}_" if item.as_ and index < len(module.chain) - 1 else ""
-    return (item.out or f"{prefix}{first}", *(f"{prefix}{name}" for name in others))
-
-
 def _check_item(
     module: ModuleSpec,
     item: ChainItem,
     op: OpSpec,
     available: Mapping[str, TensorSpec],
+    later: Mapping[str, int],
     source: Source,
     index: int,
 ) -> Iterator[Problem]:
     path = ("chain", index)
     for name, tensor in item.with_.items():
         yield from unknown(source, "input", name, op.inputs, *path, "with", name)
-        yield from unknown(source, "tensor", tensor, available, *path, "with", name)
+        if tensor in available or tensor not in later:
+            yield from unknown(source, "tensor", tensor, available, *path, "with", name)
+        elif later[tensor] == index:
+            yield source.problem(
+                f"{tensor!r} is what this op gives; no op reads its own result", *path, "with", name
+            )
+        else:
+            yield source.problem(
+                f"{tensor!r} is read before it is written, by op {later[tensor] + 1} of the chain;"
+                " move that op up",
+                *path,
+                "with",
+                name,
+            )
+    if isinstance(item.out, Mapping):
+        for name in item.out:
+            yield from unknown(source, "output", name, op.outputs, *path, "out", name)
     for name in list(op.inputs)[1:]:
         if name not in item.with_ and name not in available:
             yield source.problem(

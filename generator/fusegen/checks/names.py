@@ -55,7 +55,7 @@ FILE_WORDS = _words(
     Callable Literal NamedTuple ProcessGroup Quantized Tensor WgradQueue False None True
     backward_dw bool callable dequantize dict filter float getattr int isinstance len list map
     math next nn
-    object property quantized reference refresh_weights repr set setattr staticmethod str
+    object property quantized reference refresh_weights repr set setattr slice staticmethod str
     super torch tuple type zip
     """
 )

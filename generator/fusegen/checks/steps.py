@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..ir.dtypes import DType
 from ..ir.naming import gradient
 from ..spec.diagnostics import Problem
 from ..spec.load import Source
@@ -37,10 +36,11 @@ def check_step_tensors(
                 *path,
                 slot,
             )
-        dtype = signature.dtypes.get(slot, DType.IO)
-        if spec.dtype is not dtype:
+        expected = signature.types(slot)
+        if spec.dtype not in expected:
+            named = " or ".join(dtype.value for dtype in expected)
             yield source.problem(
-                f"expected {dtype.value} for {slot!r} of {words}, got {spec.dtype.value}",
+                f"expected {named} for {slot!r} of {words}, got {spec.dtype.value}",
                 *path,
                 slot,
             )

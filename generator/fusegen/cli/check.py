@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .exits import ExitCode
-from .options import FOLDER, examples, folders, json_flag
+from .options import FOLDER, examples, folders, json_flag, verify_flag
 from .options import out as out_option
 from .output import answer, say
 
@@ -18,11 +18,13 @@ from .output import answer, say
 )
 @click.argument("bundles", nargs=-1, type=FOLDER)
 @out_option("Where to look for bundles if none is named.")
+@verify_flag
 @folders
 @json_flag
 def command(
     bundles: tuple[Path, ...],
     out: Path,
+    verify: bool,
     specs: tuple[Path, ...],
     templates: tuple[Path, ...],
     as_json: bool,
@@ -39,7 +41,7 @@ def command(
     from . import differences
 
     folders = api.Folders(specs, templates)
-    found = api.check(bundles, out, folders)
+    found = api.check(bundles, out, folders, verify=verify)
     if as_json:
         answer(differences.generated_json(found, with_diff=True))
     elif found.drifted:

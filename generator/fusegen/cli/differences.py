@@ -103,6 +103,7 @@ def _drift_lines(report: BundleReport) -> list[str]:
     lines = [f"{words[c.kind]:<14}  {c.path}" for c in report.changes if c.kind in words]
     if report.changes.interrupted:
         lines.append("a publish was cut short here")
+    lines += report.extensions
     if not lines:
         lines.append("fusegen.lock records another selection or other files")
     return lines

@@ -69,6 +69,10 @@ def interrupted() -> ExitCode:
 def _code_of(error: Exception) -> ExitCode:
     """The exit code of an error that a verb raised."""
     # Late: what raises these is loaded by the verbs that need it.
+    from ..extensions import ExtensionError
+
+    if isinstance(error, ExtensionError):  # which the others cannot be loaded beside
+        return ExitCode.USAGE
     from ..build.toolchain import BuildError
     from ..commands.bench import BenchError
     from ..commands.scaffold import ExistsError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .options import examples, folders, json_flag, no_fusion
+from .options import examples, folders, json_flag, no_fusion, verify_flag
 from .output import answer
 
 
@@ -21,7 +21,7 @@ from .output import answer
 @click.argument("arch")
 @click.option("--option", "options", multiple=True, help="Choice of the module. Repeatable.")
 @click.option("--after", metavar="PASS", help="Print the draft as it is after this pass.")
-@click.option("--verify", is_flag=True, help="Check the rules of the IR after every pass.")
+@verify_flag
 @no_fusion
 @folders
 @json_flag

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .exits import ExitCode
-from .options import cells, examples, folders, json_flag, no_fusion
+from .options import cells, examples, folders, json_flag, no_fusion, verify_flag
 from .options import out as out_option
 from .output import answer
 
@@ -35,6 +35,7 @@ from .output import answer
 @click.option("--accept-format", is_flag=True, help="Overwrite files that were only laid out anew.")
 @no_fusion
 @click.option("--all-fusions", is_flag=True, help="Leave out no fusion that the bundles did.")
+@verify_flag
 @folders
 @json_flag
 def command(
@@ -53,6 +54,7 @@ def command(
     accept_format: bool,
     no_fusions: tuple[str, ...],
     all_fusions: bool,
+    verify: bool,
     specs: tuple[Path, ...],
     templates: tuple[Path, ...],
     as_json: bool,
@@ -87,6 +89,7 @@ def command(
         api.Policy.WRITE if writing else api.Policy.COMPARE,
         prune=not no_prune,
         accept_format=accept_format,
+        verify=verify,
     )
     differences.show_unsupported(done)
     if as_json:

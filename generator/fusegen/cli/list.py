@@ -12,10 +12,11 @@ from .options import KINDS, examples, folders, json_flag, one_of
 from .output import answer, show_rows
 
 if TYPE_CHECKING:
-    from ..commands.listing import OptionEntry
+    from ..commands.listing import ExtensionEntry, OptionEntry
 
 OPTIONS = "options"
-LISTED = (*KINDS, OPTIONS)
+EXTENSIONS = "extensions"
+LISTED = (*KINDS, OPTIONS, EXTENSIONS)
 
 
 @click.command(
@@ -30,13 +31,16 @@ LISTED = (*KINDS, OPTIONS)
 def command(
     kind: str | None, specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool
 ) -> None:
-    """Show what exists: ops, fusions, modules, recipes, archs, targets, and options of modules."""
+    """Show what exists: specs by kind, options of modules, and installed extensions."""
     # Late, as in every verb: its help needs none of it.
     from ..commands import listing
     from ..publish.folders import Folders
 
     if kind == OPTIONS:
         _show_options(listing.list_options(Folders(specs, templates)), as_json)
+        return
+    if kind == EXTENSIONS:
+        _show_extensions(listing.list_extensions(), as_json)
         return
     entries = listing.list_specs(kind, Folders(specs, templates))
     if as_json and kind:
@@ -62,3 +66,14 @@ def _show_options(options: Sequence[OptionEntry], as_json: bool) -> None:
             click.echo(f"  {word}{default}: {summary}")
         click.echo(f"  modules: {', '.join(option.modules)}")
         click.echo(f"  recipes: {', '.join(option.recipes)}")
+
+
+def _show_extensions(found: Sequence[ExtensionEntry], as_json: bool) -> None:
+    """Each extension with its package, and what it adds."""
+    if as_json:
+        answer([each.to_json() for each in found])
+        return
+    for each in found:
+        click.echo(f"{each.name}: {each.package} {each.version} ({each.digest[:12]})")
+        click.echo(f"  steps: {', '.join(each.steps) or 'none'}")
+        click.echo(f"  families: {', '.join(each.families) or 'none'}")

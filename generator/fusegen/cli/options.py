@@ -44,6 +44,12 @@ def no_fusion(command: F) -> F:
     )(command)
 
 
+def verify_flag(command: F) -> F:
+    """`--verify`, as `verify`."""
+    text = "Check the rules of the IR after every pass."
+    return click.option("--verify", is_flag=True, help=text)(command)
+
+
 def json_flag(command: F) -> F:
     """`--json`, as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(command)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import click
 
-from ..columns import aligned
+from ..emit.text.columns import aligned
 
 
 def say(text: str) -> None:

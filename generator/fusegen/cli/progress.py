@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..build.library import Progress
+    from ..build.progress import Progress
 
 
 class Bar:
@@ -46,19 +46,19 @@ class Bar:
         self._bar.stop()
 
     def start(self, total: int) -> None:
-        """See `fusegen.build.library.Progress`."""
+        """See `fusegen.build.progress.Progress`."""
         self._total = total
         self._bar.update(self._task, total=total)
 
     def unit_done(self, name: str, *, cached: bool, seconds: float) -> None:
-        """See `fusegen.build.library.Progress`."""
+        """See `fusegen.build.progress.Progress`."""
         self._done += 1
         self._bar.advance(self._task)
         if not cached:
             self._line(f"[{self._done}/{self._total}] {name}  {seconds:.1f} s")
 
     def link_done(self, library: Path, *, cached: bool) -> None:
-        """See `fusegen.build.library.Progress`."""
+        """See `fusegen.build.progress.Progress`."""
         if not cached:
             self._line(f"linked {library}")
 

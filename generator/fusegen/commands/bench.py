@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import paths
 from ..build import gpu
+from ..publish import paths
 from ..spec.usage import UsageError, known
 
 FOLDER = "benchmarks"
@@ -44,7 +44,7 @@ class Benchmarks:
         return tuple(self.module("run").NAMES)
 
     def chosen(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The named ones; without names, all benchmarks that run here.
+        """The named ones; without names, all benchmarks that run here and need nothing else.
 
         Raises:
             UsageError: an unknown name, or one that needs a GPU where there is none.
@@ -59,7 +59,8 @@ class Benchmarks:
             raise UsageError(f"{refused} needs a GPU, and {lacking}; what runs here: {here}")
         if names:
             return tuple(dict.fromkeys(names))
-        return tuple(run.CPU) if lacking else (*run.GPU, *run.CPU)
+        on_gpu = (name for name in run.GPU if name not in run.ON_REQUEST)
+        return tuple(run.CPU) if lacking else (*on_gpu, *run.CPU)
 
     def results(self, folder: Path | None) -> Path:
         """Where results are: the checkout's own folder, unless another one is named."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..build.library import BuildReport, Progress, read_sources
+from ..build.library import BuildReport
 from ..build.library import build as build_bundle
+from ..build.progress import Progress
+from ..build.sources import read_sources
 from ..build.toolchain import Toolchain, find_toolchain
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .. import paths
 from ..build.library import stale_cells
 from ..build.toolchain import BuildError
+from ..publish import paths
 from ..publish.folders import BUILTIN, Folders
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME
@@ -21,7 +21,11 @@ from .request import DEFAULT_OUT, Request, job_for, selection_of
 
 
 def check(
-    bundles: Sequence[Path] = (), out: Path = DEFAULT_OUT, folders: Folders = BUILTIN
+    bundles: Sequence[Path] = (),
+    out: Path = DEFAULT_OUT,
+    folders: Folders = BUILTIN,
+    *,
+    verify: bool = False,
 ) -> Generated:
     """Regenerate bundles in memory, each from the selection in its lock, and compare.
 
@@ -30,10 +34,12 @@ def check(
     Args:
         bundles: folders that hold a lock; by default all directly below `out` and, inside the
             checkout of fusegen, the JSON Schemas of the specs.
+        verify: check the rules of the IR after every pass.
 
     Raises:
         SpecError, RenderError, LockError: as `generate`.
         UsageError: no bundle to check, or a recorded cell that cannot be made.
+        VerifyError: with ``verify``, the first pass that breaks a rule.
     """
     stale: tuple[schemas.SchemaChange, ...] = ()
     in_checkout = not bundles and paths.inside_checkout(Path.cwd())
@@ -47,7 +53,7 @@ def check(
         for bundle in sorted(set(chosen))
         for recorded in [selection_of(bundle)]
     ]
-    compared = compare(jobs, Inputs(), prune=True, accept_format=False)
+    compared = compare(jobs, Inputs(), prune=True, accept_format=False, verify=verify)
     reports = (replace(report, stale=_stale_cells(report.bundle)) for report, _ in compared)
     return Generated(tuple(reports), stale)
 

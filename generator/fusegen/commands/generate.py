@@ -7,14 +7,15 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from .. import __version__, paths
+from .. import __version__
 from ..emit.fileset import FileSet
-from ..files import resolve
+from ..publish import paths
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME, read_lock
 from ..publish.publish import PublishError, generating, publish, recover
 from ..publish.selection import find_bundles
 from ..spec import schema as schemas
+from ..spec.files import resolve
 from ..spec.usage import UsageError
 from .rendering import compare
 from .report import BundleReport, Generated
@@ -34,6 +35,7 @@ def generate(
     *,
     prune: bool = True,
     accept_format: bool = False,
+    verify: bool = False,
 ) -> Generated:
     """Render the bundles a request names and bring the disk up to them, all or none of them.
 
@@ -43,6 +45,7 @@ def generate(
     Args:
         prune: remove owned files that are no longer generated, instead of keeping them owned.
         accept_format: overwrite files that differ from the new output in layout only.
+        verify: check the rules of the IR after every pass.
 
     Raises:
         SpecError: the specs are wrong.
@@ -50,9 +53,10 @@ def generate(
         UsageError: an unknown name, a combination without meaning, or a cell that cannot be made.
         PublishError: a bundle is busy or not usable.
         LockError: a lock cannot be read.
+        VerifyError: with ``verify``, the first pass that breaks a rule; nothing is written.
     """
     with _alone(request.out, policy):
-        return _generate(request, policy is Policy.WRITE, prune, accept_format)
+        return _generate(request, policy is Policy.WRITE, prune, accept_format, verify)
 
 
 def _alone(out: Path, policy: Policy) -> AbstractContextManager[None]:
@@ -60,7 +64,9 @@ def _alone(out: Path, policy: Policy) -> AbstractContextManager[None]:
     return generating(out) if policy is Policy.WRITE else nullcontext()
 
 
-def _generate(request: Request, writing: bool, prune: bool, accept_format: bool) -> Generated:
+def _generate(
+    request: Request, writing: bool, prune: bool, accept_format: bool, verify: bool
+) -> Generated:
     bundles = find_bundles(request.out)
     inside = [b for b in bundles if b.is_dir() and not _leads_out(b)]
     rolled_forward = {b for b in inside if writing and recover(b)}
@@ -79,7 +85,7 @@ def _generate(request: Request, writing: bool, prune: bool, accept_format: bool)
         stale = schemas.diff(paths.builtin_specs())
     if not jobs and not stale:
         raise UsageError(_nothing(request))
-    reports = compare(jobs, inputs, prune=prune, accept_format=accept_format)
+    reports = compare(jobs, inputs, prune=prune, accept_format=accept_format, verify=verify)
     found = Generated(tuple(report for report, _ in reports), stale)
     if not writing or found.refused:
         return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from ..extensions import installed
+from ..families.registry import FAMILIES
 from ..options import OPTIONS
 from ..publish.folders import BUILTIN, Folders, load_specs, validate_specs
 from ..spec.arch import ArchSpec
@@ -16,6 +18,7 @@ from ..spec.offers import options_of, recipe_facts
 from ..spec.recipe import RecipeSpec
 from ..spec.target import TargetSpec
 from ..spec.usage import known
+from ..steps import STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +153,48 @@ def list_options(folders: Folders = BUILTIN) -> tuple[OptionEntry, ...]:
             tuple(name for name, facts in recipes.items() if option.applies_under(facts) is None),
         )
         for option in OPTIONS
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionEntry:
+    """An installed extension as `list extensions` shows it.
+
+    Attributes:
+        name: of its entry point.
+        package: that it came with.
+        version: of that.
+        digest: of its content, as locks record it.
+        steps: kinds that it adds.
+        families: of kernels that it adds.
+    """
+
+    name: str
+    package: str
+    version: str
+    digest: str
+    steps: tuple[str, ...]
+    families: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """All fields."""
+        return asdict(self)
+
+
+def list_extensions() -> tuple[ExtensionEntry, ...]:
+    """The extensions of this environment, by name.
+
+    Raises:
+        ExtensionError: one cannot be used.
+    """
+    return tuple(
+        ExtensionEntry(
+            each.name,
+            each.package,
+            each.version,
+            each.digest,
+            tuple(kind.name for kind in STEPS if kind in each.extension.steps),
+            tuple(family.name for family in FAMILIES if family in each.extension.families),
+        )
+        for each in installed()
     )

@@ -6,18 +6,25 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from .. import paths
 from ..emit.bundle import render_bundle
 from ..emit.fileset import FileSet
 from ..emit.polish import polishing
 from ..ir.naming import Cell
 from ..ir.plan import Unsupported
+from ..passes.contract import Observer
 from ..passes.pipeline import resolve
+from ..passes.verify import verify_pass
+from ..publish import paths
 from ..publish.changes import diff
-from ..publish.folders import relative_folders, used_specs, used_templates
+from ..publish.folders import (
+    relative_folders,
+    used_extensions,
+    used_specs,
+    used_templates,
+)
 from ..publish.inputs import Inputs, derivations
 from ..publish.remedies import removal
-from ..publish.selection import Selection, check_cells
+from ..publish.selection import Selection, UsedExtension, check_cells
 from ..spec.cells import without_fusions
 from ..spec.usage import UsageError
 from .report import BundleReport
@@ -35,16 +42,19 @@ class Rendered:
 
 
 def compare(
-    jobs: Sequence[Job], inputs: Inputs, *, prune: bool, accept_format: bool
+    jobs: Sequence[Job], inputs: Inputs, *, prune: bool, accept_format: bool, verify: bool
 ) -> list[tuple[BundleReport, FileSet]]:
     """Render every job and compare it with the disk.
 
     Ruff works on a bundle while the next one is rendered, or the previous one compared.
+
+    Raises:
+        VerifyError: with ``verify``, the first pass that breaks a rule of the IR.
     """
     with ExitStack() as stack:
         pending = []
         for job in jobs:
-            rendered = _render(job, inputs)
+            rendered = _render(job, inputs, verify_pass if verify else None)
             pending.append((rendered, stack.enter_context(polishing(rendered.files))))
         return [
             (_report(rendered, files, prune=prune, accept_format=accept_format), files)
@@ -53,11 +63,11 @@ def compare(
         ]
 
 
-def _render(job: Job, inputs: Inputs) -> Rendered:
+def _render(job: Job, inputs: Inputs, observe: Observer | None) -> Rendered:
     wanted = job.selection
     specs = without_fusions(inputs.specs(job.specs), wanted.no_fusions)
     check_cells(specs, wanted, job.bundle, job.given)
-    plan = resolve(specs, wanted.arch, wanted.cells, derivations())
+    plan = resolve(specs, wanted.arch, wanted.cells, derivations(), observe)
     if job.strict and plan.unsupported:
         raise UsageError("\n".join(_impossible(cell, job) for cell in plan.unsupported))
     renderer = inputs.renderer(job.templates)
@@ -75,6 +85,10 @@ def _render(job: Job, inputs: Inputs) -> Rendered:
         cells=tuple(Cell.parse(each.cell) for each in plan.modules),
         specs=relative_folders(job.bundle, specs_in_use),
         templates=relative_folders(job.bundle, templates_in_use),
+        extensions=tuple(
+            UsedExtension(each.name, each.package, each.version, each.digest)
+            for each in used_extensions(specs, plan.modules, files)
+        ),
     )
     return Rendered(job, settled, files, plan.unsupported)
 
@@ -100,4 +114,5 @@ def _report(
         changes=changes,
         selection_changed=recorded != rendered.selection,
         unsupported=rendered.unsupported,
+        recorded=recorded,
     )

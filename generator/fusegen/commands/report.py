@@ -26,6 +26,7 @@ class BundleReport:
         written: whether the disk was brought up to it.
         rolled_forward: whether a publish that had been cut short was completed first.
         stale: cells that the built library is not of, each with what is wrong; a `check` looks.
+        recorded: the selection of the lock; None where there is none.
     """
 
     bundle: Path
@@ -36,6 +37,18 @@ class BundleReport:
     written: bool = False
     rolled_forward: bool = False
     stale: Mapping[str, str] = field(default_factory=dict)
+    recorded: Selection | None = None
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """What is said of each extension that is another one than the lock records."""
+        before = {each.name: each for each in self.recorded.extensions} if self.recorded else {}
+        after = {each.name: each for each in self.selection.extensions}
+        return tuple(
+            f"extension {before.get(name, 'none')} when it was made, {after.get(name, 'none')} now"
+            for name in sorted({*before, *after})
+            if before.get(name) != after.get(name)
+        )
 
     @property
     def regenerates(self) -> bool:

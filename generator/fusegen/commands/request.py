@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..build.gpu import NATIVE, arch_named
+from ..extensions import installed
 from ..ir.naming import Cell
 from ..publish.folders import (
     BUILTIN,
@@ -236,9 +237,12 @@ def job_for(
     """Join the recorded extra folders with those of the request.
 
     Raises:
-        UsageError: a recorded folder is gone, and the request neither names another nor removes; or
-            it lies elsewhere, and the request does not name it.
+        UsageError: a recorded extension is not installed; or a recorded folder is gone, and the
+            request neither names another nor removes; or it lies elsewhere, and the request does
+            not name it.
     """
+    if recorded and not request.remove:
+        _require_extensions(recorded, bundle)
     tolerant = request.remove or bool(request.folders.specs or request.folders.templates)
     joined: list[tuple[Path, ...]] = []
     for option, written, more in (
@@ -259,3 +263,20 @@ def job_for(
         present = [folder for folder in present if folder not in foreign]
         joined.append(merge_folders(present, more))
     return Job(bundle, wanted, recorded, joined[0], joined[1], given)
+
+
+def _require_extensions(recorded: Selection, bundle: Path) -> None:
+    """Refuse to make cells anew without an extension that they were made with.
+
+    Raises:
+        UsageError: naming its package.
+    """
+    present = {each.name for each in installed()}
+    for each in recorded.extensions:
+        if each.name not in present:
+            raise UsageError(
+                f"{bundle / LOCK_NAME} records extension {each.name!r} of package {each.package}"
+                f" {each.version}, which is not installed: pip install"
+                f" {each.package}=={each.version}, or take its modules out with"
+                " fusegen generate --remove"
+            )

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import paths
 from ..checks.load import SpecWarning, load_usable
 from ..families.registry import known_family
-from ..files import named, resolve
 from ..ir.naming import camel
 from ..math.expression import CALLABLE
-from ..spec.arch import ArchSpec
+from ..publish import paths
+from ..spec.arch import ArchSpec, isa_of
+from ..spec.files import named, resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet, adapter
 from ..spec.usage import UsageError, known, spec_named
@@ -130,7 +130,7 @@ def _without_foreign_kernels(text: str, name: str, origin: ArchSpec) -> str:
         family
         for family, spec in origin.kernels.items()
         if (known := known_family(spec.template or family))
-        and known.cannot_run_on(name, _capability(name))
+        and known.cannot_run_on(isa_of(name), _capability(name))
     }
     keys = foreign if foreign < {*origin.kernels} else foreign | {"kernels"}
     for key in sorted(keys):
@@ -154,13 +154,13 @@ def _set(text: str, key: str, value: str) -> str:
 
 def _capability(name: str) -> tuple[int, int]:
     """What the name of a GPU architecture says of its compute capability."""
-    digits = name.removeprefix("sm_").rstrip("a")
+    digits = isa_of(name).removeprefix("sm_").rstrip("a")
     return int(digits[:-1] or "0"), int(digits[-1])
 
 
 def _gpu(name: str) -> dict[str, str]:
     """The facts that the name of a GPU architecture states."""
-    code = name.removeprefix("sm_")
+    code = isa_of(name).removeprefix("sm_")
     return {
         "capability": str([*_capability(name)]),
         "gencode": f"arch=compute_{code},code=sm_{code}",

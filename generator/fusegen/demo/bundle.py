@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..api import BUILTIN, Folders, Request, build, find_tools, generate, load_specs
 from ..build.gpu import arch_named, arch_of, visible_capability
-from ..build.library import Progress
 from ..build.objcache import default_root
+from ..build.progress import Progress
 from ..build.toolchain import BuildError
 from ..publish.publish import RefusedError
 

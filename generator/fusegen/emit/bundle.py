@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir.plan import KernelSet, KernelUnit, ModulePlan
+from ..ir.kernel_set import KernelSet, KernelUnit
+from ..ir.plan import ModulePlan
 from ..spec.arch import ArchSpec
 from .digests import Tree, cell_digest, sources_digest
 from .fileset import Artifact, ArtifactKind, FileSet
@@ -23,7 +24,7 @@ from .launcher.program import launcher_context
 from .python.cell import CellContext, cell_context
 from .python.conversions import QuantizeContext, quantize_context
 from .python.sharding import sharding_context
-from .reference.steps import reference_context
+from .reference.cell import reference_context
 from .render import Renderer
 from .tests.cell import TestContext, test_context
 from .text.escape import cmake, markdown

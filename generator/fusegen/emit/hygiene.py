@@ -20,29 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+from ..ir.buffers import Attribute, Buffer, JoinedTensor, Parameter, State
 from ..ir.names import MARK, mark, plain
-from ..ir.plan import (
-    Argument,
-    Attribute,
-    AttributeRef,
-    Binding,
-    Buffer,
-    Check,
-    Copy,
-    Dimension,
-    ModulePlan,
-    Operand,
-    Parameter,
-    Pointwise,
-    PointwiseOperand,
-    Program,
-    Reduction,
-    Result,
-    Sharding,
-    State,
-    Step,
-)
+from ..ir.plan import Dimension, ModulePlan, Sharding
+from ..ir.program import Argument, Binding, Check, Program
+from ..ir.segments import Start, Wait
 from ..ir.shapes import Binary, Const, Shape, Sym
+from ..ir.step import AttributeRef, Copy, Operand, Pointwise, PointwiseOperand, Result, Step
 from .fileset import ArtifactKind, RenderError
 
 T = TypeVar("T")
@@ -56,19 +40,21 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Check: ("tensor", "reference"),
     Copy: ("source", "data", "scale", "amax", "groups"),
     Dimension: ("symbol", "keyword"),
-    ModulePlan: ("inputs", "differentiated", "arguments", "outputs", "main_grads", "exact_output"),
+    ModulePlan: ("inputs", "differentiated", "arguments", "outputs", "main_grads", "exact_outputs"),
     Operand: ("buffer",),
     Parameter: ("buffer",),
     Pointwise: ("attributes",),
     PointwiseOperand: ("symbol", "buffer"),
-    Program: ("flags",),
-    Reduction: ("amax", "history", "scale"),
+    Program: ("flags", "when"),
     Result: ("buffer", "when"),
     Shape: ("leading",),
     Sharding: ("symbol", "axes", "partial"),
+    Start: ("sources", "future", "when"),
     State: ("buffer",),
+    JoinedTensor: ("buffer", "parts"),
     Step: ("when", "mutates"),
     Sym: ("name",),
+    Wait: ("future", "results", "when"),
 }
 """The fields of a plan that hold names, or tuples of names."""
 

@@ -15,7 +15,7 @@ import jinja2
 import jinja2.bccache
 import jinja2.sandbox
 
-from .. import files
+from ..spec import files
 from .fileset import RenderError
 
 _MISTAKES = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)

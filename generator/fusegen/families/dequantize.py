@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from ..steps import dequantize
 from .family import Family, LayoutNeeds
-from .scalings import ALL, CODES, GROUPS_START, OF_TOKENS
+from .scalings import ALL, CODES, GROUPS_START
 
 DEQUANTIZE = Family(
     "dequantize",
     (dequantize.DEQUANTIZE.name,),
+    launch=dequantize.PLAIN,
+    summary="Decodes a quantised copy.",
     formats=CODES,
     converts=ALL,
     row_alignment=8,
     layout=LayoutNeeds(GROUPS_START),
-    grouped=OF_TOKENS,
 )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from ..steps import dequantize
 from .family import Family, LayoutNeeds
-from .scalings import CODES, GROUPS_START, MX_1X32, NV_1X16
+from .scalings import ALL, CODES, GROUPS_START
 
 DEQUANTIZE_GROUPS = Family(
     "dequantize_groups",
     (dequantize.DEQUANTIZE_GROUPS.name,),
+    launch=dequantize.PADDED,
+    summary="Decodes the columnwise copy of rows in groups.",
     formats=CODES,
-    converts=(MX_1X32, NV_1X16),
+    converts=ALL,
     row_alignment=8,
     layout=LayoutNeeds(GROUPS_START),
 )

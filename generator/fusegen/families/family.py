@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..ir.dtypes import DType
-from ..ir.kernel import GemmKind, LayoutSpec, PointSpec, Store
-from ..ir.plan import Variant
+from ..ir.kernel import GemmKind, LayoutSpec, Store
+from ..ir.kernel_set import Variant
 from ..ir.quantization import OPERANDS, Accumulation, Role, Scaling
+from ..steps.launch import Launch
 
 HADAMARD = "hadamard"
 """Trait of a variant whose values are transformed before they are quantised."""
@@ -30,14 +31,12 @@ class Demand:
         kind: of a product.
         variant: formats, scales and store; None where the module's own type is all.
         history: amaxes that a delayed scale looks back on.
-        grouped: whether rows lie in groups of any size.
     """
 
     primitive: str
     kind: GemmKind | None = None
     variant: Variant | None = None
     history: int = 0
-    grouped: bool = False
 
 
 class Offer(Protocol):
@@ -48,11 +47,10 @@ class Offer(Protocol):
     @property
     def formats(self) -> tuple[DType, ...]: ...
     @property
-    def scalings(self) -> tuple[str, ...]: ...
-    @property
     def accumulations(self) -> tuple[Accumulation, ...]: ...
     @property
     def stores(self) -> tuple[Store, ...]: ...
+    def scales(self, scaling: str) -> bool: ...
 
 
 def offers(offer: Offer, demand: Demand) -> bool:
@@ -62,7 +60,7 @@ def offers(offer: Offer, demand: Demand) -> bool:
     return (
         demand.primitive in offer.implements
         and {*variant.formats} <= {*offer.formats}
-        and {*variant.scalings} <= {*offer.scalings}
+        and all(offer.scales(scaling) for scaling in variant.scalings)
         and variant.store in offer.stores
         and (demand.variant is None or not ways or not ways.isdisjoint(variant.traits))
     )
@@ -158,19 +156,52 @@ class Resources:
     registers: int
 
 
+Constants = tuple[tuple[str, int], ...]
+"""Numbers by name that a kernel depends on: printed to its unit, and compared there with those that
+the device code derives by itself."""
+
+
+class Config(Protocol):
+    """One configuration of a kernel, in the terms of its family: a validated, frozen dataclass.
+
+    Its fields are what an architecture's spec says of a point.
+    """
+
+    @property
+    def name(self) -> str:
+        """A word, and numbers behind it: everything the configuration says."""
+        ...
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Inverse of ``name``.  Raises ValueError for what is no name of one."""
+        ...
+
+    def cpp(self, limits: Mapping[str, int]) -> str:
+        """Template arguments of the device code's configuration, for an architecture's limits."""
+        ...
+
+
+C = TypeVar("C", bound=Config)
+
+
 @dataclass(frozen=True, slots=True)
-class Configured:
+class Configured(Generic[C]):
     """What is known of a family that has configurations to choose among.
 
     Attributes:
+        config: type of its configurations.
         limits: of the architecture that device code was written for, by name.
         resources: of a configuration, for a kind, a variant and an architecture's limits.
         problems: why device code refuses a configuration, for a kind and a variant.
+        constants: that device code derives of a configuration, too, for a kind and a variant.
     """
 
+    config: type[C]
     limits: Mapping[str, int]
-    resources: Callable[[PointSpec, GemmKind, Variant, Mapping[str, int]], Resources]
-    problems: Callable[[PointSpec, GemmKind, Variant, Mapping[str, int]], Iterator[str]]
+    resources: Callable[[C, GemmKind, Variant, Mapping[str, int]], Resources]
+    problems: Callable[[C, GemmKind, Variant, Mapping[str, int]], Iterator[str]]
+    constants: Callable[[C, GemmKind, Variant, Mapping[str, int]], Constants]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +209,12 @@ class Family:
     """All that is known of the device code of one template.
 
     Attributes:
-        name: of its templates, ``csrc/<name>.cu.j2`` and ``csrc/<name>.h.j2``.
+        name: what specs call it, and of the template of its units, ``csrc/<name>.cu.j2``.
         implements: primitives it has code for.
+        launch: arguments of its kernels.
+        summary: sentence of its dispatch headers; ``{kind}`` stands for the kind of a product.
+        device: header of device code that has ``launch_<name><Element>``; empty where units need
+            more than an element type, and a template of their own.
         formats: element formats of what it reads and writes quantised; ``io`` for none.
         converts: how elements that it encodes or decodes may share scales.
         multiplies: how the operands of its products may share scales.
@@ -189,7 +224,6 @@ class Family:
         arch: the only architecture whose instructions it uses; None for every later one, too.
         row_alignment: elements that innermost dimensions are multiples of.
         layout: of the copies that it reads or writes; None where it has none.
-        grouped: how elements may share scales whose rows lie in groups; None for all of them.
         transformed: what it has the Hadamard transform before.
         most_history: amaxes that a delayed scale may look back on.
         configured: what is known of its configurations; None where one instantiation serves.
@@ -198,6 +232,9 @@ class Family:
 
     name: str
     implements: tuple[str, ...]
+    launch: Launch
+    summary: str
+    device: str = ""
     formats: tuple[DType, ...] = (DType.IO,)
     converts: tuple[Scaling, ...] = ()
     multiplies: tuple[ProductScaling, ...] = ()
@@ -206,10 +243,9 @@ class Family:
     arch: str | None = None
     row_alignment: int = 1
     layout: LayoutNeeds | None = None
-    grouped: tuple[Scaling, ...] | None = None
     transformed: tuple[Scaling, ...] = ()
     most_history: int = 0
-    configured: Configured | None = None
+    configured: Configured[Any] | None = None
     enumerators: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -218,11 +254,42 @@ class Family:
         both = [each for pair in self.multiplies for each in (pair.tokens, pair.weights)]
         return tuple(dict.fromkeys(each.name for each in (*self.converts, *both)))
 
+    def scales(self, scaling: str) -> bool:
+        """Whether elements may share scales so."""
+        return scaling in self.scalings
+
     @property
     def accumulations(self) -> tuple[Accumulation, ...]:
         """Of products of quantised operands; empty where sums are kept in fp32."""
         every = (way for pair in self.multiplies for way in pair.accumulations)
         return tuple(dict.fromkeys(every))
+
+    def constants(
+        self,
+        config: Config | None,
+        kind: GemmKind | None,
+        variant: Variant | None,
+        limits: Mapping[str, int],
+    ) -> Constants:
+        """What a unit states of its kernel, for device code to compare with what it derives.
+
+        Args:
+            config: where there are some to choose among.
+            kind: of a product.
+            variant: formats, scales and store; None where the module's own type is all.
+            limits: of the architecture.
+        """
+        stated = {"row_alignment": self.row_alignment} if self.row_alignment > 1 else {}
+        if self.layout:
+            stated["pitch"] = self.layout.pitch
+            if len(self.layout.token_alignments) == 1:
+                stated["token_alignment"] = self.layout.token_alignments[0]
+        if self.most_history:
+            stated["most_history"] = self.most_history
+        if self.configured is None or config is None or kind is None:
+            return tuple(stated.items())
+        store = variant or Variant((DType.IO,), (), ())
+        return (*stated.items(), *self.configured.constants(config, kind, store, limits))
 
     def cannot_run_on(self, arch: str, capability: tuple[int, int]) -> str:
         """Why an architecture has not the instructions; empty where it has them."""
@@ -253,8 +320,6 @@ class Family:
         if HADAMARD in variant.traits and words not in _names(self.transformed):
             names = ", ".join(_names(self.transformed)) or "nothing"
             return f"a transform before {words}, {self.name} has it before {names}"
-        if demand.grouped and self.grouped is not None and words not in _names(self.grouped):
-            return f"{demand.primitive} of {words} in groups"
         return None
 
     def _accepts_product(self, kind: GemmKind, variant: Variant) -> str | None:

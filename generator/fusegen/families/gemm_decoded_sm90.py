@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from ..ir.dtypes import DType
 from ..ir.kernel import Store
-from ..steps.gemm import GEMM, GROUPED_GEMM
+from ..steps import gemm
 from .family import Family
 from .wgmma import ARCH, Operands
 
 GEMM_DECODED_SM90 = Family(
     "gemm_decoded_sm90",
-    (GEMM.name, GROUPED_GEMM.name),
+    (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
+    launch=gemm.DECODED,
+    summary="Chooses the kernel of a {kind} product of decoded operands by its sizes.",
     formats=(DType.BFLOAT16,),
     stores=tuple(Store),
     arch=ARCH,

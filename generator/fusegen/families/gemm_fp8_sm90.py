@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.kernel import GemmKind, Store
 from ..ir.quantization import Accumulation
-from ..steps.gemm import GEMM, GROUPED_GEMM
+from ..steps import gemm
 from .family import Family, LayoutNeeds, ProductScaling
 from .scalings import BLOCK_1X128, BLOCK_128X128, FP8, ROW, TENSOR
 from .wgmma import ARCH, Operands
@@ -14,7 +14,9 @@ _SPLIT = (Accumulation.SPLIT_128,)
 
 GEMM_FP8_SM90 = Family(
     "gemm_fp8_sm90",
-    (GEMM.name, GROUPED_GEMM.name),
+    (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
+    launch=gemm.OF_COPIES,
+    summary="Chooses the FP8 kernel of a {kind} product by its sizes.",
     formats=FP8,
     multiplies=(
         ProductScaling(TENSOR, TENSOR, _ANY),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ..ir.kernel import Store
-from ..steps.gemm import GEMM, GROUPED_GEMM
+from ..steps import gemm
 from .family import Family
 from .wgmma import ARCH, Operands
 
 GEMM_SM90 = Family(
     "gemm_sm90",
-    (GEMM.name, GROUPED_GEMM.name),
+    (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
+    launch=gemm.PLAIN,
+    summary="Chooses the kernel of a {kind} product by its sizes.",
     stores=tuple(Store),
     arch=ARCH,
     row_alignment=8,

@@ -5,4 +5,10 @@ from __future__ import annotations
 from ..steps import group_row_dot
 from .family import Family
 
-GROUP_ROW_DOT = Family("group_row_dot", (group_row_dot.GROUP_ROW_DOT.name,))
+GROUP_ROW_DOT = Family(
+    "group_row_dot",
+    (group_row_dot.GROUP_ROW_DOT.name,),
+    launch=group_row_dot.LAUNCH,
+    summary="Multiplies each row with the vector of its group.",
+    device="group_row_dot.cuh",
+)

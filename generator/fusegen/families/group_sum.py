@@ -5,4 +5,11 @@ from __future__ import annotations
 from ..steps import sums
 from .family import Family
 
-GROUP_SUM = Family("group_sum", (sums.GROUP_SUM.name, sums.COLUMN_SUM.name), row_alignment=8)
+GROUP_SUM = Family(
+    "group_sum",
+    (sums.GROUP_SUM.name, sums.COLUMN_SUM.name),
+    launch=sums.LAUNCH,
+    summary="Sums the rows of each group.",
+    device="group_sum.cuh",
+    row_alignment=8,
+)

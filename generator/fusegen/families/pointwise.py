@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from ..steps import pointwise
+from ..steps import add, pointwise
 from .family import Family
 
-POINTWISE = Family("pointwise", (pointwise.POINTWISE.name, pointwise.POINTWISE_GRAD.name))
+POINTWISE = Family(
+    "pointwise",
+    (pointwise.POINTWISE.name, pointwise.POINTWISE_GRAD.name, add.ADD.name),
+    launch=pointwise.LAUNCH,
+    summary="A pointwise kernel per element type.",
+)

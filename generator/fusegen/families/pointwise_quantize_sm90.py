@@ -9,6 +9,8 @@ from .scalings import CODES, GROUPS_START, NV_1X16, OF_TOKENS
 POINTWISE_QUANTIZE_SM90 = Family(
     "pointwise_quantize_sm90",
     (pointwise_quantize.POINTWISE_QUANTIZE.name, pointwise_quantize.POINTWISE_GRAD_QUANTIZE.name),
+    launch=pointwise_quantize.LAUNCH,
+    summary="Quantises what an expression gives, in one or both orientations.",
     formats=CODES,
     converts=OF_TOKENS,
     row_alignment=8,

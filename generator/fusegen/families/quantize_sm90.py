@@ -9,6 +9,8 @@ from .scalings import ALL, CODES, GROUPS_START, NV_1X16
 QUANTIZE_SM90 = Family(
     "quantize_sm90",
     (quantize.QUANTIZE.name,),
+    launch=quantize.LAUNCH,
+    summary="Quantises a tensor in one or both orientations.",
     formats=CODES,
     converts=ALL,
     row_alignment=8,

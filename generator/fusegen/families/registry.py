@@ -1,10 +1,12 @@
-"""All kernel families, in one tuple that is complete at import."""
+"""All kernel families, in tuples that are complete at import."""
 
 from __future__ import annotations
 
+from ..extensions import extended
+from ..steps import BY_NAME
 from .dequantize import DEQUANTIZE
 from .dequantize_groups import DEQUANTIZE_GROUPS
-from .family import Family
+from .family import Config, Family
 from .gemm_decoded_sm90 import GEMM_DECODED_SM90
 from .gemm_fp8_sm90 import GEMM_FP8_SM90
 from .gemm_sm90 import GEMM_SM90
@@ -14,8 +16,9 @@ from .pointwise import POINTWISE
 from .pointwise_quantize_sm90 import POINTWISE_QUANTIZE_SM90
 from .quantize_sm90 import QUANTIZE_SM90
 from .statistics import STATISTICS
+from .update_scale import UPDATE_SCALE
 
-FAMILIES: tuple[Family, ...] = (
+SHIPPED: tuple[Family, ...] = (
     GEMM_SM90,
     GEMM_FP8_SM90,
     GEMM_DECODED_SM90,
@@ -24,10 +27,33 @@ FAMILIES: tuple[Family, ...] = (
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
     STATISTICS,
+    UPDATE_SCALE,
     GROUP_SUM,
     GROUP_ROW_DOT,
     POINTWISE,
 )
+"""Families that come with fusegen."""
+
+
+def _unfit(family: Family) -> str:
+    """Why a family of an extension cannot be one; empty where it can."""
+    unknown = [name for name in family.implements if name not in BY_NAME]
+    return f"implements {unknown[0]!r}, which is no kind of step" if unknown else ""
+
+
+FAMILIES: tuple[Family, ...] = extended(SHIPPED, Family, lambda each: each.families, _unfit)
+"""Every family, those of extensions last."""
+
+ADDED: tuple[Family, ...] = tuple(
+    family for family in FAMILIES[len(SHIPPED) :] if family.configured is None
+)
+"""Families of extensions that have nothing to choose among: no spec need list them."""
+
+
+CONFIGS: tuple[type[Config], ...] = tuple(
+    dict.fromkeys(family.configured.config for family in FAMILIES if family.configured)
+)
+"""Every type of configuration that a spec may list."""
 
 
 def known_family(template: str) -> Family | None:

@@ -9,6 +9,8 @@ from .scalings import ALL, CODES, GROUPS_START, NV_1X16
 STATISTICS = Family(
     "statistics",
     (statistics.STATISTICS.name,),
+    launch=statistics.LAUNCH,
+    summary="What a quantised copy lost of the tensor that it was made from.",
     formats=CODES,
     converts=ALL,
     layout=LayoutNeeds(GROUPS_START),

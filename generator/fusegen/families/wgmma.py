@@ -6,17 +6,22 @@ multiply, each into accumulators of its own, and store through buffers in shared
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
-from ..ir.kernel import GemmKind, PointSpec, Schedule, Store
-from ..ir.plan import Variant
-from ..ir.quantization import Accumulation
-from .family import Configured, Resources
+from pydantic.dataclasses import dataclass as validated
+
+from ..ir.fields import STRICT, Positive
+from ..ir.kernel import GemmKind, Store
+from ..ir.kernel_set import Variant
+from ..ir.quantization import Accumulation, Extent, Scaling
+from .family import Configured, Constants, Resources
 
 ARCH = "sm_90a"
 LIMITS: Mapping[str, int] = {"shared_memory": 232448, "registers": 65536}
-"""Bytes that one CTA may have, ``kSharedBytes``, and registers of an SM."""
+"""Bytes that one CTA may have, and registers of an SM: ``Limits``."""
 
 _WARPGROUP = 128  # threads
 _SWIZZLE_BYTES = 128  # `kSwizzleBytes` of mma_sm90.cuh
@@ -28,6 +33,61 @@ _COLUMNS = (64, 128, 192, 256)  # `select_mma`
 _CLUSTERS = ((1, 1), (2, 1))
 _LEAST_STAGES = 3
 _ADDS = (Store.ADD, Store.ADD_IO)
+_NAME = re.compile(r"([a-z]+)_(\d+)x(\d+)x(\d+)_(\d+)x(\d+)")
+
+
+class Schedule(str, Enum):
+    """How the math warpgroups of a kernel share the work."""
+
+    COOPERATIVE = "cooperative"
+    PINGPONG = "pingpong"
+
+
+@validated(frozen=True, slots=True, config=STRICT)
+class WgmmaConfig:
+    """One configuration of a kernel: ``Config`` of ``config_sm90.cuh``.
+
+    Attributes:
+        schedule: of the math warpgroups.
+        tile: M, N and K of the result tile a step computes.
+        cluster: CTAs along M and N that share loads.
+    """
+
+    schedule: Schedule
+    tile: tuple[Positive, Positive, Positive]
+    cluster: tuple[Positive, Positive]
+
+    @property
+    def name(self) -> str:
+        """``cooperative_128x256x64_2x1``: everything the configuration says."""
+        tile = "x".join(str(extent) for extent in self.tile)
+        cluster = "x".join(str(extent) for extent in self.cluster)
+        return f"{self.schedule.value}_{tile}_{cluster}"
+
+    @classmethod
+    def parse(cls, name: str) -> WgmmaConfig:
+        """The configuration of a name.
+
+        Raises:
+            ValueError: it is not a configuration's name.
+        """
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"point {name!r}: expected one like cooperative_128x256x64_2x1")
+        m, n, k, rows, columns = map(int, match.groups()[1:])
+        return cls(Schedule(match[1]), (m, n, k), (rows, columns))
+
+    @property
+    def ctas(self) -> int:
+        """Of a cluster."""
+        return self.cluster[0] * self.cluster[1]
+
+    def cpp(self, limits: Mapping[str, int]) -> str:
+        """Arguments of ``Config``, on an architecture of these limits."""
+        tile = ", ".join(map(str, self.tile))
+        bounds = ", ".join(str(limits[name]) for name in LIMITS)
+        schedule = f"fusegen::Schedule::{self.schedule.value}"
+        return f"{tile}, {self.ctas}, {schedule}, fusegen::Limits<{bounds}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +106,12 @@ class Operands:
     sorted_kinds: tuple[GemmKind, ...] = tuple(GemmKind)
 
     @property
-    def configured(self) -> Configured:
+    def configured(self) -> Configured[WgmmaConfig]:
         """What a family of such operands knows of its configurations."""
-        return Configured(LIMITS, self.resources, self.problems)
+        return Configured(WgmmaConfig, LIMITS, self.resources, self.problems, self.constants)
 
     def resources(
-        self, config: PointSpec, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
+        self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Resources:
         """``TileTraits``, by its names in the order in which it has them."""
         rows, columns, depth = config.tile
@@ -84,22 +144,58 @@ class Operands:
             registers=_WARPGROUP * (loader + groups * math),
         )
 
-    def _scale_bytes(self, config: PointSpec, kind: GemmKind, variant: Variant) -> int:
+    def _scale_bytes(self, config: WgmmaConfig, kind: GemmKind, variant: Variant) -> int:
         """Scales in one stage: ``StageScales``."""
         if variant.scalings[:1] == () or variant.scalings[0] not in self.loaded_scales:
             return 0
         rows, columns, _ = config.tile
         return 4 * (rows + (columns if kind is GemmKind.WGRAD else 0))
 
+    def constants(
+        self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
+    ) -> Constants:
+        """What ``agrees`` of ``config_sm90.cuh`` and ``config_fp8_sm90.cuh`` compares.
+
+        Of scale blocks, 0 stands for a whole dimension, or for no scale.
+        """
+        m, n, k = config.tile
+        needs = self.resources(config, kind, variant, limits)
+        common = {
+            "tile_m": m,
+            "tile_n": n,
+            "tile_k": k,
+            "cluster": config.ctas,
+            "element_bytes": self.element_bytes,
+            "stages": needs.stages,
+            "store_buffers": needs.buffers,
+            "shared_bytes": needs.shared_bytes,
+            "threads": needs.threads,
+            "math_warpgroups": _math_groups(config),
+            "loader_registers": needs.loader_registers,
+            "math_registers": needs.math_registers,
+            "accumulators": needs.accumulators,
+        }
+        if not variant.scalings:
+            return tuple(common.items())
+        split = Accumulation.SPLIT_128.value in variant.traits
+        blocks = {
+            f"scale_{name}_{operand}": 0 if extent is Extent.ALL else extent
+            for operand, word in zip("ab", variant.scalings, strict=True)
+            for name, extent in _block(word)
+        }
+        scales = self._scale_bytes(config, kind, variant)
+        promotion = {"scale_bytes": scales, "promotion_interval": 128 if split else 0}
+        return tuple({**common, **promotion, **blocks}.items())
+
     def problems(
-        self, config: PointSpec, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
+        self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Iterator[str]:
         """What device code refuses to compile, and what is more than an SM has."""
         rows, columns, depth = config.tile
         cooperative = config.schedule is Schedule.COOPERATIVE
         if depth * self.element_bytes != _SWIZZLE_BYTES:
             elements = _SWIZZLE_BYTES // self.element_bytes
-            yield f"expected a depth of {elements} elements, {_SWIZZLE_BYTES} bytes"
+            yield f"expected {elements} elements along K, {_SWIZZLE_BYTES} bytes"
         row_choices = (128, 192, 256) if cooperative else (64, 128)
         if rows not in row_choices:
             yield f"expected {_either(row_choices)} rows in a {config.schedule.value} tile"
@@ -119,16 +215,23 @@ class Operands:
             yield f"room for {stages} stages in shared memory, expected {_LEAST_STAGES} at least"
 
 
-def _math_groups(config: PointSpec) -> int:
+def _math_groups(config: WgmmaConfig) -> int:
     """Warpgroups that multiply: ``kMathGroups``."""
     three = config.schedule is Schedule.COOPERATIVE and config.tile[0] == 3 * _MMA_ROWS
     return 3 if three else 2
 
 
-def _waves(config: PointSpec) -> int:
+def _waves(config: WgmmaConfig) -> int:
     """MMAs of 64 rows that one warpgroup issues for a tile: ``kWaves``."""
     cooperative = config.schedule is Schedule.COOPERATIVE
     return config.tile[0] // _MMA_ROWS // (_math_groups(config) if cooperative else 1)
+
+
+def _block(word: str) -> tuple[tuple[str, int | Extent], ...]:
+    """Rows and columns that share a scale of that name."""
+    scaling = Scaling.parse(word)
+    assert scaling, word
+    return (("rows", scaling.rows), ("columns", scaling.columns))
 
 
 def _either(numbers: tuple[int, ...]) -> str:

@@ -6,17 +6,18 @@ import re
 from dataclasses import dataclass
 
 from .dtypes import IO_DTYPES, DType
-from .kernel import GemmKind, PointSpec
+from .kernel import GemmKind
 from .names import prefixed
 
 UPDATE_STATE = "update_state"
 """Name of the flag that lets a refresh move on what delayed scaling keeps."""
 
 _DERIVED = re.compile(
-    r"need_d.+|rng_state|.+_(?:rowwise|columnwise)(?:_.+)?"
+    r"need_d.+|rng_state|(?:forward|backward|refresh)_state(?:_\d+)?|.+_(?:rowwise|columnwise)(?:_.+)?"
     r"|(?:.+_)?(?:input|weight|grad_output)_(?:amax_history|scale)"
     r"|.+_(?:dequantized|decoded|used|padded_sizes|row_sums|row_partials|partials|statistics)"
     r"|.+_(?:partial|row|column)_amax|.+_(?:main_grad|dummy_grad)"
+    r"|d.+_(?:partial_[0-9]+|total|terms)"
 )
 """Names that passes and printers make of others; ``gradient`` has a rule of its own."""
 
@@ -53,7 +54,8 @@ class Cell:
 class GemmUnit:
     """Name of the unit of a matrix product, such as ``gemm_sm90_fprop_pingpong_64x256x64_2x1``.
 
-    The first part is the family.  Quantised operands put their variant before the point:
+    The first part is the family; a point is a word and numbers behind it.  Quantised operands put
+    their variant before the point:
     ``gemm_fp8_sm90_dgrad_e5m2_e4m3_tensor_split_...``.
     """
 
@@ -74,10 +76,9 @@ class GemmUnit:
     def parse(cls, text: str) -> GemmUnit:
         """Inverse of ``str``.  Raises ValueError for text that no unit prints."""
         kinds = "|".join(kind.value for kind in GemmKind)
-        match = re.fullmatch(rf"(\w+)_({kinds})(?:_(\w+))?_([a-z]+(?:_\d+(?:x\d+)+){{2}})", text)
+        match = re.fullmatch(rf"(\w+)_({kinds})(?:_(\w+))?_([a-z]+(?:_\d+(?:x\d+)*)+)", text)
         if not match:
             raise ValueError(f"{text!r} is not <family>_<kind>[_<variant>]_<point>")
-        PointSpec.parse(match[4])
         return cls(match[1], GemmKind(match[2]), match[4], match[3] or "")
 
 
@@ -139,6 +140,21 @@ def is_derived(name: str) -> bool:
 def gradient(tensor: str) -> str:
     """Name of the gradient of a tensor."""
     return prefixed("d", tensor)
+
+
+def partial_gradient(name: str, number: int) -> str:
+    """Name of a gradient by way of one of the ops that read the tensor, counted from 1."""
+    return f"{name}_partial_{number}"
+
+
+def total_gradient(name: str) -> str:
+    """Name of the sum of the gradient that comes in for an output and those of its readers."""
+    return f"{name}_total"
+
+
+def terms_of(name: str) -> str:
+    """Name of what the gradient of an operand that all rows share is the column sum of."""
+    return f"{name}_terms"
 
 
 def need(tensor: str) -> str:

@@ -26,7 +26,7 @@ class SizeVariable(str, Enum):
     MEAN_GROUP_TOKENS = "mean_group_tokens"
     ROWS = "rows"
     COLUMNS = "columns"
-    DEPTH = "depth"
+    K = "k"
     TILES = "tiles"
 
 

@@ -137,9 +137,14 @@ class Scaling:
     tensor_scale: bool = False
 
     @property
+    def extents(self) -> tuple[int | Extent, int | Extent]:
+        """Rows and columns."""
+        return (self.rows, self.columns)
+
+    @property
     def name(self) -> str:
         """``tensor``, ``row``, ``block_1x128``, ``mx_1x32`` ...: what specs and kernels call it."""
-        extents = (self.rows, self.columns)
+        extents = self.extents
         words = {(Extent.ALL, Extent.ALL): "tensor", (1, Extent.ALL): "row"}
         if self.rule is ScaleRule.MAX_OVER_AMAX and extents in words:
             return words[extents]
@@ -197,6 +202,12 @@ class QuantizationSpec:
     def scaling(self) -> str:
         """Name of how elements share a scale: ``tensor``, ``row``, ``block_1x128``, ``mx_1x32``."""
         return self.shares.name
+
+    @property
+    def square(self) -> int:
+        """Rows of a square block; 1 where blocks are of one row, or span all of them."""
+        rows, columns = self.block
+        return 1 if isinstance(rows, Extent) or isinstance(columns, Extent) else rows
 
     @property
     def amax_pass(self) -> bool:

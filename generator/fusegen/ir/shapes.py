@@ -288,7 +288,7 @@ class _Style:
 
 _SPEC = _Style("//", functions=True, regroups=False)
 _CODE = _Style("//", functions=False, regroups=True)
-_CPP = _Style("/", functions=True, regroups=False)
+_CPP = _Style("/", functions=True, regroups=True)
 _NEGATION = 3  # binds tighter than every infix operator
 
 

@@ -8,9 +8,10 @@ The text follows the fields of the dataclasses, so that a new field needs nothin
         ...
 
 ``{...}`` is an object: the value of its first field, then the fields that differ from their
-default by name.  ``(...)`` is a tuple, a set or a mapping, ``a:b`` a pair or an object of two
-fields.  Words stand as they are, strings that are no words in the quotes of JSON, shapes in square
-brackets.
+default by name; where objects of several classes may stand, ``program:{...}`` says which one it is.
+An object of one field is that alone, but in braces where a word or a number may stand in its place.
+``(...)`` is a tuple, a set or a mapping, ``a:b`` a pair or an object of two fields.  Words stand as
+they are, strings that are no words in the quotes of JSON, shapes in square brackets.
 """
 
 from __future__ import annotations
@@ -137,6 +138,16 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
+@cache
+def _classes(hint: Any) -> Mapping[str, type]:
+    """Classes of objects that a value may be of, by the words that tell them apart.
+
+    Where there is only one, no word is needed.
+    """
+    found: list[Any] = [each for each in _alternatives(hint) if dataclasses.is_dataclass(each)]
+    return {each.__name__.lower(): each for each in found} if len(found) > 1 else {}
+
+
 def _container(hint: Any) -> Any:
     """The one of the types that has elements."""
     kinds = (tuple, frozenset)
@@ -165,7 +176,16 @@ def _node(value: Any, hint: Any) -> _Node:
         case frozenset():
             (element,) = get_args(_container(hint))
             return _group("()", sorted((_node(v, element) for v in value), key=lambda n: n.flat))
-    return _object_node(value)
+    node = _object_node(value)
+    if _classes(hint):
+        return _pair(_Leaf(type(value).__name__.lower()), node)
+    return _group("{}", [node]) if isinstance(node, _Leaf) and _or_scalar(hint) else node
+
+
+def _or_scalar(hint: Any) -> bool:
+    """Whether a word or a number may stand in the place of an object."""
+    hints = {*_alternatives(hint)} - {NoneType, Shape, *_EXPRS}
+    return not all(dataclasses.is_dataclass(each) for each in hints)
 
 
 def _word(value: bool | float | int | str | Enum | None) -> str:
@@ -231,11 +251,13 @@ def _reading(hint: Any) -> tuple[Callable[[_Node, Any], Any], Any]:
         return _shape, hint
     if set(hints) <= {*_EXPRS}:
         return _expr, hint
+    if _classes(hint):
+        return _one_of_several, hint
     for each in hints:
         if get_origin(each) in (tuple, frozenset) or _is_mapping(each):
             return _elements, each
         if dataclasses.is_dataclass(each):
-            return _object, each
+            return (_object_or_scalar, hints) if _or_scalar(hint) else (_object, each)
     return _scalar, hints
 
 
@@ -291,6 +313,14 @@ def _both(node: _Node, hints: tuple[Any, ...]) -> tuple[Any, Any]:
     return _value(items[0], hints[0]), _value(items[1], hints[1])
 
 
+def _one_of_several(node: _Node, hint: Any) -> Any:
+    known = _classes(hint)
+    if not isinstance(node, _Pair) or node.left.flat not in known:
+        words = " or ".join(f"{word}:..." for word in known)
+        raise ValueError(f"line {node.line}: expected {words}, got {node.flat[:60]}")
+    return _value(node.right, known[node.left.flat])
+
+
 def _object(node: _Node, of: type) -> Any:
     hints = _hints(of)
     if _is_pair(of):
@@ -314,6 +344,15 @@ def _object(node: _Node, of: type) -> Any:
     if missing:
         raise ValueError(f"line {node.line}: {of.__name__} lacks {', '.join(missing)}")
     return _made(of, {**_defaults(of), **given})
+
+
+def _object_or_scalar(node: _Node, hints: tuple[Any, ...]) -> Any:
+    """What stands in braces is an object, what does not is none."""
+    (of,) = [each for each in hints if isinstance(each, type) and dataclasses.is_dataclass(each)]
+    if not isinstance(node, _Group):
+        return _scalar(node, tuple(each for each in hints if each is not of))
+    single = len(_hints(of)) == 1 and len(node.items) == 1
+    return _object(node.items[0] if single else node, of)
 
 
 def _made(of: type, values: Mapping[str, Any]) -> Any:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from .degrees import degrees
 from .derivations import Derivations
-from .derive import backward_program, derive, forward_program
+from .derive import backward_program, derive, forward_program, joint_backward, joint_forward
 from .expression import (
     Call,
     Expr,
@@ -61,6 +61,8 @@ __all__ = [
     "derive",
     "forward_program",
     "is_reserved",
+    "joint_backward",
+    "joint_forward",
     "jumps",
     "names_in",
     "parse",

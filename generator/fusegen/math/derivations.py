@@ -20,8 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .derive import backward_program, forward_program
-from .expression import Call, Expr, Expression, Name, Number, Op, Program
+from .derive import Named, joint_backward, joint_forward
+from .expression import Call, Expr, Name, Number, Op, Program
 
 _SOURCES = Path(__file__).parent
 
@@ -38,15 +38,15 @@ class Derivations:
         self._folder = folder
         self._known: dict[tuple[object, ...], Program] = {}
 
-    def forward(self, expression: Expression, result: str = "y") -> Program:
-        """As `forward_program`."""
-        question = ("forward", expression, result)
-        return self._answer(question, lambda: forward_program(expression, result))
+    def forward(self, expressions: Named) -> Program:
+        """As `joint_forward`."""
+        return self._answer(("forward", expressions), lambda: joint_forward(expressions))
 
-    def backward(self, expression: Expression, wrt: tuple[str, ...], grad: str = "dy") -> Program:
-        """As `backward_program`, without a forward value to repeat."""
-        question = ("backward", expression, wrt, grad)
-        return self._answer(question, lambda: backward_program(expression, wrt, grad))
+    def backward(self, expressions: Named, wrt: tuple[str, ...]) -> Program:
+        """As `joint_backward`."""
+        return self._answer(
+            ("backward", expressions, wrt), lambda: joint_backward(expressions, wrt)
+        )
 
     def _answer(self, question: tuple[object, ...], derive: Callable[[], Program]) -> Program:
         if question not in self._known:

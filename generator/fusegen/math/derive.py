@@ -1,4 +1,4 @@
-"""Forward and backward programs of an expression."""
+"""Forward and backward programs of an expression, or of several over the same operands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from .expression import COMPARISONS, Call, Expr, Expression, Name, Op, Program, names_in, size
+from .expression import (
+    COMPARISONS,
+    ZERO,
+    Call,
+    Expr,
+    Expression,
+    Name,
+    Op,
+    Program,
+    names_in,
+    size,
+)
 
 if TYPE_CHECKING:
     from .lower import Lowering
@@ -32,11 +43,46 @@ def derive(expression: Expression, wrt: tuple[str, ...], grad: str = "dy") -> di
     return {name: lowering.lower(incoming * total.diff(calculus.symbol(name))) for name in wrt}
 
 
+Named = tuple[tuple[str, Expression], ...]
+"""Expressions over the same operands and attributes, each with a name: of what it gives, or of the
+gradient that comes in for that."""
+
+
 @cache
 def forward_program(expression: Expression, result: str = "y") -> Program:
     """The program that computes the expression into `result`."""
-    _check_names(expression, (), (result,))
-    return _program(expression, {result: _value(expression)}, None)
+    return joint_forward(((result, expression),))
+
+
+@cache
+def joint_forward(expressions: Named) -> Program:
+    """The program that computes each expression into the result of its name."""
+    names = tuple(name for name, _ in expressions)
+    _check_names(expressions[0][1], (), names)
+    values = {name: _value(expression) for name, expression in expressions}
+    return _program(expressions[0][1], values, ())
+
+
+@cache
+def joint_backward(expressions: Named, wrt: tuple[str, ...]) -> Program:
+    """The program that computes `d<operand>` for each operand in `wrt`.
+
+    Expressions go by the names of the gradients that come in. What an operand gets from several of
+    them is added in their order; where it is in none, its gradient is 0.
+    """
+    source, grads = expressions[0][1], tuple(name for name, _ in expressions)
+    _check_names(source, wrt, (*grads, *(f"d{name}" for name in wrt)))
+    terms = [derive(expression, wrt, grad) for grad, expression in expressions]
+    results = {f"d{name}": _added([each[name] for each in terms]) for name in wrt}
+    return _program(source, results, grads)
+
+
+def _added(terms: list[Expr]) -> Expr:
+    """The sum of those that are not 0, from left to right."""
+    first, *others = [term for term in terms if term != ZERO] or [ZERO]
+    for term in others:
+        first = Call(Op.ADD, (first, term))
+    return first
 
 
 @cache
@@ -56,7 +102,7 @@ def backward_program(
     results = {f"d{name}": expr for name, expr in derive(expression, wrt, grad).items()}
     if recompute:
         results[recompute] = _value(expression)
-    return _program(expression, results, grad)
+    return _program(expression, results, (grad,))
 
 
 def _value(expression: Expression) -> Expr:
@@ -87,16 +133,18 @@ def _check_names(expression: Expression, wrt: Iterable[str], fresh: tuple[str, .
         taken.add(name)
 
 
-def _program(expression: Expression, results: Mapping[str, Expr], grad: str | None) -> Program:
+def _program(
+    expression: Expression, results: Mapping[str, Expr], grads: tuple[str, ...]
+) -> Program:
     attributes = tuple(name for name, _ in expression.attributes)
-    reserved = {*expression.operands, *attributes, *results, *([grad] if grad else [])}
+    reserved = {*expression.operands, *attributes, *results, *grads}
     sharing = _Sharing(results.values(), reserved)
     outputs = tuple((name, sharing.root(expr)) for name, expr in results.items())
     read = {name for expr in results.values() for name in names_in(expr)}
     return Program(
         operands=(
             *(name for name in expression.operands if name in read),
-            *([grad] if grad else []),
+            *grads,
         ),
         attributes=tuple(name for name in attributes if name in read),
         lets=tuple(sharing.lets),

@@ -15,7 +15,7 @@ from .debug import DEBUG
 from .delay_wgrad import DELAY_WGRAD
 from .glu_interleave import GLU_INTERLEAVE
 from .main_grad import MAIN_GRAD
-from .option import Choice, Exclusion, ModuleFacts, Option, RecipeFacts
+from .option import Choice, Exclusion, ModuleFacts, Option, RecipeFacts, Scope
 from .ranges import RANGES
 from .save import SAVE
 from .scale_bias import SCALE_BIAS
@@ -28,9 +28,11 @@ __all__ = [
     "ModuleFacts",
     "Option",
     "RecipeFacts",
+    "Scope",
     "excluded",
     "of_one_option",
     "option_of",
+    "scopes_of",
 ]
 
 OPTIONS: tuple[Option, ...] = (
@@ -51,6 +53,13 @@ OPTIONS: tuple[Option, ...] = (
 def option_of(word: str) -> Option | None:
     """The option that a word is a choice of."""
     return next((option for option in OPTIONS if word in option.words), None)
+
+
+def scopes_of(words: Iterable[str]) -> tuple[Scope, ...]:
+    """What steps run in under these choices, the outermost first."""
+    chosen = set(words)
+    choices = (choice for option in OPTIONS for choice in option.choices)
+    return tuple(each.scope for each in choices if each.scope and each.word in chosen)
 
 
 def of_one_option(words: Iterable[str]) -> str | None:

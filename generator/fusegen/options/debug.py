@@ -8,7 +8,7 @@ STATISTICS = "debug"
 
 
 def _applies_to(facts: ModuleFacts) -> str | None:
-    return None if facts.products else "no product reads copies to take statistics of"
+    return None if facts.quantizes else "no op makes copies to take statistics of"
 
 
 def _applies_under(facts: RecipeFacts) -> str | None:

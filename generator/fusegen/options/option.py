@@ -7,16 +7,38 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """What every step of a module runs in: told the step's name before, and left after it.
+
+    Attributes:
+        python: ``templates/static/reference/_<python>.py`` has ``step(name, *, runs=True)``, a
+            context manager of the reference; ``runs`` says whether the step does.
+        cpp: ``templates/static/csrc/fusegen/<cpp>.h`` has a class, named by the same words in
+            capitals (``step_log``: ``StepLog``), which launchers make of the step's name.
+    """
+
+    python: str
+    cpp: str
+
+    @property
+    def cpp_class(self) -> str:
+        """The name of the class."""
+        return "".join(word.capitalize() for word in self.cpp.split("_"))
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One choice of an option.
 
     Attributes:
         word: what people write, and what stands in the names of cells.
         summary: one line.
+        scope: what every step runs in where it is chosen; None for nothing.
     """
 
     word: str
     summary: str
+    scope: Scope | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +47,7 @@ class ModuleFacts:
 
     Attributes:
         ops: names of its ops, in the order of the chain.
+        quantizes: an op makes quantised copies, of its own or for its products.
         products: an op multiplies matrices.
         weights: an operand of a product is a parameter.
         weight_gradients: a product gives the gradient of a parameter.
@@ -34,6 +57,7 @@ class ModuleFacts:
     """
 
     ops: tuple[str, ...]
+    quantizes: bool = False
     products: bool = False
     weights: bool = False
     weight_gradients: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.dtypes import DType
-from ..ir.plan import Step
+from ..ir.step import Step
 from .draft import Draft
 
 

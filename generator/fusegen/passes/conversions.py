@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.plan import Argument, Buffer, Conversion, Copy, Form, KernelSet, Operand, Result, Step
+from ..ir.kernel_set import KernelSet
+from ..ir.plan import Conversion, Form
+from ..ir.program import Argument
 from ..ir.quantization import AmaxSource, Orientation, QuantizationSpec, Role, Rounding
 from ..ir.shapes import Const, Shape, Sym
+from ..ir.step import Copy, Operand, Result, Step
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
-from .copies import Source, make_copy, quantize_step, scratch
+from ..steps.copies import Original
+from .copies import make_copy, quantize_step, scratch
 from .draft import Draft
 from .kernels import choose_kernels
 from .programs import program
@@ -75,7 +80,7 @@ class _Maker:
             )
             copies.append(copy)
             buffers |= {buffer.name: buffer for buffer in parts}
-        tensor = Source.of(x.shape, self.role, _E if grouped else None)
+        tensor = Original.of(x.shape, self.role, _E if grouped else None)
         needed = dict(self._needed(tensor, tuple(copies)))
         kept = dict(self._kept(tensor))
         buffers |= {buffer.name: buffer for buffer in (*needed.values(), *kept.values())}
@@ -93,13 +98,13 @@ class _Maker:
         )
         return self._program(arch, buffers, step, arguments, amax)
 
-    def _needed(self, tensor: Source, copies: tuple[Copy, ...]) -> Iterator[tuple[str, Buffer]]:
+    def _needed(self, tensor: Original, copies: tuple[Copy, ...]) -> Iterator[tuple[str, Buffer]]:
         """Amaxes: of the tensor or group as a result, others for kernels alone."""
         for slot, buffer in scratch(tensor, copies, self.spec):
             if slot == "amax" or self.arch.has_kernels:
                 yield slot, buffer
 
-    def _kept(self, tensor: Source) -> Iterator[tuple[str, Buffer]]:
+    def _kept(self, tensor: Original) -> Iterator[tuple[str, Buffer]]:
         """What the caller keeps: a scale from a history, random numbers."""
         if self.spec.scale.source is AmaxSource.HISTORY:
             yield "scale", Buffer("scale", DType.FLOAT32, Shape(None, (tensor.parts,)))

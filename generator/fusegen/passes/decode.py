@@ -1,8 +1,10 @@
 """Quantised copies decoded again: what a copy stands for, and products without an instruction.
 
-An operand is decoded to bfloat16 by the scale that varies along the contraction, which is exact
-where that is a power of two, or E4M3 times E2M1; what spans a tensor or group is left for the
-product's end.  Transposed copies are turned over; those of rows in groups keep the padded space
+An operand is decoded to bfloat16 by its scale, which is exact where that is a power of two, or E4M3
+times E2M1, and rounds once otherwise; the second, fp32 scale over a tensor or group of such blocks
+is left for the product's end.  So a product of any formats and scales is that of 16-bit operands,
+whatever instructions there are, and its sums are kept in fp32, whatever less a recipe allows.
+Transposed copies are turned over; those of rows in groups keep the padded space
 they lie in, and the product runs over the padded groups.
 """
 
@@ -11,27 +13,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.kernel import GemmKind, LayoutSpec
-from ..ir.plan import Buffer, Copy, Operand, Step, Variant
-from ..ir.quantization import Accumulation, Orientation, Role, ScaleRule
-from ..ir.shapes import Const, Expr, Shape, align
+from ..ir.kernel import LayoutSpec
+from ..ir.kernel_set import Variant
+from ..ir.quantization import Orientation, QuantizationSpec
+from ..ir.shapes import Const, Expr, Shape
+from ..ir.step import Copy, Operand, Step
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import is_product
+from ..steps.copies import Original, copy_slots, decoded_rows
 from ..steps.dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS, PADDED_SIZES
-from .copies import Source, copy_slots, padded_tokens
 from .draft import NotPossible
-from .kernels import DECODED, family_of, variant_of
-
-_EXACT = (ScaleRule.MX, ScaleRule.NVFP4)
-_ROWS = 16
-"""Dense tokens are rounded up to them: every columnwise copy has codes and scales of so many."""
+from .kernels import DECODED, demand_of, family_of, variant_of
 
 
 def whole_copy(source: Buffer, copy: Copy, out: str) -> Step:
     """What a rowwise copy stands for, tensor scale included."""
-    tensor = Source.of(source.shape, copy.role, None)
+    tensor = Original.of(source.shape, copy.role, None)
     groups = [Operand("groups", copy.groups)] if copy.groups else []
     return Step(
         primitive=DEQUANTIZE.name,
@@ -52,31 +52,30 @@ def why_emulated(
     step: Step, arch: ArchSpec, recipe: RecipeSpec, buffers: Mapping[str, Buffer]
 ) -> str:
     """Why a product reads decoded operands; empty where it does not."""
-    exact = all(recipe.roles[copy.role].scale.rule in _EXACT for copy in step.copies)
     product = is_product(step) and step.copies
-    if not (arch.has_kernels and arch.layout.transposed and product and exact):
+    if not (arch.has_kernels and arch.layout.transposed and product):
         return ""
-    if recipe.gemm[GemmKind(step.kind)] is not Accumulation.FP32:
-        return ""
-    missing = _missing(step, arch, variant_of(step, recipe, buffers))
-    if not missing or _missing(step, arch, DECODED):
+    variant = variant_of(step, recipe, buffers)
+    missing = _missing(step, arch, recipe, variant)
+    store = variant.store if variant else DECODED.store
+    if not missing or _missing(step, arch, recipe, replace(DECODED, store=store)):
         return ""
     return f"{missing}; operands are decoded to bfloat16"
 
 
-def _missing(step: Step, arch: ArchSpec, variant: Variant | None) -> str:
+def _missing(step: Step, arch: ArchSpec, recipe: RecipeSpec, variant: Variant | None) -> str:
     try:
-        family_of(step.primitive, arch, variant)
+        family_of(demand_of(step, variant, recipe), arch)
     except NotPossible as reason:
         return str(reason)
     return ""
 
 
 def decode_operands(
-    step: Step, buffers: Mapping[str, Buffer], layout: LayoutSpec
+    step: Step, buffers: Mapping[str, Buffer], layout: LayoutSpec, recipe: RecipeSpec
 ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
     """Steps that decode a product's copies, then the product of what they give; new buffers."""
-    decoded = [_decode(copy, buffers, layout) for copy in step.copies]
+    decoded = [_decode(copy, recipe.roles[copy.role], buffers, layout) for copy in step.copies]
     if step.copies[0].orientation is Orientation.COLUMNWISE and step.input("groups"):
         decoded[0] = _with_padded_sizes(*decoded[0], buffers)
     steps = [replace(each, item=step.item) for each, _ in decoded]
@@ -96,15 +95,11 @@ def decode_operands(
 
 
 def _decode(
-    copy: Copy, buffers: Mapping[str, Buffer], layout: LayoutSpec
+    copy: Copy, spec: QuantizationSpec, buffers: Mapping[str, Buffer], layout: LayoutSpec
 ) -> tuple[Step, tuple[Buffer, ...]]:
-    source = buffers[copy.source]
-    extent = buffers[copy.groups].shape.dims[0] if copy.groups else None
-    tensor = Source.of(source.shape, copy.role, extent)
+    tensor = Original.of_copy(copy, buffers)
     turned = copy.orientation is Orientation.COLUMNWISE
-    rows = tensor.rows
-    if turned and copy.role is not Role.WEIGHT:
-        rows = padded_tokens(tensor, layout) if copy.groups else align(rows, _ROWS)
+    rows = decoded_rows(tensor, copy, layout)
     out = Buffer(
         f"{copy.data}_decoded", DType.BFLOAT16, Shape(None, (*tensor.stack, rows, tensor.columns))
     )
@@ -121,14 +116,22 @@ def _decode(
         ),
         copies=(copy,),
     )
-    if not (turned and copy.groups):
+    if not copy.groups:
         return step, (out,)
+    grouped = replace(step, inputs=(*step.inputs, Operand("groups", copy.groups)))
+    if not turned:
+        return (grouped if _by_group(copy, spec, layout) else step), (out,)
     return replace(
-        step,
+        grouped,
         primitive=DEQUANTIZE_GROUPS.name,
-        inputs=(*step.inputs, Operand("groups", copy.groups)),
         sizes=(("rows", tensor.rows), ("columns", tensor.columns), ("groups", tensor.parts)),
     ), (out,)
+
+
+def _by_group(copy: Copy, spec: QuantizationSpec, layout: LayoutSpec) -> bool:
+    """Whether a row's scale is found by its group, too: in scales of rows alone it is not."""
+    token_major = layout.token_major and spec.along_tokens(copy.role, copy.orientation)
+    return spec.block[0] != 1 or token_major
 
 
 def _with_padded_sizes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.kernel import GemmKind
-from ..ir.plan import Step
+from ..ir.step import Step
 from ..steps import decodes, is_product
 from .draft import Draft, NotPossible
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from ..ir.plan import (
-    Attribute,
-    Buffer,
-    Conversion,
-    KernelSet,
-    Parameter,
-    Program,
-    Reduction,
-    Result,
-    Rewriting,
-    Sharding,
-    State,
-    Step,
-)
+from ..ir.buffers import Attribute, Buffer, JoinedTensor, Parameter, State
+from ..ir.kernel import LayoutSpec
+from ..ir.kernel_set import KernelSet
+from ..ir.plan import Conversion, Sharding
+from ..ir.program import Direction, Program
+from ..ir.quantization import QuantizationSpec, Role
+from ..ir.segments import Collective
 from ..ir.shapes import Expr
+from ..ir.step import AttributeValue, Result, Rewriting, Step
 from ..spec.op import OpSpec
 
 
@@ -36,7 +30,7 @@ class Property(str, Enum):
     QUANTIZED: products read what the recipe says.  FLAGGED: each backward step has the flags under
     which it runs, and each is needed.  SAVED: what the forward leaves for the backward is settled.
     KERNELS: every step has the kernels that run it.  PROGRAMS: the steps are in programs, with
-    arguments and results.
+    arguments and results.  CUT: collectives have their places between ops.
     """
 
     EXPANDED = "expanded"
@@ -48,6 +42,7 @@ class Property(str, Enum):
     SAVED = "saved"
     KERNELS = "kernels"
     PROGRAMS = "programs"
+    CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +54,14 @@ class Instance:
         op: its spec.
         tensors: the op's tensor names -> the module's buffers.
         dims: the op's symbols -> expressions in the module's symbols.
-        attributes: the op's scalars -> the module's.
+        attributes: the op's scalars -> the module's, or the value of a static one.
     """
 
     item: str
     op: OpSpec
     tensors: Mapping[str, str]
     dims: Mapping[str, Expr]
-    attributes: Mapping[str, str]
+    attributes: Mapping[str, AttributeValue]
 
     @property
     def label(self) -> str:
@@ -90,13 +85,17 @@ class Draft:
         refresh: steps that quantise weights which the module keeps so.
         wgrad: steps that give gradients of weights after the backward.
         states: tensors that steps change in place.
+        joined: tensors that several states, or several of what is saved, lie in.
         main_grads: parameters and the buffers of the caller's that their gradients go to.
-        reductions: amaxes that leave the ops, to change state between them.
+        collectives: what ranks exchange within a direction, in order.
         gradients: (leaf, gradient) buffers that the backward can be asked for.
         exact: the forward of a recipe without roles, which errors are measured against.
-        exact_output: the buffer of its first output.
+        exact_outputs: the buffers of its outputs.
+        quantizations: how each role is quantised.
+        layout: of quantised copies.
         saved: what the forward leaves for the backward.
         programs: forward, backward, refresh and wgrad; once they are there, all steps are in them.
+        directions: these cut into segments; once they are there, all programs are in them.
         kernel_sets: what runs the steps.
         conversions: ops of the public function ``quantize``.
         shardings: ways in which ranks may run the ops on shards.
@@ -115,24 +114,37 @@ class Draft:
     refresh: tuple[Step, ...] = ()
     wgrad: tuple[Step, ...] = ()
     states: tuple[State, ...] = ()
+    joined: tuple[JoinedTensor, ...] = ()
     main_grads: tuple[tuple[str, str], ...] = ()
-    reductions: tuple[Reduction, ...] = ()
+    collectives: tuple[Collective, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
     constants: frozenset[str] = frozenset()
     emulated: str = ""
     exact: tuple[Step, ...] = ()
-    exact_output: str = ""
+    exact_outputs: tuple[str, ...] = ()
     saved: tuple[Result, ...] = ()
     programs: tuple[Program, ...] = ()
+    directions: tuple[Direction, ...] = ()
     kernel_sets: tuple[KernelSet, ...] = ()
     conversions: tuple[Conversion, ...] = ()
     shardings: tuple[Sharding, ...] = ()
+    quantizations: tuple[tuple[Role, QuantizationSpec], ...] = ()
+    layout: LayoutSpec = field(default_factory=LayoutSpec)
     holds: frozenset[Property] = frozenset()
     rewrites: tuple[Rewriting, ...] = ()
 
     def program(self, name: str) -> Program | None:
         """The program of a name, or None where the module has none."""
         return next((program for program in self.programs if program.name == name), None)
+
+    def tensor_with(self, name: str) -> str:
+        """The tensor that ops take for a buffer: that of several it lies in, or its own."""
+        return next((each.buffer for each in self.joined if name in each.parts), name)
+
+    def received(self, direction: str) -> frozenset[str]:
+        """What collectives of a direction give."""
+        own = (each for each in self.collectives if each.direction == direction)
+        return frozenset(name for each in own for name in each.results)
 
     def packed(self, programs: Iterable[Program]) -> Draft:
         """The draft with all of its steps in programs."""

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..ir.buffers import Attribute, Buffer, Parameter
 from ..ir.naming import parameter_argument
-from ..ir.plan import Attribute, AttributeRef, Buffer, Operand, Parameter, Step
 from ..ir.shapes import Shape, Sym
+from ..ir.step import AttributeRef, Operand, Step
 from ..ir.words import Init
-from ..spec.module import ChainItem, ModuleSpec
+from ..spec.chains import chain_of, outputs_of, prefix_of, reads_of, results_of
+from ..spec.module import ModuleSpec
 from ..spec.op import OpSpec, StepSpec, TensorSpec
 from ..steps import definition
 from ..steps.pointwise import POINTWISE
 from .draft import Draft, Instance
-
-
-def chain_of(module: ModuleSpec) -> tuple[ChainItem, ...]:
-    """The module's ops; one op stands for a chain of one."""
-    return module.chain or (ChainItem(op=module.op or ""),)
 
 
 def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
@@ -34,7 +31,7 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
     previous = next(iter(module_inputs))
     for position, item in enumerate(chain):
         op = ops[item.op]
-        instance = _instance(item, op, previous, last=position == len(chain) - 1)
+        instance = _instance(module, position, op, previous)
         read = buffers[instance.tensors[next(iter(op.inputs))]].shape
         for name, spec in op.tensors.items():
             shape = op.shape_of(spec, instance.dims, read)
@@ -42,39 +39,43 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
             buffers.setdefault(buffer.name, buffer)
         parameters += _parameters(instance)
         attributes += [
-            Attribute(instance.attributes[name], spec.type, item.attributes.get(name, spec.default))
+            Attribute(
+                f"{prefix_of(item)}{name}", spec.type, item.attributes.get(name, spec.default)
+            )
             for name, spec in op.attributes.items()
+            if not spec.static
         ]
         previous = instance.tensors[next(iter(op.outputs))]
         instances.append(instance)
-    last = instances[-1]
     return Draft(
         instances=tuple(instances),
         buffers=buffers,
         inputs=tuple(module_inputs),
         constants=frozenset(n for n, spec in module_inputs.items() if not spec.differentiable),
-        outputs=tuple(last.tensors[name] for name in last.op.outputs),
+        outputs=outputs_of(module, ops),
         parameters=tuple(parameters),
         attributes=tuple(attributes),
         forward=tuple(step for instance in instances for step in _forward(instance)),
     )
 
 
-def _instance(item: ChainItem, op: OpSpec, previous: str, *, last: bool) -> Instance:
-    prefix = f"{item.as_}_" if item.as_ else ""
-    first = next(iter(op.inputs))
-    tensors = {
-        name: item.with_.get(name, previous if name == first else name) for name in op.inputs
-    }
+def _instance(module: ModuleSpec, position: int, op: OpSpec, previous: str) -> Instance:
+    item = chain_of(module)[position]
+    prefix = prefix_of(item)
+    tensors = reads_of(item, op, previous)
     tensors |= {name: f"{prefix}{name}" for name in (*op.parameters, *op.internal)}
-    for index, name in enumerate(op.outputs):
-        tensors[name] = item.out if item.out and index == 0 else name if last else f"{prefix}{name}"
+    tensors |= results_of(module, position, op)
     return Instance(
         item=item.as_ or "",
         op=op,
         tensors=tensors,
         dims={symbol: item.dims.get(symbol, Sym(symbol)) for symbol in op.dims},
-        attributes={name: f"{prefix}{name}" for name in op.attributes},
+        attributes={
+            name: item.attributes.get(name, spec.default)
+            if spec.static
+            else AttributeRef(f"{prefix}{name}")
+            for name, spec in op.attributes.items()
+        },
     )
 
 
@@ -113,7 +114,7 @@ def bind(step: StepSpec, instance: Instance, names: Mapping[str, str]) -> Step:
         inputs=tuple(Operand(slot, slots[slot]) for slot in kind.slots if slot in slots),
         outputs=tuple(Operand(slot, slots[slot]) for slot in kind.results if slot in slots),
         attributes=tuple(
-            (name, AttributeRef(instance.attributes[value]) if isinstance(value, str) else value)
+            (name, instance.attributes[value] if isinstance(value, str) else value)
             for name, value in step.attributes
         ),
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..ir.plan import Operand, Step
+from ..ir.step import Operand, Step
 from ..spec.fusion import FusionConditions, FusionPass, FusionSpec, PatternStep
 from ..steps import definition, is_printed
 from .merge import merged, why_not_merged

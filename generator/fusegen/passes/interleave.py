@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.plan import HALVES, INTERLEAVE, INTERLEAVED, Pointwise, PointwiseOperand, Step
+from ..ir.step import HALVES, INTERLEAVE, INTERLEAVED, Pointwise, PointwiseOperand, Step
 from .draft import Draft
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..families.family import HADAMARD, Demand, offers
+from ..families.family import HADAMARD, Config, Demand, offers
 from ..families.registry import known_family
+from ..ir.buffers import Buffer
 from ..ir.dtypes import IO_DTYPES, DType
 from ..ir.kernel import GemmKind, Store
+from ..ir.kernel_set import Kernel, KernelSet, KernelUnit, SelectionRule, Variant
 from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
-from ..ir.plan import Buffer, Kernel, KernelSet, KernelUnit, SelectionRule, Step, Variant
 from ..ir.predicate import Predicate
 from ..ir.quantization import Orientation, Rounding
-from ..spec.arch import ArchSpec, FamilySpec, KindSpec
+from ..ir.step import Step
+from ..spec.arch import ArchSpec, FamilySpec
+from ..spec.offered import offered
 from ..spec.recipe import RecipeSpec
 from ..steps import (
     copies_memory,
     decodes,
+    definition,
     is_printed,
     is_product,
     observes,
@@ -26,6 +30,7 @@ from ..steps import (
     takes,
 )
 from ..steps import sizes as step_sizes
+from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
 DECODED = Variant((DType.BFLOAT16,), (), ())
@@ -89,22 +94,32 @@ def _check_known(step: Step) -> None:
         NotPossible: no such step, no such operand, or math that the step does not print.
     """
     name, made_by = step.primitive, _made_by(step)
-    if is_printed(step):
-        results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
-        if results != {*step.writes}:
-            raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
-        told = tuple(attribute for attribute, _ in step.attributes)
-        if step.pointwise and told != step.pointwise.attributes:
-            raise NotPossible(
-                f"{name}{made_by} is told {list(told)}, its expression reads"
-                f" {list(step.pointwise.attributes)}"
-            )
-        return
-    if step.pointwise:
+    if is_printed(step) or definition(name).formula:
+        _check_expression(step)
+    elif step.pointwise:
         raise NotPossible(f"the reference has no {name} with an expression{made_by}")
-    for operand in step.inputs:
-        if not (takes(step, operand.slot) or operand.buffer in step.mutates):
+    for operand in () if is_printed(step) else step.inputs:
+        clears = operand.slot == ROW_GROUPS and step.pointwise and step.pointwise.grouped
+        if not (takes(step, operand.slot) or operand.buffer in step.mutates or clears):
             raise NotPossible(f"the reference has no {name} with {operand.slot!r}{made_by}")
+
+
+def _check_expression(step: Step) -> None:
+    """Refuse a step that its expression does not compute.
+
+    Raises:
+        NotPossible: there is none, or it gives other results or reads other scalars.
+    """
+    name, made_by = step.primitive, _made_by(step)
+    results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
+    if results != {*step.writes}:
+        raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
+    told = tuple(attribute for attribute, _ in step.attributes)
+    if step.pointwise and told != step.pointwise.attributes:
+        raise NotPossible(
+            f"{name}{made_by} is told {list(told)}, its expression reads"
+            f" {list(step.pointwise.attributes)}"
+        )
 
 
 def with_sizes(draft: Draft, step: Step) -> Step:
@@ -135,7 +150,9 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     specs = [recipe.roles[copy.role] for copy in step.copies]
     if decodes(step):
         turned = step.copies[0].orientation is Orientation.COLUMNWISE
-        return Variant((specs[0].format,), (specs[0].scaling,), ("turned",) if turned else ())
+        by_group = specs[0].square > 1 and step.input("groups") is not None and not turned
+        traits = [*(["turned"] if turned else []), *(["by_group"] if by_group else [])]
+        return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
     if observes(step):
         orientation = step.copies[0].orientation
         transform = specs[0].hadamard
@@ -167,54 +184,27 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
     return Store.IO if narrow else Store.FP32
 
 
-def family_of(
-    primitive: str, arch: ArchSpec, variant: Variant | None = None
-) -> tuple[str, FamilySpec]:
-    """The family that implements a primitive, for the formats and scales of a variant.
+def family_of(demand: Demand, arch: ArchSpec) -> tuple[str, FamilySpec]:
+    """The family that does what a step asks for.
 
     Raises:
         NotPossible: there is none.
     """
-    demand = Demand(primitive, variant=variant)
-    for name, family in arch.kernels.items():
-        if offers(family, demand):
-            return name, family
+    variant = demand.variant
     of = f" of {variant}" if variant and str(variant) else ""
-    raise NotPossible(f"{arch.name} has no kernels for {primitive}{of}")
+    missing = f"{demand.primitive}{of}"
+    for name, family in arch.kernels.items():
+        if not offers(family, demand):
+            continue
+        known = known_family(family.template or name)
+        refused = known.accepts(demand) if known else None
+        if not refused:
+            return name, family
+        missing = refused
+    raise NotPossible(f"{arch.name} has no kernels for {missing}")
 
 
-def kernel_set(
-    step: Step, buffers: Mapping[str, Buffer], arch: ArchSpec, recipe: RecipeSpec
-) -> KernelSet:
-    """The kernels that can run a step on these buffers.
-
-    Raises:
-        NotPossible: the arch has none.
-    """
-    variant = variant_of(step, recipe, buffers)
-    name, family = family_of(step.primitive, arch, variant)
-    template = family.template or name
-    known = known_family(template)
-    missing = known.accepts(_demand(step, variant, recipe)) if known else None
-    if missing:
-        raise NotPossible(f"{arch.name} has no kernels for {missing}")
-    if is_product(step):
-        kind = GemmKind(step.kind)
-        if kind not in family.kinds:
-            raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
-        words = replace(variant, formats=()) if variant and reads_decoded(step) else variant
-        chosen = _gemm_set(name, template, kind, family.kinds[kind], words)
-        return replace(chosen, row_alignment=family.row_alignment)
-    base = step.pointwise.kernel if step.pointwise else name
-    base = f"{base}_quantize" if step.parts else base
-    base = f"{base}_{variant}" if variant else base
-    kernels = tuple(Kernel(str(ElementKernel(base, dtype)), dtype) for dtype in IO_DTYPES)
-    unit = KernelUnit(base, template, kernels, pointwise=step.pointwise, variant=variant)
-    rules = (_rule(Predicate(()), "", kernels),)
-    return KernelSet(base, template, None, (unit,), rules, family.row_alignment)
-
-
-def _demand(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
+def demand_of(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
     """What a step asks of its family, beyond what its variant says, too."""
     makes = quantizes(step) or bool(step.parts)
     specs = [recipe.roles[copy.role] for copy in step.copies] if makes else []
@@ -223,8 +213,41 @@ def _demand(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
         GemmKind(step.kind) if is_product(step) else None,
         variant,
         history=max((spec.scale.history for spec in specs), default=0),
-        grouped=step.input("groups") is not None,
     )
+
+
+def kernel_set(
+    step: Step, buffers: Mapping[str, Buffer], arch: ArchSpec, recipe: RecipeSpec
+) -> KernelSet:
+    """The kernels that can run a step on these buffers.
+
+    Raises:
+        NotPossible: the arch has none; the message lists what it has.
+    """
+    variant = variant_of(step, recipe, buffers)
+    try:
+        name, family = family_of(demand_of(step, variant, recipe), arch)
+    except NotPossible as missing:
+        raise NotPossible(f"{missing}; {offered(step.primitive, arch)}") from None
+    template = family.template or name
+    if is_product(step):
+        kind = GemmKind(step.kind)
+        if kind not in family.kinds:
+            raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
+        words = replace(variant, formats=()) if variant and reads_decoded(step) else variant
+        chosen = _gemm_set(name, template, kind, arch, words)
+        return replace(chosen, row_alignment=family.row_alignment)
+    base = step.pointwise.kernel if step.pointwise else name
+    base = f"{base}_quantize" if step.parts else base
+    base = f"{base}_{variant}" if variant else base
+    kernels = tuple(Kernel(str(ElementKernel(base, dtype)), dtype) for dtype in IO_DTYPES)
+    known = known_family(template)
+    stated = known.constants(None, None, variant, arch.limits) if known else ()
+    unit = KernelUnit(
+        base, template, kernels, constants=stated, pointwise=step.pointwise, variant=variant
+    )
+    rules = (_rule(Predicate(()), "", kernels),)
+    return KernelSet(base, template, None, (unit,), rules, family.row_alignment)
 
 
 def _rule(when: Predicate, point: str, kernels: tuple[Kernel, ...]) -> SelectionRule:
@@ -232,17 +255,32 @@ def _rule(when: Predicate, point: str, kernels: tuple[Kernel, ...]) -> Selection
 
 
 def _gemm_set(
-    family: str, template: str, kind: GemmKind, spec: KindSpec, variant: Variant | None
+    family: str, template: str, kind: GemmKind, arch: ArchSpec, variant: Variant | None
 ) -> KernelSet:
+    spec = arch.kernels[family].kinds[kind]
     words = str(variant) if variant else ""
-    names = [GemmUnit(family, kind, point.name, words) for point in spec.points]
-    kernels = [
-        tuple(Kernel(str(GemmKernel(name, dtype)), dtype) for dtype in IO_DTYPES) for name in names
-    ]
     units = tuple(
-        KernelUnit(str(name), template, each, kind, point, variant=variant)
-        for name, each, point in zip(names, kernels, spec.points, strict=True)
+        _gemm_unit(GemmUnit(family, kind, point.name, words), template, point, arch, variant)
+        for point in spec.points
     )
-    of_point = {name.point: each for name, each in zip(names, kernels, strict=True)}
+    of_point = {unit.point: unit.kernels for unit in units}
     rules = tuple(_rule(each.when, each.use, of_point[each.use]) for each in spec.select)
-    return KernelSet(names[0].stem, template, kind, units, rules)
+    return KernelSet(GemmUnit(family, kind, "", words).stem, template, kind, units, rules)
+
+
+def _gemm_unit(
+    name: GemmUnit, template: str, point: Config, arch: ArchSpec, variant: Variant | None
+) -> KernelUnit:
+    """The unit of one configuration, with what its family derives of it."""
+    known = known_family(template)
+    stated = known.constants(point, name.kind, variant, arch.limits) if known else ()
+    return KernelUnit(
+        str(name),
+        template,
+        tuple(Kernel(str(GemmKernel(name, dtype)), dtype) for dtype in IO_DTYPES),
+        name.kind,
+        point=point.name,
+        config=point.cpp(arch.limits),
+        constants=stated,
+        variant=variant,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.naming import gradient, need
-from ..ir.plan import LIKE, Result, Step
+from ..ir.step import LIKE, Result, Step
 from ..steps import observes
 from .draft import Draft
 
@@ -55,6 +55,7 @@ def saved(draft: Draft) -> tuple[Result, ...]:
     flags = flags_of(draft)
     produced = {name for step in draft.backward for name in step.writes}
     incoming = {gradient(name) for name in draft.outputs} | {each.buffer for each in draft.states}
+    incoming |= {name for each in draft.collectives for name in each.results}
     asked: dict[str, set[str]] = {}
     for step in draft.backward:
         like = step.input(LIKE)
@@ -69,12 +70,28 @@ def saved(draft: Draft) -> tuple[Result, ...]:
     )
 
 
-def forward_conditions(steps: tuple[Step, ...], kept: tuple[Result, ...]) -> tuple[Step, ...]:
+def joined_results(draft: Draft, results: tuple[Result, ...]) -> tuple[Result, ...]:
+    """Results as ops give them: several that lie in one tensor are this, if any is asked for."""
+    flags = flags_of(draft)
+    asked: dict[str, set[str]] = {}
+    for result in results:
+        asked.setdefault(draft.tensor_with(result.buffer), set()).update(result.when or flags)
+    return tuple(Result(name, ordered(when, flags)) for name, when in asked.items())
+
+
+def forward_conditions(
+    steps: tuple[Step, ...], kept: tuple[Result, ...], sent: frozenset[str]
+) -> tuple[Step, ...]:
     """Forward steps whose results for the backward are written only under their flags.
 
     A step with one result runs for it alone; nothing is written for the sake of statistics.
+
+    Args:
+        steps: of the forward.
+        kept: results for the backward.
+        sent: what collectives of the forward read, under whatever flags its step writes it.
     """
-    read = {n for step in steps if not observes(step) for n in step.reads}
+    read = sent | {n for step in steps if not observes(step) for n in step.reads}
     asked = {result.buffer: result.when for result in kept if result.buffer not in read}
 
     def conditioned(step: Step) -> Step:
@@ -82,7 +99,7 @@ def forward_conditions(steps: tuple[Step, ...], kept: tuple[Result, ...]) -> tup
             return replace(step, when=asked.get(step.copies[0].data, ()))
         own = tuple(r for r in kept if r.buffer in step.writes and r.buffer not in read)
         if len(step.writes) > 1:
-            return replace(step, output_when=own)
+            return replace(step, output_when=(*step.output_when, *own))
         return replace(step, when=own[0].when) if own else step
 
     return tuple(conditioned(step) for step in steps)

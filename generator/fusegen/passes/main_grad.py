@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.naming import main_grad
-from ..ir.plan import Buffer, Operand, Step
+from ..ir.step import Operand, Step
 from ..options.main_grad import MainGrad
 from ..steps import is_product
 from .draft import Draft, NotPossible

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.naming import gradient
-from ..ir.plan import Access, AttributeRef, Pointwise, PointwiseOperand, Step
 from ..ir.shapes import product
-from ..math import Derivations, ExpressionError, Program, degrees, jumps, parse, to_cuda, to_torch
-from ..spec.op import operand_symbols, symbols_of
-from ..steps import is_derived, is_printed
+from ..ir.step import Access, Operand, Pointwise, PointwiseOperand, Step
+from ..math import (
+    Derivations,
+    Expression,
+    ExpressionError,
+    Name,
+    Program,
+    degrees,
+    jumps,
+    parse,
+    to_cuda,
+    to_torch,
+)
+from ..spec.op import OpSpec, operand_symbols, symbols_of
+from ..steps import definition, is_derived, is_printed
 from ..steps.sizes import with_flops
 from .draft import Draft, Instance, NotPossible
 from .padding import Padding
@@ -20,72 +33,156 @@ def derive_math(draft: Draft, derivations: Derivations) -> Draft:
     """Give every pointwise step its printed program, a backward step only the operands it reads.
 
     Raises:
-        NotPossible: an op with several outputs or interleaved halves, a gradient that would be
-            summed over rows, an expression without a derivative, one that comes out constant, or
-            rows that groups do not divide.
+        NotPossible: an op with interleaved halves, an expression without a derivative, one that
+            comes out constant, or rows that groups do not divide.
     """
     instances = {instance.item: instance for instance in draft.instances}
     padding = Padding(draft)
+    leaving = frozenset(name for _, name in draft.gradients)
+    copied: dict[str, str] = {}
 
     def attach(step: Step) -> Step:
+        step = _renamed(step, copied)
+        if definition(step.primitive).formula:
+            return padding.settle(*_attach_formula(draft, step))
         if not is_printed(step):
             padding.see(step)
             return step
         instance = instances[step.item]
-        attached = _attach_backward if is_derived(step) else _attach_forward
         try:
-            return padding.settle(*attached(draft, instance, step, derivations))
+            if not is_derived(step):
+                return padding.settle(*_attach_forward(draft, instance, step, derivations))
+            step, program, copies = _attach_backward(draft, instance, step, derivations, leaving)
         except ExpressionError as error:
             raise NotPossible(f"op {instance.op.name!r}: the expression {error.message}") from None
+        copied.update(copies)
+        return padding.settle(step, program)
 
-    return replace(
-        draft,
-        forward=tuple(attach(step) for step in draft.forward),
-        backward=tuple(attach(step) for step in draft.backward),
+    forward = tuple(attach(step) for step in draft.forward)
+    backward = tuple(step for step in map(attach, draft.backward) if step.outputs)
+    buffers = {name: buffer for name, buffer in draft.buffers.items() if name not in copied}
+    return replace(draft, buffers=buffers, forward=forward, backward=backward)
+
+
+def _renamed(step: Step, names: Mapping[str, str]) -> Step:
+    """The step with other buffers among its operands."""
+    inputs = (replace(each, buffer=names.get(each.buffer, each.buffer)) for each in step.inputs)
+    return replace(step, inputs=tuple(inputs))
+
+
+def _attach_formula(draft: Draft, step: Step) -> tuple[Step, Program]:
+    """A step whose kind has an expression of its own, over elements of whatever shape."""
+    formula = definition(step.primitive).formula
+    assert formula is not None
+    slots = tuple(operand.slot for operand in step.inputs)
+    (result,) = step.outputs
+    source = parse(formula(step), slots)
+    program = Program(slots, (), (), ((result.slot, source.tree),))
+    operands = tuple(_element(draft.buffers, operand) for operand in step.inputs)
+    out = _element(draft.buffers, result)
+    types = [each.dtype for each in (*operands, out)]
+    wide = [] if {*types} == {DType.IO} else [dtype.value for dtype in types]
+    rows, *columns = draft.buffers[result.buffer].shape.flat
+    math = Pointwise(
+        kernel="_".join(("pointwise", step.primitive, str(len(slots)), *wide)),
+        operands=operands,
+        results=(out,),
+        attributes=(),
+        cuda=tuple(to_cuda(program)),
+        torch=tuple(to_torch(program)),
+        formula=f"{result.slot} = {source.text}",
+        rows=rows,
+        columns=product(tuple(columns)),
+        cost=program.cost,
     )
+    return with_flops(replace(step, pointwise=math)), program
 
 
-def _expression(instance: Instance) -> tuple[str, str]:
-    op = instance.op
-    if len(op.pointwise) != 1:
-        raise NotPossible(f"pointwise op {op.name!r} has {len(op.pointwise)} outputs, expected 1")
+def _element(buffers: Mapping[str, Buffer], operand: Operand) -> PointwiseOperand:
+    buffer = buffers[operand.buffer]
+    return PointwiseOperand(operand.slot, buffer.name, Access.FULL, buffer.dtype)
+
+
+def _expressions(op: OpSpec) -> dict[str, Expression]:
+    """The expression of each output."""
     for tensor, spec in op.tensors.items():
         if spec.interleave:
             raise NotPossible(
                 f"op {op.name!r}: no kernel reads the interleaved halves of {tensor!r}"
             )
-    return next(iter(op.pointwise.items()))
+    attributes = dict.fromkeys(op.attributes)
+    symbols = operand_symbols(op)
+    return {name: parse(text, symbols, attributes) for name, text in op.pointwise.items()}
 
 
 def _attach_forward(
     draft: Draft, instance: Instance, step: Step, derivations: Derivations
 ) -> tuple[Step, Program]:
-    output, text = _expression(instance)
-    expression = parse(text, operand_symbols(instance.op), dict.fromkeys(instance.op.attributes))
-    program = derivations.forward(expression, output)
-    result = PointwiseOperand(output, step.out, Access.FULL, draft.buffers[step.out].dtype)
-    formula = (output, text)
-    return _with_math(draft, instance, step, program, (result,), "forward", formula), program
+    named = tuple(_expressions(instance.op).items())
+    program = derivations.forward(named)
+    results = tuple(_element(draft.buffers, operand) for operand in step.outputs)
+    return _with_math(draft, instance, step, program, results, "forward", named), program
 
 
 def _attach_backward(
-    draft: Draft, instance: Instance, step: Step, derivations: Derivations
-) -> tuple[Step, Program]:
+    draft: Draft,
+    instance: Instance,
+    step: Step,
+    derivations: Derivations,
+    leaving: frozenset[str],
+) -> tuple[Step, Program, dict[str, str]]:
+    """A derived step with its math.
+
+    Args:
+        leaving: gradients that leave the op, which returns no tensor that it was given.
+
+    Returns:
+        the step, what it computes, and the buffers of gradients that are nothing but one that comes
+        in: the step leaves them out, so that their readers read what came in.
+    """
     op = instance.op
-    output, text = _expression(instance)
-    expression = parse(text, operand_symbols(op), dict.fromkeys(op.attributes))
-    results = []
+    given = {operand.slot: operand.buffer for operand in step.inputs}
+    named = tuple((n, e) for n, e in _expressions(op).items() if gradient(n) in given)
+    incoming = {gradient(name): given[gradient(name)] for name, _ in named}
+    results = tuple(_gradients(draft, op, step))
+    wrt = tuple(result.symbol[1:] for result in results)
+    program = derivations.backward(tuple((gradient(n), e) for n, e in named), wrt)
+    copies = _copies(results, program, incoming, leaving)
+    kept = tuple(result for result in results if result.buffer not in copies)
+    symbols = {result.symbol for result in kept}
+    program = replace(program, results=tuple(r for r in program.results if r[0] in symbols))
+    absent = [name for name in op.outputs if gradient(name) not in given]
+    absent += [result.symbol for result in results if result.buffer in copies]
+    direction = "_".join((*(f"without_{name}" for name in absent), "backward"))
+    outputs = tuple(operand for operand in step.outputs if operand.buffer not in copies)
+    step = replace(step, outputs=outputs)
+    return _with_math(draft, instance, step, program, kept, direction, named), program, copies
+
+
+def _gradients(draft: Draft, op: OpSpec, step: Step) -> Iterator[PointwiseOperand]:
+    """Results of a derived step; what all rows share gets a term per element, to be added up."""
     for operand in step.outputs:
         buffer = draft.buffers[operand.buffer]
         for symbol, access in symbols_of(op, operand.slot[1:]):
-            if access is Access.COLUMN:
-                raise NotPossible(f"the gradient of {symbol!r} would be summed over rows")
-            results.append(PointwiseOperand(symbol, buffer.name, access, buffer.dtype))
-    wrt = tuple(result.symbol for result in results)
-    program = derivations.backward(expression, wrt, gradient(output))
-    named = tuple(replace(result, symbol=gradient(result.symbol)) for result in results)
-    formula = (output, text)
-    return _with_math(draft, instance, step, program, named, "backward", formula), program
+            place = Access.FULL if access is Access.COLUMN else access
+            yield PointwiseOperand(gradient(symbol), buffer.name, place, buffer.dtype)
+
+
+def _copies(
+    results: tuple[PointwiseOperand, ...],
+    program: Program,
+    incoming: Mapping[str, str],
+    leaving: frozenset[str],
+) -> dict[str, str]:
+    """Buffers of gradients that are nothing but one that comes in, and the buffer of that."""
+    values = dict(program.results)
+    copies = {}
+    for result in results:
+        value = values[result.symbol]
+        may_be = result.access is Access.FULL and result.buffer not in leaving
+        if may_be and isinstance(value, Name) and value.name in incoming:
+            copies[result.buffer] = incoming[value.name]
+    return copies
 
 
 def _with_math(
@@ -95,7 +192,7 @@ def _with_math(
     program: Program,
     results: tuple[PointwiseOperand, ...],
     direction: str,
-    formula: tuple[str, str],
+    named: tuple[tuple[str, Expression], ...],
 ) -> Step:
     op = instance.op
     operands = []
@@ -115,9 +212,8 @@ def _with_math(
             if symbol in program.operands
         ]
     if all(operand.dtype is not DType.IO for operand in operands):
-        raise NotPossible(
-            f"op {op.name!r}: its {direction} reads no tensor of the module's own type"
-        )
+        word = direction.rpartition("_")[2]
+        raise NotPossible(f"op {op.name!r}: its {word} reads no tensor of the module's own type")
     output = draft.buffers[instance.tensors[next(iter(op.outputs))]]
     rows, columns = product(output.shape.flat[:-1]), output.shape.flat[-1]
     used = {operand.buffer for operand in operands}
@@ -128,11 +224,11 @@ def _with_math(
         attributes=program.attributes,
         cuda=tuple(to_cuda(program)),
         torch=tuple(to_torch(program)),
-        formula=f"{formula[0]} = {formula[1]}",
+        formula=", ".join(f"{name} = {op.pointwise[name]}" for name, _ in named),
         rows=rows,
         columns=columns,
         cost=program.cost,
     )
     kept = tuple(operand for operand in step.inputs if operand.buffer in used)
-    scalars = tuple((name, AttributeRef(instance.attributes[name])) for name in math.attributes)
+    scalars = tuple((name, instance.attributes[name]) for name in math.attributes)
     return with_flops(replace(step, inputs=kept, pointwise=math, attributes=scalars))

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..ir.dtypes import DType
-from ..ir.plan import Access, Buffer, Operand, Pointwise, Result, Step
-from ..ir.shapes import Shape, ceildiv
+from ..ir.buffers import Buffer
+from ..ir.step import Access, Operand, Pointwise, Result, Step
 from ..spec.fusion import MERGES
-from ..steps.pointwise_quantize import ROW_PARTIALS
+from ..steps.pointwise_quantize import ROW_PARTIALS, stored_row_partials
 from .draft import NotPossible
 from .kernels import kernel_set
 from .rewrite import Bound, Facts, Replacement
 
-_TILE = 128  # columns that a kernel leaves one partial sum of
 _RESULTS = ({Access.FULL}, {Access.FIRST_HALF, Access.SECOND_HALF})
 
 
@@ -97,8 +95,5 @@ def _merged(rule: str, first: Step, second: Step) -> tuple[Step, tuple[Buffer, .
 
 def _row_partials(math: Pointwise) -> Iterator[Buffer]:
     """What tiles of columns leave of a sum over a row."""
-    tiles = ceildiv(math.columns, _TILE)
-    for result in math.results:
-        if result.access is Access.ROW:
-            shape = Shape(None, (tiles, math.rows))
-            yield Buffer(f"{result.buffer}_{ROW_PARTIALS}", DType.FLOAT32, shape)
+    for name, stored in stored_row_partials(math):
+        yield Buffer(f"{name}_{ROW_PARTIALS}", stored.typed, stored.shape)

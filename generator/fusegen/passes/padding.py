@@ -7,10 +7,11 @@ can be, as in an expert MLP, nothing need be done; elsewhere the step is given t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ..ir.kernel import GemmKind
-from ..ir.plan import Operand, Step
+from ..ir.step import Operand, Step
 from ..math import Program, zero_results
 from ..steps import is_product
 from ..steps.pointwise import ROW_GROUPS
@@ -27,6 +28,7 @@ class Padding:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._results = {*draft.outputs, *(name for _, name in draft.gradients)}
+        self._results |= {*_passed_on(draft.backward, self._results)}
         self._zero: set[str] = set()  # buffers that are known to be zero there
         self._last: Step | None = None
         self._grouped = [step for step in (*draft.forward, *draft.backward) if _is_grouped(step)]
@@ -72,6 +74,14 @@ class Padding:
         groups, rows = product.input("groups"), product.input("a")
         assert groups is not None and rows is not None
         return groups, self._draft.buffers[rows].shape.flat[0]
+
+
+def _passed_on(steps: tuple[Step, ...], results: set[str]) -> Iterator[str]:
+    """What a step in groups that gives a result adds to: rows past the groups keep that."""
+    for step in steps:
+        added = step.input("add")
+        if added and step.input("groups") and not is_product(step) and {*step.writes} & results:
+            yield added
 
 
 def _is_grouped(step: Step) -> bool:

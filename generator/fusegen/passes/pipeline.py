@@ -23,11 +23,14 @@ from .as_bytes import pass_as_bytes
 from .backward import write_backward
 from .contract import Context, Observer, Pass
 from .conversions import conversions
+from .cut import cut
 from .delay_wgrad import delay_wgrad, delayed_steps
 from .draft import EMPTY, Draft, NotPossible, Property
 from .expand import expand
 from .fusions import rules_of
 from .interleave import interleave_halves
+from .join_amaxes import join_amaxes
+from .join_states import join_states
 from .kernels import choose_kernels, choose_merged
 from .liveness import add_conditions, saved
 from .main_grad import keep_in_main_grad
@@ -45,6 +48,7 @@ from .rewrite import Facts, Stage, rewrite
 from .scaled_bias import scale_bias
 from .seal import seal
 from .sharding import module_shardings
+from .share_amaxes import share_amaxes
 from .statistics import take_statistics
 from .sums import fold_sums
 from .weight_cache import keep_quantized
@@ -143,19 +147,20 @@ def _main_grad(draft: Draft, context: Context) -> Draft:
 
 
 def _exact(draft: Draft, context: Context) -> Draft:
-    exact, output = unquantized(draft)
-    return replace(draft, exact=exact, exact_output=output)
+    exact, outputs = unquantized(draft)
+    return replace(draft, exact=exact, exact_outputs=outputs)
 
 
 def _quantize(draft: Draft, context: Context) -> Draft:
     chosen = (precision for precision in BackwardPrecision if precision.value in context.options)
-    return quantize(
+    quantized = quantize(
         draft,
         context.recipe,
         context.arch,
-        reduced=REDUCED_AMAX in context.options,
         backward=next(chosen, BackwardPrecision.QUANTIZED),
     )
+    roles = tuple(context.recipe.roles.items())
+    return replace(quantized, quantizations=roles, layout=context.arch.layout)
 
 
 def _weight_cache(draft: Draft, context: Context) -> Draft:
@@ -185,7 +190,7 @@ def _programs(draft: Draft, context: Context) -> Draft:
     return draft.packed(programs)
 
 
-def _merge(draft: Draft, context: Context) -> Draft:
+def _rewrite_copies(draft: Draft, context: Context) -> Draft:
     """Kernels of steps that are merged are those of the merged step alone.
 
     Arguments, results and checks of the programs are those of the steps before: a merged step
@@ -203,7 +208,7 @@ def _merge(draft: Draft, context: Context) -> Draft:
 
 def _conversions(draft: Draft, context: Context) -> Draft:
     """A module that does nothing but quantise a tensor of a role that the recipe names has them."""
-    if draft.exact or not draft.programs[0].steps:
+    if draft.exact or not draft.directions[0].programs[0].steps:
         return draft
     offered, further = conversions(context.recipe, context.arch)
     sets = {each.name: each for each in (*draft.kernel_sets, *further)}
@@ -227,7 +232,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "backward",
-        "The ops' backward rules in reverse order.",
+        "The ops' backward rules in reverse order; gradients from several readers are added up.",
         lambda draft, _: write_backward(draft),
         needs=_of(Property.EXPANDED),
         gives=_of(Property.DIFFERENTIATED),
@@ -257,8 +262,8 @@ PASSES: tuple[Pass, ...] = (
         options=(INTERLEAVED,),
     ),
     Pass(
-        "fuse",
-        "Patterns of `specs/fusions` are replaced: joint, then forward, then backward ones.",
+        "rewrite_ops",
+        "Fusions of steps of ops apply: joint, then forward, then backward ones.",
         lambda draft, context: _rewrite(draft, context, Stage.OPS),
         needs=_of(Property.MATH),
         before=_of(Property.EXACT, Property.QUANTIZED),
@@ -318,6 +323,14 @@ PASSES: tuple[Pass, ...] = (
         gives=_of(Property.FLAGGED),
     ),
     Pass(
+        "share_amaxes",
+        "Amaxes of delayed scaling are reduced over ranks before they move its state on.",
+        lambda draft, _: share_amaxes(draft),
+        needs=_of(Property.FLAGGED),
+        before=_of(Property.SAVED),
+        options=(REDUCED_AMAX,),
+    ),
+    Pass(
         "lengths",
         "Steps that decode padded copies read the weight that has the same length.",
         _lengths,
@@ -362,6 +375,20 @@ PASSES: tuple[Pass, ...] = (
         before=_of(Property.PROGRAMS),
     ),
     Pass(
+        "join_states",
+        "Amax histories and scales that one op moves on lie in one tensor; so do its statistics.",
+        lambda draft, _: join_states(draft),
+        needs=_of(Property.KERNELS),
+        before=_of(Property.PROGRAMS),
+    ),
+    Pass(
+        "join_amaxes",
+        "Second-level amaxes that are saved lie in one tensor.",
+        lambda draft, _: join_amaxes(draft),
+        needs=_of(Property.KERNELS),
+        before=_of(Property.PROGRAMS),
+    ),
+    Pass(
         "programs",
         "Arguments and results of each op, where dimensions are read, and argument checks.",
         _programs,
@@ -369,22 +396,31 @@ PASSES: tuple[Pass, ...] = (
         gives=_of(Property.PROGRAMS),
     ),
     Pass(
-        "merge",
-        "An expression and the quantisation of what it gives become one step of one kernel.",
-        _merge,
+        "rewrite_copies",
+        "Fusions of steps that make copies apply: an expression and the quantisation of what it"
+        " gives become one step of one kernel.",
+        _rewrite_copies,
         needs=_of(Property.PROGRAMS),
+        before=_of(Property.CUT),
+    ),
+    Pass(
+        "cut",
+        "Programs become segments: ops, and collectives between them.",
+        lambda draft, context: cut(draft, context.dims),
+        needs=_of(Property.PROGRAMS),
+        gives=_of(Property.CUT),
     ),
     Pass(
         "conversions",
         "A module that only quantises gets the ops of `quantize` and `dequantize`.",
         _conversions,
-        needs=_of(Property.PROGRAMS),
+        needs=_of(Property.CUT),
     ),
     Pass(
         "sharding",
         "The ways in which ranks may run the ops on shards.",
         _sharding,
-        needs=_of(Property.PROGRAMS),
+        needs=_of(Property.CUT),
     ),
 )
 """Every pass in its order, which is checked wherever they run."""

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.naming import UPDATE_STATE, gradient, need
-from ..ir.plan import (
-    INTERLEAVE,
-    LIKE,
-    Argument,
-    Binding,
-    Buffer,
-    Check,
-    CheckKind,
-    Copy,
-    Operand,
-    Program,
-    Result,
-    Step,
-)
+from ..ir.program import Argument, Binding, Check, CheckKind, Program
 from ..ir.quantization import Role
 from ..ir.shapes import Binary, Const, Expr, Operator, Sym, symbols
+from ..ir.step import INTERLEAVE, LIKE, Copy, Operand, Result, Step
 from ..steps import decodes, is_product, quantizes, takes
 from .draft import Draft, NotPossible
-from .liveness import flags_of, forward_conditions, ordered
+from .liveness import flags_of, forward_conditions, joined_results, ordered
 
 Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
@@ -80,18 +69,20 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     """The forward op: results, then what it saves for the backward under flags."""
     arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
     arguments += _states(draft, draft.forward)
-    amaxes = _amaxes(draft, draft.forward)
-    given = {argument.buffer for argument in arguments}
+    sent = frozenset(
+        name for each in draft.collectives if each.direction == "forward" for name in each.sources
+    )
+    given = {argument.buffer for argument in arguments} | {*draft.outputs}
     kept = tuple(result for result in saved if result.buffer not in given)
     outputs = tuple(Result(name) for name in draft.outputs)
     asked = {flag for result in kept for flag in result.when or flags_of(draft)}
-    if amaxes or any(step.updates for step in draft.forward):  # a call without grad changes none
+    if any(step.updates for step in draft.forward):  # a call without grad changes none
         asked = {*flags_of(draft)}
     flags = tuple(flag for flag in flags_of(draft) if flag in asked)
     kept = tuple(Result(result.buffer, result.when or flags) for result in kept)
-    shared = tuple(Result(step_amax, flags) for step_amax, _ in amaxes)
-    steps = forward_conditions(draft.forward, (*kept, *shared))
-    return program("forward", draft, steps, arguments, flags, (*outputs, *kept, *shared), dims)
+    steps = forward_conditions(draft.forward, kept, sent)
+    left = (Result(r.buffer, r.when or flags) for r in joined_results(draft, kept))
+    return program("forward", draft, steps, arguments, flags, (*outputs, *left), dims)
 
 
 def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
@@ -101,14 +92,14 @@ def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Pro
     what these read.
     """
     incoming = tuple(Argument(gradient(name), False) for name in draft.outputs)
-    read = {name for step in draft.backward for name in step.reads}
+    read = {draft.tensor_with(name) for step in draft.backward for name in step.reads}
     made = {name for step in draft.backward for name in step.writes}
-    delayed = {name for step in draft.wgrad for name in step.writes}
+    delayed = draft.received("wgrad") | {name for step in draft.wgrad for name in step.writes}
     kept = tuple(
         Argument(
             result.buffer, bool(result.when) or draft.buffers[result.buffer].optional, result.when
         )
-        for result in saved
+        for result in joined_results(draft, saved)
         if result.buffer in read
     )
     flags = flags_of(draft) if len(draft.gradients) > 1 else ()
@@ -118,7 +109,6 @@ def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Pro
         for leaf, name in draft.gradients
         if name not in own
     )
-    results += tuple(Result(name, when) for name, when in _amaxes(draft, draft.backward))
     asked = _asked_by(draft.wgrad, flags)
     results += tuple(Result(name, asked[name]) for name in asked if name in made)
     main_grads = tuple(
@@ -136,14 +126,15 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
     Its first argument is the gradient of the output, which tells type, device and sizes, even where
     no step reads its elements.  Weights come last: whoever calls the op has them.
     """
-    written = {name for step in draft.wgrad for name in step.writes}
+    written = draft.received("wgrad") | {n for step in draft.wgrad for n in step.writes}
     leaves = {name: need(leaf) for leaf, name in draft.gradients if name in written}
     own = {name for _, name in draft.main_grads}
     flags = tuple(leaves.values()) if len(leaves) > 1 else ()
-    asked = _asked_by(draft.wgrad, flags)
+    asked = _asked_by(draft.wgrad, flags, draft.tensor_with)
     first = gradient(draft.outputs[0])
     weights = {parameter.buffer for parameter in draft.parameters}
-    names = sorted((*(r.buffer for r in saved), *asked), key=weights.__contains__)
+    left = (result.buffer for result in joined_results(draft, saved))
+    names = sorted((*left, *asked), key=weights.__contains__)
     operands = tuple(
         Argument(name, bool(asked[name]), asked[name])
         for name in dict.fromkeys(names)
@@ -164,11 +155,13 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
     return program("wgrad", draft, steps, arguments, flags, results, dims)
 
 
-def _asked_by(steps: tuple[Step, ...], flags: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """What steps read, in their order, and the flags under which they do."""
+def _asked_by(
+    steps: tuple[Step, ...], flags: tuple[str, ...], tensor: Callable[[str], str] = str
+) -> dict[str, tuple[str, ...]]:
+    """The tensors of what steps read, in their order, and the flags under which they do."""
     asked: dict[str, set[str]] = {}
     for step in steps:
-        for name in step.reads:
+        for name in map(tensor, step.reads):
             asked.setdefault(name, set()).update(step.when)
     return {name: _within(tuple(found), flags) for name, found in asked.items()}
 
@@ -190,20 +183,15 @@ def refresh_program(draft: Draft, dims: Dims) -> Program:
 
 def _states(draft: Draft, steps: tuple[Step, ...]) -> tuple[Argument, ...]:
     """State that the steps read, then state that they change, in the module's order."""
-    read = {name for step in steps for name in step.reads}
-    changed = {name for step in steps for name in step.mutates}
+    read = {draft.tensor_with(name) for step in steps for name in step.reads}
+    changed = {draft.tensor_with(name) for step in steps for name in step.mutates}
+    kept = dict.fromkeys(draft.tensor_with(state.buffer) for state in draft.states)
     arguments = [
-        Argument(state.buffer, optional=False, mutated=state.buffer in changed)
-        for state in draft.states
-        if state.buffer in read | changed
+        Argument(name, optional=False, mutated=name in changed)
+        for name in kept
+        if name in read | changed
     ]
     return tuple(sorted(arguments, key=lambda argument: argument.mutated))
-
-
-def _amaxes(draft: Draft, steps: tuple[Step, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Amaxes that leave a program to be reduced over ranks, and when they are there."""
-    shared = {reduction.amax for reduction in draft.reductions}
-    return tuple((name, step.when) for step in steps for name in step.writes if name in shared)
 
 
 def program(
@@ -346,14 +334,14 @@ def _checks(
 def _type_checks(buffer: Buffer, argument: Argument, first: str) -> Iterable[Check]:
     optional = argument.optional
     shape = buffer.shape
-    if buffer.name == first:
+    if buffer.name != first:
+        yield Check(CheckKind.DEVICE, buffer.name, optional, reference=first)
+    if buffer.dtype is not DType.IO:
+        yield Check(CheckKind.DTYPE, buffer.name, optional, dtype=buffer.dtype)
+    elif buffer.name == first:
         yield Check(CheckKind.IO_DTYPE, buffer.name)
     else:
-        yield Check(CheckKind.DEVICE, buffer.name, optional, reference=first)
-        if buffer.dtype is DType.IO:
-            yield Check(CheckKind.SAME_DTYPE, buffer.name, optional, reference=first)
-        else:
-            yield Check(CheckKind.DTYPE, buffer.name, optional, dtype=buffer.dtype)
+        yield Check(CheckKind.SAME_DTYPE, buffer.name, optional, reference=first)
     yield Check(
         CheckKind.RANK,
         buffer.name,
@@ -374,7 +362,7 @@ def _label(expr: Expr, dims: Dims) -> str:
 
 
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
-    """Innermost dimensions that the steps of a program need to be multiples, each once."""
+    """Lengths of rows that the steps of a program need to be multiples, each once."""
     needed: dict[Expr, int] = {}
     for step in steps:
         if step.pointwise and step.pointwise.interleaved:
@@ -386,7 +374,9 @@ def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
         operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
         results = () if quantizes(step) or decodes(step) else step.writes
         for name in (*(sources or operands), *results):
-            inner = draft.buffers[name].shape.flat[-1]
+            *outer, inner = draft.buffers[name].shape.flat
+            if not outer:  # a vector has no rows: one number for each row of another operand
+                continue
             needed[inner] = max(step.alignment, needed.get(inner, 1))
     plain = {expr for expr in needed if isinstance(expr, Sym)}
     return {

@@ -16,23 +16,26 @@ of every gradient, is the identity, and disappears by renaming its result to its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ..ir.buffers import Buffer, State, StateFill
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.naming import gradient
-from ..ir.plan import Buffer, Copy, Operand, Reduction, State, StateFill, Step
 from ..ir.quantization import OPERANDS, AmaxSource, Orientation, Role, Rounding
 from ..ir.shapes import Const, Shape
+from ..ir.step import Copy, Operand, Step
 from ..options.backward_precision import BackwardPrecision
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import decodes, is_product, quantizes
+from ..steps.copies import Original, copy_slots
 from ..steps.dequantize import DEQUANTIZE
 from ..steps.snapshot import SNAPSHOT
-from .copies import Source, copy_slots, make_copy, quantize_step, scratch
+from .copies import make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible
 from .kernels import with_sizes
@@ -43,7 +46,6 @@ def quantize(
     recipe: RecipeSpec,
     arch: ArchSpec,
     *,
-    reduced: bool = False,
     backward: BackwardPrecision = BackwardPrecision.QUANTIZED,
 ) -> Draft:
     """Insert quantisation where the recipe asks for it.
@@ -52,24 +54,23 @@ def quantize(
         draft: the module.
         recipe: formats of its operands.
         arch: how copies are laid out, and whether kernels make them.
-        reduced: amaxes leave the ops to be reduced over ranks, and state moves on between ops.
         backward: what products of the backward read.
 
     Raises:
         NotPossible: a product would have one quantised operand only.
     """
     draft = _drop_identities(_round_trips(draft, recipe))
-    return _Copies(recipe, arch, reduced, backward).insert(draft) if recipe.roles else draft
+    return _Copies(recipe, arch, backward).insert(draft) if recipe.roles else draft
 
 
-def unquantized(draft: Draft) -> tuple[tuple[Step, ...], str]:
+def unquantized(draft: Draft) -> tuple[tuple[Step, ...], tuple[str, ...]]:
     """The forward of a recipe without roles, what a recipe's error is measured against.
 
     Returns:
-        its steps, and the buffer that holds the first output.
+        its steps, and the buffers that hold the outputs.
     """
     exact = _drop_identities(draft)
-    return exact.forward, exact.outputs[0]
+    return exact.forward, exact.outputs
 
 
 def _round_trips(draft: Draft, recipe: RecipeSpec) -> Draft:
@@ -98,13 +99,11 @@ class _Copies:
 
     recipe: RecipeSpec
     arch: ArchSpec
-    reduced: bool
     backward: BackwardPrecision
     made: dict[_Tensor, dict[Orientation, Copy]] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     kept: dict[_Tensor, tuple[Operand, ...]] = field(default_factory=dict)
-    reductions: list[Reduction] = field(default_factory=list)
     emulated: str = ""
 
     def insert(self, draft: Draft) -> Draft:
@@ -121,7 +120,6 @@ class _Copies:
             forward=forward,
             backward=backward,
             states=tuple(self.states.values()),
-            reductions=tuple(self.reductions),
             emulated=self.emulated,
         )
 
@@ -160,8 +158,9 @@ class _Copies:
             source = draft.buffers[operand.buffer]
             key = _Tensor(source.name, role, source.name in again)
             value = replace(source, name=_value(source.name), role=None, optional=False)
-            self.buffers[value.name] = value
-            before.append(self._whole(draft, key, step, value.name))
+            if value.name not in self.buffers:  # else a product before it has asked for it
+                self.buffers[value.name] = value
+                before.append(self._whole(draft, key, step, value.name))
             inputs.append(Operand(operand.slot, value.name))
         return (*before, replace(step, inputs=tuple(inputs)))
 
@@ -203,6 +202,7 @@ class _Copies:
     def _with_steps(
         self, draft: Draft, program: list[Step], again: frozenset[str], done: set[_Tensor]
     ) -> Iterable[Step]:
+        there: set[str] = set()
         for step in program:
             for copy in step.copies:
                 key = _Tensor(copy.source, copy.role, copy.source in again)
@@ -211,7 +211,10 @@ class _Copies:
                     quantized = self._step(draft, key, step.item)
                     yield from self._snapshots(key, step.item)
                     yield quantized
-            yield from self._emulated(draft, step)
+            for each in self._emulated(draft, step):
+                if not (decodes(each) and there.issuperset(each.writes)):  # another product's
+                    there.update(each.writes)
+                    yield each
 
     def _emulated(self, draft: Draft, step: Step) -> Iterable[Step]:
         """The step; where only decoded operands can be multiplied, after the steps that decode."""
@@ -221,27 +224,19 @@ class _Copies:
             yield step
             return
         self.emulated = self.emulated or reason
-        steps, buffers = decode_operands(step, known, self.arch.layout)
+        steps, buffers = decode_operands(step, known, self.arch.layout, self.recipe)
         self.buffers |= {buffer.name: buffer for buffer in buffers}
         yield from steps
 
     def _step(self, draft: Draft, key: _Tensor, item: str) -> Step:
         copies = tuple(self.made[key][o] for o in Orientation if o in self.made[key])
-        groups = copies[0].groups
-        extent = draft.buffers[groups].shape.dims[0] if groups else None
-        tensor = Source.of(draft.buffers[key.name].shape, key.role, extent)
+        tensor = Original.of_copy(copies[0], draft.buffers)
         earlier = self.kept.get(key._replace(again=False)) if key.again else None
         states = self._states(copies[0], item) if earlier is None else self._used(key, earlier)
         self.kept[key] = states
         needed = scratch(tensor, copies, self.recipe.roles[key.role])
-        kept = {operand.slot: operand.buffer for operand in states}
-        if self.reduced and "amax_history" in kept:
-            amax = dict(needed)["amax"].name
-            self.reductions.append(
-                Reduction(amax, kept["amax_history"], kept["scale"], copies[0].role)
-            )
-            states = tuple(o for o in states if o.slot != "amax_history")
-        elif not self.arch.has_kernels or "scale" in kept:
+        kept = {operand.slot for operand in states}
+        if not self.arch.has_kernels or "scale" in kept:
             needed = ()
         self.buffers |= {buffer.name: buffer for _, buffer in needed}
         step = quantize_step(tensor, copies, states, needed)
@@ -321,6 +316,9 @@ def _drop_identities(draft: Draft) -> Draft:
 
     A result of the module keeps its name where a step writes the operand; otherwise the readers of
     the identity's result read its operand.
+
+    Raises:
+        NotPossible: one of several outputs is another one or an input: an op returns it once.
     """
     steps = (*draft.forward, *draft.backward)
     written = {name for step in steps if not _is_identity(step) for name in step.writes}
@@ -352,6 +350,9 @@ def _drop_identities(draft: Draft) -> Draft:
         return tuple(_rename(step, final) for step in program if not _is_identity(step))
 
     outputs = tuple(final(name) for name in draft.outputs)
+    shared = next((n for n in draft.outputs if Counter(outputs + draft.inputs)[final(n)] > 1), None)
+    if shared and len(outputs) > 1:
+        raise NotPossible(f"{shared!r} is what another output or an input is, and not computed")
     gradients = tuple((leaf, final(name)) for leaf, name in draft.gradients)
     return replace(
         draft,

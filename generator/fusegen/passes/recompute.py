@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..ir.plan import Step
+from ..ir.step import Step
 from ..steps import is_derived, is_printed
 from .draft import Draft, NotPossible
 

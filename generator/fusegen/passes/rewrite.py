@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from ..ir.plan import Buffer, Operand, Rewriting, Step
+from ..ir.buffers import Buffer
+from ..ir.step import Operand, Rewriting, Step
 from ..spec.arch import ArchSpec
 from ..spec.fusion import FusionPass
 from ..spec.recipe import RecipeSpec
@@ -306,7 +307,7 @@ def _read_elsewhere(bound: Bound, rule: Rewrite, built: Replacement) -> str | No
     """Who else reads a buffer that disappears, if anybody does."""
     draft = bound.draft
     leaving = {*draft.outputs, *(name for _, name in draft.gradients)}
-    leaving |= {reduction.amax for reduction in draft.reductions}
+    leaving |= {name for each in draft.collectives for name in each.sources}
     for match in rule.match:
         made = {name for step in built.steps(match.program) for name in step.writes}
         for name in (bound.variables[variable] for variable in sorted(match.sole_reader)):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.naming import gradient
-from ..ir.plan import Buffer, Operand, Step
+from ..ir.naming import gradient, total_gradient
 from ..ir.shapes import Shape
+from ..ir.step import Operand, Step
 from ..ir.words import Broadcast
 from ..steps import is_product, sums_rows
 from ..steps.group_row_dot import GROUP_ROW_DOT
@@ -37,7 +38,7 @@ def scale_bias(draft: Draft) -> Draft:
         else step
         for step in draft.forward
     )
-    incoming = gradient(scaled.out)
+    incoming = _incoming(draft, scaled)
     backward = tuple(
         replace(step, inputs=(*step.inputs, Operand("scales", scales)))
         if sums_rows(step) and step.input("a") == incoming
@@ -46,6 +47,12 @@ def scale_bias(draft: Draft) -> Draft:
     )
     draft = replace(draft, forward=forward, backward=backward)
     return _with_gradient(draft, scaled, scales)
+
+
+def _incoming(draft: Draft, scaled: Step) -> str:
+    """The gradient of a product's result, with what its readers add where it is an output, too."""
+    total = total_gradient(gradient(scaled.out))
+    return total if total in draft.buffers else gradient(scaled.out)
 
 
 def _with_scales(draft: Draft, scaled: Step) -> tuple[Draft, str]:
@@ -75,7 +82,7 @@ def _with_gradient(draft: Draft, scaled: Step, scales: str) -> Draft:
         partial = (Operand("add", own.name),)
     named = {operand.slot: operand for operand in scaled.inputs}
     inputs = (
-        Operand("a", gradient(scaled.out)),
+        Operand("a", _incoming(draft, scaled)),
         Operand("b", named["add"].buffer),
         named["groups"],
         *partial,

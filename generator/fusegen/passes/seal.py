@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from ..ir.plan import Dimension, ModulePlan, Program, Status, Tolerance
+from ..ir.plan import Dimension, ModulePlan, Status, Tolerance
 from ..ir.shapes import symbols
 from ..spec.kinds import SpecKind
 from .contract import Context
 from .draft import Draft
+from .liveness import joined_results
 
 
 def seal(draft: Draft, context: Context) -> ModulePlan:
-    """The plan of a draft whose steps are in programs."""
+    """The plan of a draft whose programs are cut into segments."""
     cell, module, recipe, arch = context.cell, context.module, context.recipe, context.arch
     given = recipe.tolerance
     return ModulePlan(
@@ -29,33 +30,23 @@ def seal(draft: Draft, context: Context) -> ModulePlan:
         arguments=draft.arguments,
         outputs=draft.outputs,
         states=draft.states,
+        joined=draft.joined,
         main_grads=draft.main_grads,
-        reductions=draft.reductions,
         attributes=draft.attributes,
         buffers=tuple(draft.buffers.values()),
-        forward=_program(draft, "forward"),
-        backward=_program(draft, "backward"),
-        refresh=draft.program("refresh"),
-        wgrad=draft.program("wgrad"),
-        saved=draft.saved,
+        directions=draft.directions,
+        saved=joined_results(draft, draft.saved),
         kernel_sets=draft.kernel_sets,
         conversions=draft.conversions,
         exact=draft.exact,
-        exact_output=draft.exact_output,
-        quantizations=tuple(recipe.roles.items()),
-        layout=arch.layout,
+        exact_outputs=draft.exact_outputs,
+        quantizations=draft.quantizations,
+        layout=draft.layout,
         tolerance=Tolerance(given.gemm, given.end_to_end, given.float32),
         sources=_sources(draft, context),
-        ranges="nvtx_ranges" in context.options,
         shardings=draft.shardings,
         rewrites=draft.rewrites,
     )
-
-
-def _program(draft: Draft, name: str) -> Program:
-    found = draft.program(name)
-    assert found is not None, f"a plan has a {name}"
-    return found
 
 
 def _reason(context: Context) -> str:
@@ -76,7 +67,8 @@ def _dimensions(draft: Draft, context: Context) -> tuple[Dimension, ...]:
 def _sources(draft: Draft, context: Context) -> tuple[str, ...]:
     """Files of every spec that the plan was made from."""
     ops = dict.fromkeys(context.module.ops)
-    steps = (step for program in draft.programs for step in program.steps)
+    programs = (program for direction in draft.directions for program in direction.programs)
+    steps = (step for program in programs for step in program.steps)
     rules = dict.fromkeys(step.rule for step in steps if step.rule)
     rules |= dict.fromkeys(each.rule for each in draft.rewrites if not each.reason)
     keys = [(SpecKind.MODULES, context.module.name), *((SpecKind.OPS, op) for op in ops)]

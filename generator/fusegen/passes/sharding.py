@@ -22,11 +22,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import lcm
 
+from ..ir.buffers import Buffer
 from ..ir.naming import gradient
-from ..ir.plan import HALVES, Access, Buffer, ModulePlan, Program, Sharding, Step
+from ..ir.plan import ModulePlan, Sharding
+from ..ir.program import Program
 from ..ir.quantization import QuantizationSpec, Role
 from ..ir.shapes import split, symbols
-from ..steps import decodes, is_printed, is_product, quantizes, sums_rows
+from ..ir.step import HALVES, Access, Step
+from ..steps import decodes, is_product, quantizes, sums_rows
 from ..steps.pointwise import ROW_GROUPS
 from ..steps.quantize import SUMMED
 
@@ -35,7 +38,7 @@ Axis = tuple[str, int]
 
 def module_shardings(plan: ModulePlan) -> tuple[Sharding, ...]:
     """Every way to split the ops of a training step alike, and those of a forward alone."""
-    if plan.states or plan.main_grads or plan.wgrad:
+    if plan.states or plan.main_grads or plan.wgrad or plan.process_groups:
         return ()
     ends = tuple((name, gradient(name)) for name in plan.outputs)
     buffers = {buffer.name: buffer for buffer in plan.buffers}
@@ -150,7 +153,7 @@ class _Ops:
             return False
         if is_product(step) or sums_rows(step):
             return True
-        if is_printed(step):
+        if step.pointwise:
             return self._valid_pointwise(step, parts)
         if quantizes(step):
             return {*self._writes(step)} - {*self._summands(step, parts)} <= parts.keys()

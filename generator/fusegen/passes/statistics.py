@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..ir.dtypes import DType
-from ..ir.plan import Buffer, Copy, Operand, State, StateFill, Step
-from ..ir.shapes import Const, Shape
+from ..ir.buffers import Buffer, State, StateFill
+from ..ir.step import Copy, Operand, Step
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import quantizes
-from ..steps.statistics import PARTIALS, STATISTICS
-from .copies import copy_slots
+from ..steps.copies import copy_slots
+from ..steps.statistics import PARTIALS, RESULTS, STATISTICS
 from .draft import Draft, NotPossible
-
-_NUMBERS = 5  # the fields of ``Statistics`` in reference/_statistics.py
-_BLOCKS, _WORDS = 1024, 12  # of threads, each of which leaves as many words of 4 bytes
 
 
 def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
@@ -34,11 +30,11 @@ def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
     copies = [copy for step in steps for copy in _made_by(step)]
     if not copies:
         raise NotPossible(f"recipe {recipe.name!r} quantises no tensor of the module")
-    buffers = [Buffer(_numbers(c), DType.FLOAT32, Shape(None, (Const(_NUMBERS),))) for c in copies]
+    numbers, partials = RESULTS["out"], RESULTS[PARTIALS]
+    buffers = [Buffer(_numbers(copy), numbers.typed, numbers.shape) for copy in copies]
     states = tuple(State(each.name, each.name, StateFill.RECORD) for each in buffers)
     if arch.has_kernels:
-        dims = Shape(None, (Const(_BLOCKS), Const(_WORDS)))
-        buffers += [Buffer(_partials(copy), DType.FLOAT32, dims) for copy in copies]
+        buffers += [Buffer(_partials(copy), partials.typed, partials.shape) for copy in copies]
 
     def observed(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         return tuple(each for step in steps for each in (step, *_observers(step, arch)))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.dtypes import DType
-from ..ir.plan import Buffer, Operand, Step
-from ..ir.shapes import Const, Expr, Shape, add, floordiv, mul
+from ..ir.buffers import Buffer
+from ..ir.step import Operand, Step
 from ..spec.arch import ArchSpec
 from ..steps import quantizes, sums_rows
-from ..steps.quantize import SUMMED
+from ..steps.copies import Original
+from ..steps.quantize import ROW_SUMS, SUMMED, stored_row_sums
 from .draft import Draft
-
-_TILE = 128  # rows that a kernel leaves one partial sum of, at most
 
 
 def fold_sums(draft: Draft, arch: ArchSpec) -> Draft:
@@ -27,9 +25,10 @@ def fold_sums(draft: Draft, arch: ArchSpec) -> Draft:
             continue
         outputs = [Operand(SUMMED, step.out)]
         if arch.has_kernels:
-            scratch = _partial_sums(step.reads[0], dict(host.sizes), step.input("groups"))
+            stored = stored_row_sums(Original.of_copy(host.copies[0], draft.buffers))
+            scratch = Buffer(f"{step.reads[0]}_{ROW_SUMS}", stored.typed, stored.shape)
             buffers[scratch.name] = scratch
-            outputs.append(Operand("row_sums", scratch.name))
+            outputs.append(Operand(ROW_SUMS, scratch.name))
         steps.remove(step)
         steps[steps.index(host)] = replace(host, outputs=(*host.outputs, *outputs))
     return replace(draft.with_buffers(buffers), backward=tuple(steps))
@@ -43,10 +42,3 @@ def _quantizes(step: Step, summed: Step) -> bool:
         and step.input("groups") == summed.input("groups")
         and SUMMED not in {operand.slot for operand in step.outputs}
     )
-
-
-def _partial_sums(name: str, sizes: dict[str, Expr], groups: str | None) -> Buffer:
-    """One row for each pair of a tile and a group that can share rows: see quantize.h."""
-    begun = add(mul(Const(2), sizes["groups"]), Const(1)) if groups else Const(1)
-    segments = add(floordiv(sizes["rows"], _TILE), begun)
-    return Buffer(f"{name}_row_sums", DType.FLOAT32, Shape(None, (segments, sizes["columns"])))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..ir.naming import gradient, need
-from ..ir.plan import Step
+from ..ir.step import Step
+from ..steps.copies import Formats
 from ..steps.verify import Fault, VerifyError, View, faults, views
+from ..steps.verify_directions import direction_faults
 from .contract import Pass
 from .draft import Draft, Property
 from .liveness import flags_of
@@ -29,12 +31,21 @@ def verify_pass(done: Pass, before: Draft, after: Draft) -> None:
 
 def draft_faults(draft: Draft) -> Iterator[Fault]:
     """Every rule that a draft breaks, of those that its properties ask for."""
-    for view in views(draft.programs) if draft.programs else _views(draft):
-        yield from faults(view, draft.buffers)
+    roles, quantized = dict(draft.quantizations), Property.QUANTIZED in draft.holds
+    formats = Formats(roles, draft.layout) if quantized else None
+    programs = tuple(program for each in draft.directions for program in each.programs)
+    if programs or draft.programs:
+        found = views(programs or draft.programs, draft.joined, draft.collectives)
+    else:
+        found = _views(draft)
+    for view in found:
+        yield from faults(view, draft.buffers, formats)
+    for direction in draft.directions:
+        yield from direction_faults(direction, draft.buffers)
     for conversion in draft.conversions:
         buffers = {buffer.name: buffer for buffer in conversion.buffers}
         for view in views((conversion.program,)):
-            yield from faults(view, buffers)
+            yield from faults(view, buffers, Formats(roles, conversion.layout))
 
 
 def _views(draft: Draft) -> Iterator[View]:
@@ -53,11 +64,11 @@ def _forward(draft: Draft) -> View:
     settled = Property.SAVED in draft.holds
     results: When = dict.fromkeys(draft.outputs, ())
     results |= {result.buffer: result.when for result in draft.saved}
-    results |= _shared(draft, draft.forward)
+    results |= _sent(draft, draft.forward)
     return View(
         name="forward",
         steps=draft.forward,
-        given=_always((*draft.arguments, *_states(draft))),
+        given=_always((*draft.arguments, *_states(draft), *draft.received("forward"))),
         results=results,
         owned=frozenset(_states(draft)),
         needed=settled,
@@ -66,18 +77,18 @@ def _forward(draft: Draft) -> View:
 
 def _backward(draft: Draft) -> View:
     flagged = Property.FLAGGED in draft.holds
-    later = {name for step in draft.wgrad for name in step.writes}
+    later = draft.received("wgrad") | {name for step in draft.wgrad for name in step.writes}
     results: When = {}
     for leaf, name in draft.gradients:
         if name not in later:
             results[name] = (*results.get(name, ()), need(leaf))
     made = {name for step in draft.backward for name in step.writes}
     results |= {name: step.when for step in draft.wgrad for name in step.reads if name in made}
-    results |= _shared(draft, draft.backward)
+    results |= _sent(draft, draft.backward)
     return View(
         name="backward",
         steps=draft.backward,
-        given=_before_backward(draft),
+        given=_before_backward(draft) | _always((*draft.received("backward"),)),
         results=results,
         owned=_owned(draft),
         flags=flags_of(draft),
@@ -98,13 +109,15 @@ def _refresh(draft: Draft) -> View:
 
 
 def _wgrad(draft: Draft) -> View:
-    written = {name for step in draft.wgrad for name in step.writes}
+    received = draft.received("wgrad")
+    written = received | {name for step in draft.wgrad for name in step.writes}
     left = {name: step.wanted(name) or step.when for step in draft.backward for name in step.writes}
     return View(
         name="wgrad",
         steps=draft.wgrad,
-        given=_before_backward(draft) | left,
-        results={name: (need(leaf),) for leaf, name in draft.gradients if name in written},
+        given=_before_backward(draft) | left | _always((*received,)),
+        results={name: (need(leaf),) for leaf, name in draft.gradients if name in written}
+        | _sent(draft, draft.wgrad),
         owned=_owned(draft),
         flags=flags_of(draft),
         unasked=False,
@@ -129,10 +142,10 @@ def _owned(draft: Draft) -> frozenset[str]:
     return frozenset((*_states(draft), *dict(draft.main_grads).values()))
 
 
-def _shared(draft: Draft, steps: tuple[Step, ...]) -> When:
-    """Amaxes that leave the op to be reduced over ranks."""
-    amaxes = {reduction.amax for reduction in draft.reductions}
-    return {name: step.when for step in steps for name in step.writes if name in amaxes}
+def _sent(draft: Draft, steps: tuple[Step, ...]) -> When:
+    """What collectives read of these steps."""
+    sources = {name for each in draft.collectives for name in each.sources}
+    return {name: step.when for step in steps for name in step.writes if name in sources}
 
 
 def _always(names: tuple[str, ...]) -> When:

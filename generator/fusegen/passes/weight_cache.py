@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.buffers import Buffer, State, StateFill
 from ..ir.dtypes import DType, bits
-from ..ir.plan import Buffer, Copy, State, StateFill, Step
+from ..ir.step import Copy, Step
 from ..steps import quantizes
 from .draft import Draft, NotPossible
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from ..emit.fileset import Artifact, FileSet
 from ..emit.polish import same_but_for_format
-from ..files import resolve
+from ..spec.files import resolve
 from .lock import FileRecord, Lock, Pending, digest, lock_of, read_lock, read_pending
 
 

@@ -7,14 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import paths
 from ..checks.load import load, load_usable
 from ..emit.fileset import FileSet
-from ..files import resolve
+from ..extensions import Installed, installed
+from ..families.registry import FAMILIES
 from ..ir.plan import ModulePlan
+from ..spec.files import resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
 from ..spec.usage import UsageError
+from ..steps import STEPS
+from . import paths
 from .lock import LOCK_NAME
 from .remedies import regeneration
 
@@ -119,17 +122,41 @@ def is_text(name: str) -> bool:
 
 
 def spec_folders(extra: Iterable[Path]) -> tuple[Path, ...]:
-    """The folder of the built-in specs first, then the others, however they were written."""
-    return _besides(paths.builtin_specs(), extra)
+    """The folder of the built-in specs first, extensions' next, then the others."""
+    return _besides((paths.builtin_specs(), *_folders(each.specs for each in installed())), extra)
 
 
 def template_folders(extra: Iterable[Path]) -> tuple[Path, ...]:
-    """The folder of the built-in templates first, then the others, however they were written."""
-    return _besides(paths.builtin_templates(), extra)
+    """The folder of the built-in templates first, extensions' next, then the others."""
+    own = (paths.builtin_templates(), *_folders(each.templates for each in installed()))
+    return _besides(own, extra)
 
 
-def _besides(builtin: Path, extra: Iterable[Path]) -> tuple[Path, ...]:
-    return (builtin, *(path for path in merge_folders(extra) if path != builtin))
+def _folders(found: Iterable[Path | None]) -> tuple[Path, ...]:
+    return tuple(resolve(folder) for folder in found if folder)
+
+
+def _besides(own: tuple[Path, ...], extra: Iterable[Path]) -> tuple[Path, ...]:
+    """Those and others, however these were written."""
+    return (*own, *(path for path in merge_folders(extra) if path not in own))
+
+
+def used_extensions(
+    specs: SpecSet, plans: Sequence[ModulePlan], files: FileSet
+) -> tuple[Installed, ...]:
+    """The extensions that some plan has a spec, a step or a kernel of, or a file a template of."""
+    primitives = {step.primitive for plan in plans for step in plan.steps}
+    families = {each.template for plan in plans for each in plan.kernel_sets}
+
+    def used(each: Installed) -> bool:
+        return bool(
+            (each.specs and used_specs([each.specs], specs, plans))
+            or (each.templates and used_templates([each.templates], files))
+            or primitives & {step.name for step in STEPS if step in each.extension.steps}
+            or families & {one.name for one in FAMILIES if one in each.extension.families}
+        )
+
+    return tuple(each for each in installed() if used(each))
 
 
 def load_specs(folders: Folders = BUILTIN) -> SpecSet:

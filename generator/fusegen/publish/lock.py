@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..emit.fileset import FileSet, PathError, check_path
-from ..files import read
+from ..spec.files import read
 
 LOCK_NAME = "fusegen.lock"
 PENDING_NAME = "fusegen.lock.next"

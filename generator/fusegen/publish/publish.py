@@ -20,7 +20,7 @@ from pathlib import Path
 import filelock
 
 from ..emit.fileset import FileSet
-from ..files import named
+from ..spec.files import named
 from .changes import REASONS, ChangeKind, Changes, Disk, obstructed, read_file
 from .lock import (
     LOCK_NAME,

@@ -22,10 +22,33 @@ _ARCH = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 _KEYS = ("arch", "namespace", "cells", "specs", "templates")
 _NO_FUSIONS = "no_fusions"
 """Key of a lock that names fusions which are left out; most locks have none."""
+_EXTENSIONS = "extensions"
+"""Key of a lock of cells that extensions have a part in; most locks have none."""
+_RARE = {_NO_FUSIONS, _EXTENSIONS}
 
 
 class SelectionError(LockError):
     """A lock whose selection cannot be read, though its record of files can."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class UsedExtension:
+    """An extension that cells were made with.
+
+    Attributes:
+        name: of its entry point.
+        package: that it came with.
+        version: of that.
+        digest: of its content.
+    """
+
+    name: str
+    package: str
+    version: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.package} {self.version}, {self.digest[:12]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +63,7 @@ class Selection:
             and separated by `/`, sorted.
         templates: template folders, likewise.
         no_fusions: fusions that are left out, sorted.
+        extensions: that its cells were made with, sorted.
     """
 
     arch: str
@@ -48,6 +72,7 @@ class Selection:
     specs: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
     no_fusions: tuple[str, ...] = ()
+    extensions: tuple[UsedExtension, ...] = ()
 
     @property
     def op_namespace(self) -> str:
@@ -63,7 +88,8 @@ class Selection:
             "specs": list(self.specs),
             "templates": list(self.templates),
         }
-        return data | ({_NO_FUSIONS: list(self.no_fusions)} if self.no_fusions else {})
+        data |= {_NO_FUSIONS: list(self.no_fusions)} if self.no_fusions else {}
+        return data | ({_EXTENSIONS: _extensions_json(self)} if self.extensions else {})
 
     @classmethod
     def parse(cls, data: Mapping[str, object], lock: Path) -> Selection:
@@ -72,7 +98,7 @@ class Selection:
         Raises:
             SelectionError: naming the lock, the key at fault and the remedy.
         """
-        unknown = sorted((set(data) - {_NO_FUSIONS}) ^ set(_KEYS))
+        unknown = sorted((set(data) - _RARE) ^ set(_KEYS))
         if unknown:
             what = "unknown" if unknown[0] in data else "missing"
             raise _malformed(lock, f"{what} key {unknown[0]!r} in selection")
@@ -92,7 +118,28 @@ class Selection:
             specs=tuple(sorted(set(lists["specs"]))),
             templates=tuple(sorted(set(lists["templates"]))),
             no_fusions=tuple(sorted(set(_strings(data.get(_NO_FUSIONS, []), _NO_FUSIONS, lock)))),
+            extensions=_used_extensions(data.get(_EXTENSIONS, {}), lock),
         )
+
+
+_FACTS = ("package", "version", "digest")
+
+
+def _extensions_json(selection: Selection) -> dict[str, dict[str, str]]:
+    return {
+        each.name: {fact: getattr(each, fact) for fact in _FACTS} for each in selection.extensions
+    }
+
+
+def _used_extensions(value: object, lock: Path) -> tuple[UsedExtension, ...]:
+    """Inverse of ``_extensions_json``."""
+    found = []
+    for name, facts in value.items() if isinstance(value, dict) else ((None, None),):
+        words = [facts.get(fact) for fact in _FACTS] if isinstance(facts, dict) else [None]
+        if not all(isinstance(word, str) for word in (name, *words)):
+            raise _malformed(lock, f"selection: expected {', '.join(_FACTS)} by name in extensions")
+        found.append(UsedExtension(str(name), *map(str, words)))
+    return tuple(sorted(found))
 
 
 def read_selection(bundle: Path) -> Selection | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from enum import Enum
 from typing import Annotated
 
 from pydantic import StringConstraints
@@ -11,10 +12,11 @@ from pydantic.dataclasses import dataclass
 
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT, Positive
-from ..ir.kernel import GemmKind, LayoutSpec, PointSpec, Store
+from ..ir.kernel import GemmKind, LayoutSpec, Store
 from ..ir.predicate import Predicate
 from ..ir.quantization import Accumulation
 from .fields import ARCH, GENCODE, VERSION, Edition, Line, Name, PredicateField, StepName
+from .points import Point
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -29,8 +31,14 @@ class RuleSpec:
 class KindSpec:
     """Configurations of one kind of product and the ordered rules that choose among them."""
 
-    points: tuple[PointSpec, ...]
+    points: tuple[Point, ...]
     select: tuple[RuleSpec, ...]
+
+
+class Every(str, Enum):
+    """In place of a list: all that device code can be instantiated for."""
+
+    ANY = "any"
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -40,7 +48,8 @@ class FamilySpec:
     Attributes:
         implements: primitives.
         formats: element formats of its quantised operands; ``io`` for none.
-        scalings: how their elements share scales, as ``QuantizationSpec.scaling`` says it.
+        scalings: how their elements share scales, as ``QuantizationSpec.scaling`` says it, or
+            ``any``.
         accumulations: of its products of quantised operands; empty for any.
         stores: what may become of its products.
         template: name of its templates, where it is not the family's own.
@@ -50,12 +59,21 @@ class FamilySpec:
 
     implements: tuple[StepName, ...]
     formats: tuple[DType, ...] = (DType.IO,)
-    scalings: tuple[Name, ...] = ()
+    scalings: tuple[Name, ...] | Every = ()
     accumulations: tuple[Accumulation, ...] = ()
     stores: tuple[Store, ...] = (Store.IO,)
     template: Name | None = None
     row_alignment: Positive = 1
     kinds: Mapping[GemmKind, KindSpec] = field(default_factory=dict)
+
+    def scales(self, scaling: str) -> bool:
+        """Whether elements may share scales so."""
+        return isinstance(self.scalings, Every) or scaling in self.scalings
+
+
+def isa_of(name: str) -> str:
+    """The instruction set in an architecture's name: all but the word of a part of its own."""
+    return "_".join(name.split("_")[:2])
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -63,6 +81,8 @@ class ArchSpec:
     """A GPU architecture, or ``cpu``: the reference alone.
 
     Attributes:
+        arch: its name; parts with the same instructions and other rules, such as an H20 beside an
+            H100, have a word behind it: ``sm_90a_h20``.
         capability: compute capability, None for cpu.
         gencode: what nvcc is told.
         toolkit: oldest CUDA toolkit that knows the architecture.
@@ -84,6 +104,11 @@ class ArchSpec:
     @property
     def name(self) -> str:
         return self.arch
+
+    @property
+    def isa(self) -> str:
+        """What its code is compiled for, ``sm_90a`` of ``sm_90a_h20``, too."""
+        return isa_of(self.arch)
 
     @property
     def has_kernels(self) -> bool:

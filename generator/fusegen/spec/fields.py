@@ -13,7 +13,7 @@ from ..ir.names import MARK
 from ..ir.predicate import Comparison, Predicate, SizeVariable, parse_predicate
 from ..ir.shapes import Binary, Const, Expr, Shape, Sym, parse_expr
 from ..options import OPTIONS
-from ..steps import BY_NAME
+from ..steps import BY_NAME, SHIPPED
 from .diagnostics import did_you_mean
 
 _NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
@@ -22,7 +22,7 @@ _NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
 _CAPITAL = r"^[A-Z][A-Za-z0-9]*$"
 
 
-ARCH = r"^(cpu|sm_[0-9]+a?)$"
+ARCH = r"^(cpu|sm_[0-9]+a?(_[a-z][a-z0-9]*)?)$"
 
 
 GENCODE = r"^arch=compute_[0-9]+[af]?,code=sm_[0-9]+[af]?$"
@@ -34,7 +34,8 @@ VERSION = r"^[0-9]{1,3}\.[0-9]{1,2}$"
 PATTERNS = {
     _NAME: "a name in snake_case with single underscores",
     _CAPITAL: "a capital letter, then letters and digits",
-    ARCH: "cpu or sm_<number>, with an a behind it for its own instructions",
+    ARCH: "cpu or sm_<number>, with an a behind it for its own instructions, and a word for a"
+    " part with rules of its own, such as sm_90a_h20",
     GENCODE: "what nvcc is told, such as arch=compute_90a,code=sm_90a",
     VERSION: 'a version in quotes, such as "12.3"',
 }
@@ -135,12 +136,19 @@ def _option_name(word: str) -> str:
     return word
 
 
+_FROM_PACKAGES = (
+    "a kind of an extension comes with its package: pip install it (fusegen list extensions shows"
+    " what is installed)"
+)
+
+
 def step_name(word: object, *path: str) -> str:
     """The name of a kind of step, read from a spec."""
     if not isinstance(word, str) or word not in BY_NAME:
         hint = did_you_mean(str(word), BY_NAME)
         listed = f" Known: {', '.join(sorted(BY_NAME))}" if hint.endswith("?") else ""
-        raise problem_at("unknown", f"unknown step {word!r}{hint}{listed}", *path)
+        others = "" if listed else f"; {_FROM_PACKAGES}"
+        raise problem_at("unknown", f"unknown step {word!r}{hint}{listed}{others}", *path)
     return word
 
 
@@ -167,7 +175,9 @@ Line = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterVali
 """What people read in comments, docstrings and tables: one line of printable text."""
 
 
-StepName = Annotated[str, BeforeValidator(step_name), WithJsonSchema({"enum": list(BY_NAME)})]
+StepName = Annotated[
+    str, BeforeValidator(step_name), WithJsonSchema({"enum": [each.name for each in SHIPPED]})
+]
 
 
 """A kind of step."""

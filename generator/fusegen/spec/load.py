@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from ..files import read
 from .arch import ArchSpec
 from .diagnostics import Loc, Problem, SpecError, did_you_mean
 from .fields import PATTERNS
+from .files import read
 from .fusion import FusionSpec
 from .kinds import AnySpec, SpecKind
 from .module import ModuleSpec

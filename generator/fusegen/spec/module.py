@@ -31,9 +31,9 @@ class ChainItem:
     Attributes:
         op: name of the op.
         as_: prefix of its parameters; needed where the chain has more than one op.
-        with_: op input -> tensor of the module; the first input defaults to the result before it,
-            the others to the module input of the same name.
-        out: name of its result; the last item's results are the module's outputs.
+        with_: op input -> module input or earlier result; the first input defaults to the first
+            result of the op before it, the others to what has their own name.
+        out: name of its first result, or of several by the op's names for them.
         dims: op dimension -> expression in the module's dimensions; defaults to the same symbol.
         attributes: values that replace the op's defaults.
     """
@@ -43,7 +43,7 @@ class ChainItem:
     with_: Annotated[Mapping[Name, Name], Field(alias="with", default_factory=dict)] = field(
         default_factory=dict
     )
-    out: Name | None = None
+    out: Name | Mapping[Name, Name] | None = None
     dims: Mapping[Symbol, ExprField] = field(default_factory=dict)
     attributes: Mapping[Name, Scalar] = field(default_factory=dict)
 
@@ -103,6 +103,8 @@ class ModuleSpec:
         class_: name of the generated ``nn.Module``.
         op: the one op; its summary, dims and inputs are the module's.
         chain: or several ops in a row; then summary, dims and inputs stand here.
+        outputs: results of the chain that the module returns, in this order; where none is named,
+            those of the last op.
         without: options that apply, and that the module does not have all the same.
         variants: further modules by name, each the same chain but for what it says otherwise.
     """
@@ -115,6 +117,7 @@ class ModuleSpec:
     dims: Mapping[Symbol, Name] = field(default_factory=dict)
     inputs: Mapping[Name, TensorSpec] = field(default_factory=dict)
     chain: tuple[ChainItem, ...] = ()
+    outputs: tuple[Name, ...] = ()
     without: tuple[OptionName, ...] = ()
     variants: Mapping[Name, VariantSpec] = field(default_factory=dict)
 
@@ -155,6 +158,7 @@ class ModuleSpec:
             dims=self.dims,
             inputs=self.inputs,
             chain=chain,
+            outputs=self.outputs,
             without=self.without,
             **keywords,
         )

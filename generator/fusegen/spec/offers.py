@@ -31,6 +31,7 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
     products = [op for op in chain if any(_is_product(step) for step in op.forward)]
     return ModuleFacts(
         ops=module.ops,
+        quantizes=bool(products) or any(map(_quantizes, chain)),
         products=bool(products),
         weights=any(map(_reads_weight, products)),
         weight_gradients=any(map(_gives_weight_gradient, chain)),
@@ -117,6 +118,10 @@ def choices_of(
 
 def _is_product(step: StepSpec) -> bool:
     return Trait.PRODUCT in definition(step.primitive).traits
+
+
+def _quantizes(op: OpSpec) -> bool:
+    return any(Trait.QUANTIZES in definition(step.primitive).traits for step in op.forward)
 
 
 def _reads_weight(op: OpSpec) -> bool:

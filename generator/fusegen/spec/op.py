@@ -11,11 +11,11 @@ from pydantic.dataclasses import dataclass
 
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT
-from ..ir.plan import Access
 from ..ir.quantization import Role
 from ..ir.shapes import Expr, Shape
+from ..ir.step import Access
 from ..ir.words import AttributeType, Broadcast, Init
-from ..steps import STEPS, definition
+from ..steps import SHIPPED, definition
 from .diagnostics import did_you_mean
 from .fields import Edition, Line, Name, Scalar, ShapeField, Symbol, problem_at, step_name
 
@@ -132,7 +132,7 @@ StepField = Annotated[
         {
             "type": "object",
             "required": ["step"],
-            "properties": {"step": {"enum": [kind.name for kind in STEPS if not kind.of_passes]}},
+            "properties": {"step": {"enum": [kind.name for kind in SHIPPED if not kind.of_passes]}},
         }
     ),
 ]

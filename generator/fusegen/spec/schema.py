@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import named
+from .files import named
 from .kinds import SpecKind
 from .load import adapter
 

@@ -6,8 +6,10 @@ writes a step of one kind names that kind, by its ``StepDef``.
 
 from __future__ import annotations
 
-from ..ir.plan import Step
+from ..extensions import extended
+from ..ir.step import Step
 from . import gemm
+from .add import ADD
 from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .gemm import GEMM, GROUPED_GEMM
@@ -18,8 +20,9 @@ from .quantize import QUANTIZE
 from .snapshot import SNAPSHOT
 from .statistics import STATISTICS
 from .sums import COLUMN_SUM, GROUP_SUM
+from .update_scale import UPDATE_SCALE
 
-STEPS: tuple[StepDef, ...] = (
+SHIPPED: tuple[StepDef, ...] = (
     GEMM,
     GROUPED_GEMM,
     COLUMN_SUM,
@@ -27,15 +30,31 @@ STEPS: tuple[StepDef, ...] = (
     GROUP_ROW_DOT,
     POINTWISE,
     POINTWISE_GRAD,
+    ADD,
     QUANTIZE,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
     SNAPSHOT,
     STATISTICS,
+    UPDATE_SCALE,
     POINTWISE_QUANTIZE,
     POINTWISE_GRAD_QUANTIZE,
 )
-"""Every kind of step."""
+"""Kinds that come with fusegen."""
+
+
+def _unfit(kind: StepDef) -> str:
+    """Why a kind of an extension cannot be one; empty where it can."""
+    missing = [word for word in ("reference", "launch") if getattr(kind, word) is None]
+    if missing:
+        return f"has no {missing[0]}; every kind has a function of the reference and a kernel"
+    if kind.of_passes:
+        return "has no shapes; a kind that no op names is of no use without a pass"
+    return ""
+
+
+STEPS: tuple[StepDef, ...] = extended(SHIPPED, StepDef, lambda each: each.steps, _unfit)
+"""Every kind of step, those of extensions last."""
 
 BY_NAME: dict[str, StepDef] = {each.name: each for each in STEPS}
 
@@ -94,6 +113,11 @@ def copies_memory(step: Step) -> bool:
 def observes(step: Step) -> bool:
     """Whether what it leaves is for people, so that nothing runs for its sake."""
     return has(step, Trait.OBSERVES)
+
+
+def moves_state(step: Step) -> bool:
+    """Whether it moves the state of delayed scaling on, and does nothing else."""
+    return has(step, Trait.MOVES_STATE)
 
 
 def reads_decoded(step: Step) -> bool:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.plan import Step
 from ..ir.shapes import Expr
+from ..ir.step import Step
 from ..ir.words import AttributeType
+from .copies import Formats, Results
 from .launch import Launch
 
 
@@ -22,7 +24,7 @@ class Trait(str, Enum):
     and kernels are printed; DERIVED, too, and that expression is the derivative of an op's.
     COPIES_MEMORY keeps what a buffer holds before it changes: PyTorch and CUDA do that themselves,
     without a function of the reference or a kernel.  OBSERVES leaves numbers for people: no step
-    runs for its sake.
+    runs for its sake.  MOVES_STATE moves the state of delayed scaling on, and nothing else.
     """
 
     PRODUCT = "product"
@@ -33,6 +35,7 @@ class Trait(str, Enum):
     DERIVED = "derived"
     COPIES_MEMORY = "copies_memory"
     OBSERVES = "observes"
+    MOVES_STATE = "moves_state"
 
 
 Rule = Mapping[str, str]
@@ -80,9 +83,14 @@ class StepDef:
         attributes: scalars, all of them told; a printed kind has those of its expression.
         shapes: rule of the dimensions by kind, None where there are no kinds.  Empty for steps
             that passes write.
-        dtypes: types of operands and results by slot, where they are not the module's own.
+        infer: its results by slot, where operands and the formats of copies decide them; None where
+            ``shapes`` or an expression do.
+        dtypes: types that operands and results may have by slot, where it is not the module's own
+            alone.
         traits: what generic code may ask.
         reference: its function; None where it has none.
+        formula: of a step, the expression of its slots that its kernel is printed from, evaluated
+            in the order it is written in; None where kernels are not, or an op has the expression.
         sizes: what a launch is told by name: dimensions of the rule, or 1 where there is none.
         flops: floating-point operations of a step that has its sizes.
         launch: the arguments of its kernel; None where it has none.
@@ -96,9 +104,11 @@ class StepDef:
     kinds: tuple[str, ...] = ()
     attributes: tuple[AttributeDef, ...] = ()
     shapes: Mapping[str | None, Rule] = field(default_factory=dict)
-    dtypes: Mapping[str, DType] = field(default_factory=dict)
+    infer: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
+    dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     traits: frozenset[Trait] = frozenset()
     reference: Reference | None = None
+    formula: Callable[[Step], str] | None = None
     sizes: Mapping[str, str] = field(default_factory=dict)
     flops: Callable[[Step], Expr] | None = None
     launch: Callable[[Step], Launch] | None = None
@@ -114,6 +124,10 @@ class StepDef:
             raise ValueError(f"the reference has no function for {self.name}")
         twin = self.reference.of_copies if of_copies else ""
         return "_".join(filter(None, (twin or self.reference.function, kind)))
+
+    def types(self, slot: str) -> tuple[DType, ...]:
+        """Types that an operand or a result may have, quantised copies apart."""
+        return self.dtypes.get(slot, (DType.IO,))
 
     @property
     def of_passes(self) -> bool:

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from ..ir.plan import LIKE
+from collections.abc import Mapping
+
+from ..ir.buffers import Buffer
+from ..ir.dtypes import DType
+from ..ir.shapes import Shape
+from ..ir.step import LIKE, Step
+from .copies import Formats, Original, Results, Stored, decoded_rows
 from .definition import Reference, StepDef, Trait
 from .launch import Field, Launch, Source, sizes
 
 PADDED_SIZES = "padded_sizes"
 """Slot of the sizes that groups have in the padded space which one of these steps writes."""
 
+
+def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Results:
+    """The tensor that the copy is of, transposed ones turned over and tokens padded as they are."""
+    (copy,) = step.copies
+    tensor = Original.of_copy(copy, buffers)
+    rows = decoded_rows(tensor, copy, formats.layout)
+    found = {"out": Stored(None, Shape(None, (*tensor.stack, rows, tensor.columns)))}
+    if copy.groups:
+        found[PADDED_SIZES] = Stored(DType.INT64, buffers[copy.groups].shape)
+    return found
+
+
 _COPY = frozenset(("a", "a_scale", "a_amax", "groups"))
 
-_PLAIN = Launch(
+PLAIN = Launch(
     "DequantizeArguments",
+    "quantize.h",
     (
         Field("data", Source.OPERAND, "a"),
         Field("scale", Source.OPERAND, "a_scale"),
@@ -26,13 +45,14 @@ _PLAIN = Launch(
     assigned=True,
     typed_by="out",
 )
-_PADDED = Launch(
+PADDED = Launch(
     "DequantizeGroupsArguments",
+    "quantize.h",
     (
         Field("data", Source.OPERAND, "a"),
         Field("scale", Source.OPERAND, "a_scale"),
         Field("output", Source.RESULT, "out"),
-        Field("split_sizes", Source.INTEGER_OPERAND, "groups"),
+        Field("group_sizes", Source.INTEGER_OPERAND, "groups"),
         Field("padded_sizes", Source.INTEGER_RESULT, PADDED_SIZES, optional=True),
         *sizes("rows", "columns", "groups"),
         Field("pitch", Source.PITCH, "a"),
@@ -44,15 +64,17 @@ _PADDED = Launch(
 
 DEQUANTIZE = StepDef(
     "dequantize",
+    infer=_infer,
     traits=frozenset((Trait.DECODES,)),
     reference=Reference("quantized.dequantize", _COPY | {LIKE}),
-    launch=lambda _: _PLAIN,
+    launch=lambda _: PLAIN,
 )
 
 DEQUANTIZE_GROUPS = StepDef(
     "dequantize_groups",
+    infer=_infer,
     traits=frozenset((Trait.DECODES,)),
     reference=Reference("quantized.dequantize", _COPY),
-    launch=lambda _: _PADDED,
+    launch=lambda _: PADDED,
 )
 """Into the padded space that a columnwise copy of rows in groups lies in."""

@@ -4,45 +4,48 @@ from __future__ import annotations
 
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
-from ..ir.plan import Step
 from ..ir.shapes import Const, Expr, mul, product
+from ..ir.step import Step
 from .definition import Reference, StepDef, Trait
-from .launch import MULTIPROCESSORS, SPLIT_SIZES, Field, Launch, Source, sizes
+from .launch import GROUP_SIZES, MULTIPROCESSORS, Field, Launch, Source, sizes
 
 _KINDS = tuple(kind.value for kind in GemmKind)
 _COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
 _SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": "K"}
 
-_PLAIN = Launch(
+PLAIN = Launch(
     "GemmArguments",
+    "gemm.h",
     (
         Field("a", Source.OPERAND, "a"),
         Field("b", Source.OPERAND, "b"),
         Field("bias", Source.OPERAND, "add"),
         Field("out", Source.RESULT, "out"),
-        SPLIT_SIZES,
+        GROUP_SIZES,
         *sizes("tokens", "groups", "n", "k"),
         MULTIPROCESSORS,
         Field("row_scales", Source.FLOAT_OPERAND, "add_scales", optional=True),
     ),
 )
-_OF_COPIES = Launch(
+OF_COPIES = Launch(
     "Fp8GemmArguments",
+    "gemm_fp8.h",
     (
         Field("pitch_a", Source.PITCH, "a"),
         Field("pitch_b", Source.PITCH, "b"),
         Field("scale_a", Source.FLOAT_OPERAND, "a_scale"),
         Field("scale_b", Source.FLOAT_OPERAND, "b_scale"),
     ),
-    base=_PLAIN,
+    base=PLAIN,
 )
-_DECODED = Launch(
+DECODED = Launch(
     "DecodedGemmArguments",
+    "gemm.h",
     (
         Field("amax_a", Source.FLOAT_OPERAND, "a_amax"),
         Field("amax_b", Source.FLOAT_OPERAND, "b_amax"),
     ),
-    base=_PLAIN,
+    base=PLAIN,
 )
 
 
@@ -53,8 +56,8 @@ def reads_decoded(step: Step) -> bool:
 
 def _launch(step: Step) -> Launch:
     if not step.copies:
-        return _PLAIN
-    return _DECODED if reads_decoded(step) else _OF_COPIES
+        return PLAIN
+    return DECODED if reads_decoded(step) else OF_COPIES
 
 
 def _flops(step: Step) -> Expr:
@@ -97,7 +100,7 @@ GROUPED_GEMM = StepDef(
         "dgrad": {"a": "T N", "b": "E N K", "groups": "E", "out": "T K"},
         "wgrad": {"a": "T N", "b": "T K", "groups": "E", "out": "E N K"},
     },
-    dtypes={"groups": DType.INT64, "add_scales": DType.FLOAT32},
+    dtypes={"groups": (DType.INT64,), "add_scales": (DType.FLOAT32,)},
     traits=frozenset((Trait.PRODUCT,)),
     reference=Reference(
         "steps.grouped_gemm",

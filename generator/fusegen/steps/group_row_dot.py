@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from ..ir.dtypes import DType
-from ..ir.plan import Step
 from ..ir.shapes import Const, Expr, mul, product
+from ..ir.step import Step
 from .definition import Reference, StepDef
-from .launch import SPLIT_SIZES, Field, Launch, Source, sizes
+from .launch import GROUP_SIZES, Field, Launch, Source, sizes
 
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "GroupRowDotArguments",
+    "group_row_dot.h",
     (
         Field("a", Source.OPERAND, "a"),
         Field("b", Source.OPERAND, "b"),
         Field("add", Source.FLOAT_OPERAND, "add"),
         Field("out", Source.RESULT, "out"),
-        SPLIT_SIZES,
+        GROUP_SIZES,
         *sizes("tokens", "groups", "n"),
     ),
 )
@@ -31,9 +32,9 @@ GROUP_ROW_DOT = StepDef(
     operands=("a", "b", "groups"),
     optional=("add",),
     shapes={None: {"a": "T N", "b": "E N", "groups": "E", "add": "T", "out": "T"}},
-    dtypes={"groups": DType.INT64, "add": DType.FLOAT32, "out": DType.FLOAT32},
+    dtypes={"groups": (DType.INT64,), "add": (DType.FLOAT32,), "out": (DType.FLOAT32,)},
     reference=Reference("steps.group_row_dot", frozenset(("a", "b", "groups", "add"))),
     sizes={"tokens": "T", "groups": "E", "n": "N", "k": ""},
     flops=_flops,
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

@@ -21,7 +21,8 @@ class Source(str, Enum):
     The others stand for several fields, which carry their own names: operands, results, scalars and
     extents of an EXPRESSION; the groups past which its results are zero (ROW_GROUPS); how and
     where a step quantises (QUANTIZATION); both, of the PARTS of a merged step; how the scales of a
-    copy lie (SCALE_STRIDES), and how those of a group are found (LINE_GROUPS).
+    copy lie (SCALE_STRIDES), and how those of a group are found (LINE_GROUPS); a history and the
+    scale that follows from it (DELAYED_STATE).
     """
 
     OPERAND = "operand"
@@ -42,6 +43,7 @@ class Source(str, Enum):
     PARTS = "parts"
     SCALE_STRIDES = "scale_strides"
     LINE_GROUPS = "line_groups"
+    DELAYED_STATE = "delayed_state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Launch:
 
     Attributes:
         arguments: name of the struct.
+        header: that declares it.
         fields: in order.
         base: the struct that it begins with.
         assigned: whether fields are assigned one by one, since most of them have a default.
@@ -74,6 +77,7 @@ class Launch:
     """
 
     arguments: str
+    header: str
     fields: tuple[Field, ...]
     base: Launch | None = None
     assigned: bool = False
@@ -85,6 +89,6 @@ def sizes(*names: str) -> tuple[Field, ...]:
     return tuple(Field(name, Source.SIZE, name) for name in names)
 
 
-SPLIT_SIZES = Field("split_sizes", Source.INTEGER_OPERAND, "groups")
+GROUP_SIZES = Field("group_sizes", Source.INTEGER_OPERAND, "groups")
 """Rows of each group; null without groups."""
 MULTIPROCESSORS = Field("multiprocessors", Source.MULTIPROCESSORS)

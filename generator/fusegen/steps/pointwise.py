@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..ir.plan import Step
 from ..ir.shapes import Const, Expr, product
+from ..ir.step import Step
 from .definition import StepDef, Trait
 from .launch import Field, Launch, Source
 
@@ -12,8 +12,9 @@ ROW_GROUPS = "row groups"
 can be called so."""
 
 
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "PointwiseArguments",
+    "pointwise.h",
     (Field("", Source.EXPRESSION), Field("", Source.ROW_GROUPS, ROW_GROUPS)),
 )
 
@@ -28,12 +29,12 @@ POINTWISE = StepDef(
     "pointwise",
     traits=frozenset((Trait.PRINTED,)),
     flops=_flops,
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )
 
 POINTWISE_GRAD = StepDef(
     "pointwise_grad",
     traits=frozenset((Trait.PRINTED, Trait.DERIVED)),
     flops=_flops,
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

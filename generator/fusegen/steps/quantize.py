@@ -2,15 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
+from ..ir.shapes import Const, Shape, add, floordiv, mul
+from ..ir.step import Step
+from .copies import Formats, Original, Results, Stored, copy_slots, stored_amaxes, stored_copy
 from .definition import Reference, StepDef, Trait
 from .launch import Field, Launch, Source
 
 SUMMED = "sum"
 """Slot of a sum over rows that a step which quantises them leaves, too."""
 
-_LAUNCH = Launch(
+ROW_SUMS = "row_sums"
+"""Slot of what tiles of rows leave of that sum."""
+
+_TILE = 128  # rows that a kernel leaves one partial sum of, at most
+
+
+def stored_row_sums(tensor: Original) -> Stored:
+    """One row for each pair of a tile and a group that can share rows: see quantize.h."""
+    begun = add(mul(Const(2), tensor.parts), Const(1)) if tensor.groups else Const(1)
+    segments = add(floordiv(tensor.rows, _TILE), begun)
+    return Stored(DType.FLOAT32, Shape(None, (segments, tensor.columns)))
+
+
+def infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Results:
+    """Copies, amaxes and sums of the tensor that a step quantises."""
+    role = step.copies[0].role
+    tensor = Original.of_copy(step.copies[0], buffers)
+    found = dict(stored_amaxes(tensor, step.copies, formats.roles[role]))
+    for copy in step.copies:
+        slots = (operand.slot for operand in copy_slots(copy.orientation.value, copy))
+        stored = stored_copy(tensor, role, copy.orientation, formats)
+        found |= dict(zip(slots, stored, strict=True))
+    groups = (tensor.groups,) if tensor.groups else ()
+    found[SUMMED] = Stored(DType.IO, Shape(None, (*groups, tensor.columns)))
+    return found | {ROW_SUMS: stored_row_sums(tensor)}
+
+
+LAUNCH = Launch(
     "QuantizeStepArguments",
+    "quantize_step.h",
     (Field("quantize.input", Source.OPERAND, "a"), Field("", Source.QUANTIZATION)),
     assigned=True,
 )
@@ -20,10 +54,11 @@ QUANTIZE = StepDef(
     operands=("a",),
     optional=("groups",),
     shapes={None: {"a": "T... K", "groups": "E", "out": "T... K"}},
-    dtypes={"groups": DType.INT64},
+    infer=infer,
+    dtypes={"groups": (DType.INT64,)},
     traits=frozenset((Trait.QUANTIZES,)),
     reference=Reference(
         "quantized.quantize", frozenset(("a", "groups", "amax_history", "scale", "rng_state"))
     ),
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

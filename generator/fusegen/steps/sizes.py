@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.plan import Step
 from ..ir.shapes import Expr, Shape, product
+from ..ir.step import Step
 from . import definition
 from .definition import Rule
 
@@ -30,6 +30,12 @@ def bind(rule: str, shape: Shape, sizes: Sizes) -> bool:
     if fits:
         sizes.update(bound)
     return fits
+
+
+def said(rule: str, sizes: Sizes) -> str:
+    """A rule as ``[T, K]``, with what names stand for where they are bound."""
+    words = (", ".join(map(str, sizes.get(name, (name,)))) for name in rule.split())
+    return f"[{', '.join(words)}]"
 
 
 def _sizes_of(shape: Shape) -> tuple[Expr | str, ...]:

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ..ir.buffers import Buffer
+from ..ir.dtypes import DType
+from ..ir.shapes import Const, Shape
+from ..ir.step import Step
+from .copies import Formats, Results, Stored
 from .definition import Reference, StepDef, Trait
 from .launch import Field, Launch, Source, sizes
 
 PARTIALS = "partials"
 """Slot of what the blocks of threads leave of statistics, to be added up in a fixed order."""
 
-_LAUNCH = Launch(
+_NUMBERS = 5  # the fields of ``Statistics`` in reference/_statistics.py
+_BLOCKS, _WORDS = 1024, 12  # of threads, each of which leaves as many words of 4 bytes
+
+RESULTS: Results = {
+    "out": Stored(DType.FLOAT32, Shape(None, (Const(_NUMBERS),))),
+    PARTIALS: Stored(DType.FLOAT32, Shape(None, (Const(_BLOCKS), Const(_WORDS)))),
+}
+"""The numbers of a copy, and scratch: the same for every copy."""
+
+
+def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Results:
+    return RESULTS
+
+
+LAUNCH = Launch(
     "StatisticsArguments",
+    "statistics.h",
     (
         Field("input", Source.OPERAND, "a"),
-        Field("split_sizes", Source.INTEGER_OPERAND, "groups", optional=True),
+        Field("group_sizes", Source.INTEGER_OPERAND, "groups", optional=True),
         *sizes("rows", "columns", "groups"),
         Field("data", Source.OPERAND, "copy"),
         Field("scale", Source.OPERAND, "copy_scale"),
@@ -29,9 +51,10 @@ _LAUNCH = Launch(
 
 STATISTICS = StepDef(
     "statistics",
+    infer=_infer,
     traits=frozenset((Trait.OBSERVES,)),
     reference=Reference(
         "statistics.measure", frozenset(("a", "groups", "copy", "copy_scale", "copy_amax"))
     ),
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from ..ir.dtypes import DType
-from ..ir.plan import Step
 from ..ir.shapes import Expr, product
+from ..ir.step import Step
 from .definition import Reference, StepDef, Trait
-from .launch import MULTIPROCESSORS, SPLIT_SIZES, Field, Launch, Source, sizes
+from .launch import GROUP_SIZES, Field, Launch, Source, sizes
 
 _SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": ""}
-_LAUNCH = Launch(
+LAUNCH = Launch(
     "GroupSumArguments",
+    "group_sum.h",
     (
         Field("a", Source.OPERAND, "a"),
         Field("out", Source.RESULT, "out"),
-        SPLIT_SIZES,
+        GROUP_SIZES,
         *sizes("tokens", "groups", "n"),
-        MULTIPROCESSORS,
         Field("row_scales", Source.FLOAT_OPERAND, "scales", optional=True),
     ),
 )
@@ -35,7 +35,7 @@ COLUMN_SUM = StepDef(
     reference=Reference("steps.column_sum", frozenset(("a",))),
     sizes={**_SIZES, "groups": ""},
     flops=_flops,
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )
 
 GROUP_SUM = StepDef(
@@ -43,10 +43,10 @@ GROUP_SUM = StepDef(
     operands=("a", "groups"),
     optional=("scales",),
     shapes={None: {"a": "T N", "groups": "E", "scales": "T", "out": "E N"}},
-    dtypes={"groups": DType.INT64, "scales": DType.FLOAT32},
+    dtypes={"groups": (DType.INT64,), "scales": (DType.FLOAT32,)},
     traits=frozenset((Trait.SUMS_ROWS,)),
     reference=Reference("steps.group_sum", frozenset(("a", "groups", "scales"))),
     sizes=_SIZES,
     flops=_flops,
-    launch=lambda _: _LAUNCH,
+    launch=lambda _: LAUNCH,
 )

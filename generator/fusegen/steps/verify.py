@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ..ir.buffers import Buffer, JoinedTensor
 from ..ir.dtypes import DType, bits
-from ..ir.plan import HALVES, Access, Buffer, ModulePlan, PointwiseOperand, Program, Step
+from ..ir.program import Program
+from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, mul, product
+from ..ir.step import HALVES, Access, PointwiseOperand, Step
 from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
+from .copies import Formats
+from .sizes import Sizes, bind, said
 
 
 class VerifyError(Exception):
@@ -87,12 +92,20 @@ class View:
 Buffers = Mapping[str, Buffer]
 
 
-def faults(view: View, buffers: Buffers) -> Iterator[Fault]:
-    """Every rule that a program breaks; where buffers are missing, nothing else is looked at."""
+def faults(view: View, buffers: Buffers, formats: Formats | None = None) -> Iterator[Fault]:
+    """Every rule that a program breaks; where buffers are missing, nothing else is looked at.
+
+    Args:
+        view: of the program.
+        buffers: by name.
+        formats: of its copies; None where nothing is quantised yet.
+    """
     missing = [*_missing(view, buffers)]
     yield from missing
     for rule in () if missing else _RULES:
         yield from rule(view, buffers)
+    if formats and not missing:
+        yield from _stored(view, buffers, formats)
 
 
 def _missing(view: View, buffers: Buffers) -> Iterator[Fault]:
@@ -199,14 +212,15 @@ def _shapes(view: View, buffers: Buffers) -> Iterator[Fault]:
     """Operands and results have the shapes and types of the signature."""
     for step in view.steps:
         rules = definition(step.primitive).shapes.get(step.kind, {})
-        sizes: dict[str, Expr] = {}
+        sizes: Sizes = {}
         for slot, name in ((each.slot, each.buffer) for each in (*step.inputs, *step.outputs)):
             if slot not in rules:
                 continue
             shape, dtype = _logical(step, name, buffers), buffers[name].dtype
-            if not _fits(rules[slot], shape, sizes):
-                known = ", ".join(str(sizes.get(each, each)) for each in rules[slot].split())
-                yield view.fault(step, name, f"is {shape}, but {slot} is [{known}]")
+            if not bind(rules[slot], shape.fixed(), sizes):
+                yield view.fault(
+                    step, name, f"is {shape}, but {slot} is {said(rules[slot], sizes)}"
+                )
             expected = _types(step, slot, name)
             if dtype not in expected:
                 words = " or ".join(each.value for each in expected)
@@ -219,15 +233,23 @@ def _logical(step: Step, name: str, buffers: Buffers) -> Shape:
     return buffers[sources.get(name, name)].shape
 
 
-def _fits(rule: str, shape: Shape, sizes: dict[str, Expr]) -> bool:
-    """Whether a shape is what a rule says; names that are new are bound to its sizes."""
-    names, got = rule.split(), shape.flat
-    if names[0].endswith("..."):
-        rest = len(names) - 1
-        got = (product(got[: len(got) - rest]), *got[len(got) - rest :])
-    if len(got) != len(names):
-        return False
-    return all(sizes.setdefault(name, size) == size for name, size in zip(names, got, strict=True))
+def _stored(view: View, buffers: Buffers, formats: Formats) -> Iterator[Fault]:
+    """Results that follow from operands and the formats of copies are stored as their kind says.
+
+    Codes and scales of 8 bits may be held as bytes.
+    """
+    for step in view.steps:
+        infer = definition(step.primitive).infer
+        expected = infer(step, buffers, formats) if infer else {}
+        for slot, name in ((each.slot, each.buffer) for each in step.outputs):
+            if slot not in expected:
+                continue
+            shape, dtype = buffers[name].shape.fixed(), buffers[name].dtype
+            if shape != expected[slot].shape.fixed():
+                yield view.fault(step, name, f"is {shape}, but {slot} is {expected[slot].shape}")
+            wanted = expected[slot].dtype or dtype
+            if dtype is not wanted and not (dtype is DType.UINT8 and bits(wanted) <= 8):
+                yield view.fault(step, name, f"is {dtype.value}, but {slot} is {wanted.value}")
 
 
 _CODES = tuple(dtype for dtype in DType if bits(dtype) <= 8)
@@ -235,15 +257,15 @@ _CODES = tuple(dtype for dtype in DType if bits(dtype) <= 8)
 
 def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
     """Types that a slot takes: its own, codes of a copy, or the module's."""
-    own = definition(step.primitive).dtypes.get(slot)
-    if own is not None:
-        return (own,)
+    kind = definition(step.primitive)
+    if slot in kind.dtypes:
+        return kind.types(slot)
     if any(name == copy.data for copy in step.copies):
         return _CODES
     if reads_decoded(step) and slot in ("a", "b"):
         return (DType.BFLOAT16,)
     changed = is_product(step) and name in step.mutates
-    return (DType.IO, DType.FLOAT32) if changed else (DType.IO,)
+    return (DType.IO, DType.FLOAT32) if changed else kind.types(slot)
 
 
 def _copies(view: View, _: Buffers) -> Iterator[Fault]:
@@ -305,36 +327,43 @@ _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
 )
 
 
-def views(programs: tuple[Program, ...]) -> Iterator[View]:
-    """Programs with arguments and results, as kernels run them and as the reference does."""
+def views(
+    programs: tuple[Program, ...],
+    joined: tuple[JoinedTensor, ...] = (),
+    collectives: tuple[Collective, ...] = (),
+) -> Iterator[View]:
+    """Programs with arguments and results, as kernels run them and as the reference does.
+
+    Args:
+        programs: all with steps.
+        joined: arguments and results in whose place steps name what lies in them.
+        collectives: that are to cut them: what these read is a result, what they give is there.
+    """
+    parts = {each.buffer: each.parts for each in joined}
+
+    def named(buffer: str) -> tuple[str, ...]:
+        return parts.get(buffer, (buffer,))
+
     for program in programs:
+        own = [each for each in collectives if each.direction == program.name]
+        sources = {name for each in own for name in each.sources}
+        when = {name: s.wanted(name) or s.when for s in program.steps for name in s.writes}
+        sent = {name: when[name] for name in sources if name in when}
+        pairs = (pair for each in own for pair in zip(each.results, each.sources, strict=True))
+        received = {result: when.get(source, ()) for result, source in pairs}
         merged = any(step.parts for step in program.steps)
         for each in (program, program.unmerged) if merged else (program,):
             yield View(
                 name=program.name,
                 steps=each.steps,
-                given={argument.buffer: argument.when for argument in program.arguments},
-                results={result.buffer: result.when for result in program.results},
-                owned=frozenset(program.mutated),
+                given=received | {n: a.when for a in program.arguments for n in named(a.buffer)},
+                results={
+                    name: r.when if name == r.buffer else when[name]
+                    for r in program.results
+                    for name in named(r.buffer)
+                }
+                | sent,
+                owned=frozenset(n for buffer in program.mutated for n in named(buffer)),
                 flags=program.flags,
                 unasked=program.name not in ("backward", "wgrad"),
             )
-
-
-def verify_plan(plan: ModulePlan) -> None:
-    """Check every program of a plan.
-
-    Raises:
-        VerifyError: with every fault.
-    """
-    found = [
-        fault
-        for each in views(plan.programs)
-        for fault in faults(each, {buffer.name: buffer for buffer in plan.buffers})
-    ]
-    for conversion in plan.conversions:
-        buffers = {buffer.name: buffer for buffer in conversion.buffers}
-        found += [fault for each in views((conversion.program,)) for fault in faults(each, buffers)]
-    if found:
-        lines = "\n".join(f"  {fault}" for fault in found)
-        raise VerifyError(f"the plan of {plan.cell} on {plan.arch} is broken\n{lines}")

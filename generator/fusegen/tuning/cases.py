@@ -64,7 +64,7 @@ class Case:
     def sizes(self, kind: GemmKind) -> dict[SizeVariable, int]:
         """What rules ask about, as gemm.h computes it."""
         mean = self.tokens // self.groups
-        rows, columns, depth = {
+        rows, columns, k = {
             GemmKind.FPROP: (self.tokens, self.n, self.k),
             GemmKind.DGRAD: (self.tokens, self.k, self.n),
             GemmKind.WGRAD: (self.n, self.k, mean),
@@ -75,7 +75,7 @@ class Case:
             SizeVariable.MEAN_GROUP_TOKENS: mean,
             SizeVariable.ROWS: rows,
             SizeVariable.COLUMNS: columns,
-            SizeVariable.DEPTH: depth,
+            SizeVariable.K: k,
         }
 
     def is_near(self, model: Case) -> bool:

@@ -23,7 +23,7 @@ from .cases import Case, Sample, Weights, weighted
 # In the order in which one prefers to read them where several say the same.
 VARIABLES = (
     SizeVariable.MEAN_GROUP_TOKENS,
-    SizeVariable.DEPTH,
+    SizeVariable.K,
     SizeVariable.COLUMNS,
     SizeVariable.ROWS,
     SizeVariable.GROUPS,

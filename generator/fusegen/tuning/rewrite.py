@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import yaml
 
-from ..ir.kernel import GemmKind, PointSpec, Schedule
+from ..families.family import Config
+from ..ir.kernel import GemmKind
 from ..spec.arch import RuleSpec
+from ..spec.points import as_spec, parse_point, point_of
 
 Choices = Mapping[GemmKind, Sequence[RuleSpec]]
 
@@ -98,25 +100,17 @@ def _points(
     missing = sorted(used - {_point_name(item) for item, _, _ in items})
     if missing:
         behind = items[-1][2]
-        points = (_printed_point(PointSpec.parse(name)) for name in missing)
+        points = (_printed_point(parse_point(name)) for name in missing)
         yield behind, behind, _as_items(node, points, lines)
 
 
 def _point_name(node: yaml.Node) -> str:
-    tile, cluster = (
-        [int(each.value) for each in _items(_value(node, key))] for key in ("tile", "cluster")
-    )
-    schedule = _value(node, "schedule")
-    assert isinstance(schedule, yaml.ScalarNode)
-    return PointSpec(
-        (tile[0], tile[1], tile[2]), (cluster[0], cluster[1]), Schedule(schedule.value)
-    ).name
+    return point_of(yaml.SafeLoader("").construct_object(node, deep=True)).name
 
 
-def _printed_point(point: PointSpec) -> str:
+def _printed_point(point: Config) -> str:
     """A point as a spec spells it, on one line."""
-    tile, cluster = list(point.tile), list(point.cluster)
-    return f"{{schedule: {point.schedule.value}, tile: {tile}, cluster: {cluster}}}"
+    return f"{{{', '.join(f'{key}: {value}' for key, value in as_spec(point).items())}}}"
 
 
 def printed(rule: RuleSpec) -> str:

@@ -68,6 +68,11 @@ def fresh(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str,
     return {**tensors, **{name: tensors[name].clone() for name in states}}
 
 
+def state_rows(*states: Tensor) -> Tensor:
+    """States of delayed scaling, ``[n, E]`` or ``[E]``, as rows of one tensor."""
+    return torch.cat([torch.atleast_2d(state) for state in states])
+
+
 def without(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str, Tensor | None]:
     """The tensors that no call changes."""
     return {name: tensor for name, tensor in tensors.items() if name not in states}
@@ -85,6 +90,16 @@ def split_cases(groups: int, tokens: int) -> list[list[int]]:
         [1] * groups,
         [-3] + [tokens] * (groups - 1),
     ]
+
+
+def joined(outputs: Sequence[Tensor]) -> Tensor:
+    """Tensors side by side, [..., D] each."""
+    return torch.cat(tuple(outputs), dim=-1)
+
+
+def parts(whole: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """A tensor cut as wide as the outputs are; inverse of `joined`."""
+    return whole.split([output.shape[-1] for output in outputs], dim=-1)
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
@@ -116,6 +131,25 @@ def exact(
         return y, {name: torch.zeros_like(leaf) for name, leaf in zip(wanted, leaves, strict=True)}
     gradients = torch.autograd.grad(y, leaves, dy.cpu().double(), materialize_grads=True)
     return y, dict(zip(wanted, gradients, strict=True))
+
+
+def deeper(tensor: Tensor) -> Tensor:
+    """With one more dimension in front."""
+    return tensor[None]
+
+
+def longer(axis: int, by: int) -> Callable[[Tensor], Tensor]:
+    """Makes a tensor longer along an axis by its first slice, several times."""
+
+    def change(tensor: Tensor) -> Tensor:
+        return torch.cat((tensor, tensor.narrow(axis, 0, 1).repeat_interleave(by, axis)), axis)
+
+    return change
+
+
+def with_gaps(tensor: Tensor) -> Tensor:
+    """The same values, at every second place of a tensor of twice the length."""
+    return tensor.repeat_interleave(2, -1)[..., ::2]
 
 
 def refuses(call: Callable[[], object], message: str) -> None:

@@ -9,7 +9,7 @@ Scales are stored in logical order: row block first, then column block, in the o
 unquantised tensor, whatever the layout of the data; a block that spans a whole dimension has no
 dimension there, and a single scale is ``[1]``.
 
-Rows in groups (``split_sizes``): blocks start at every group's first row.  With b rows to a block,
+Rows in groups (``group_sizes``): blocks start at every group's first row.  With b rows to a block,
 scale blocks of group g start at ``first[g] // b + g`` of ``T // b + E``; transposed data of group g
 starts at ``a * (first[g] // a + g)`` of ``a * (T // a + E)``, a = ``Layout.align``.  Padding, and
 rows past the last group, are what zeros quantise to: code 0, scale 1 (E8M0 0, E4M3 0).
@@ -144,10 +144,10 @@ class Quantized(NamedTuple):
 class _Rows(NamedTuple):
     """Where the rows of a flattened tensor belong.
 
-    E groups: those of ``split_sizes``, or the matrices of a stack, which are equally long.
+    E groups: those of ``group_sizes``, or the matrices of a stack, which are equally long.
 
     Attributes:
-        ragged: whether the groups are those of ``split_sizes``.
+        ragged: whether the groups are those of ``group_sizes``.
         extent: rows in all where ragged, else rows of one matrix.
         first: [E], first row of each group.
         size: [E].
@@ -191,16 +191,16 @@ class _Rows(NamedTuple):
         return places // block, count // block
 
 
-def _rows(shape: tuple[int, ...], split_sizes: Tensor | None, device: torch.device) -> _Rows:
+def _rows(shape: tuple[int, ...], group_sizes: Tensor | None, device: torch.device) -> _Rows:
     total = shape[-2]
-    if split_sizes is None:
+    if group_sizes is None:
         groups = shape[0] if len(shape) == 3 else 1
         order = torch.arange(groups, device=device)
         row = torch.arange(groups * total, device=device)
         group = order.repeat_interleave(total)
         first, size = order * total, torch.full_like(order, total)
         return _Rows(False, total, first, size, group, row - first[group], row >= 0)
-    ends = split_sizes.clamp(0, total).cumsum(0).clamp(max=total)
+    ends = group_sizes.clamp(0, total).cumsum(0).clamp(max=total)
     first = pad(ends[:-1], (1, 0))
     row = torch.arange(total, device=device)
     group = torch.searchsorted(ends, row, right=True)
@@ -414,13 +414,13 @@ def _block_amax(values: Tensor, index: Tensor, count: int, block: int | None) ->
 
 
 def group_amax(
-    x: Tensor, q: Quantization, *, columnwise: bool = False, split_sizes: Tensor | None = None
+    x: Tensor, q: Quantization, *, columnwise: bool = False, group_sizes: Tensor | None = None
 ) -> Tensor:
     """Largest |x| of the tensor ``[1]``, or of each group or matrix ``[E]``, fp32.
 
     NaN counts for nothing.  Columnwise it is taken after the transform, where the recipe has one.
     """
-    values, rows = _values(x, q, columnwise, split_sizes)
+    values, rows = _values(x, q, columnwise, group_sizes)
     return _gather_max(_magnitude(values).amax(1, keepdim=True), rows.group, rows.groups).flatten()
 
 
@@ -502,10 +502,10 @@ def _scale_shape(
 
 
 def _values(
-    x: Tensor, q: Quantization, columnwise: bool, split_sizes: Tensor | None
+    x: Tensor, q: Quantization, columnwise: bool, group_sizes: Tensor | None
 ) -> tuple[Tensor, _Rows]:
     """x [..., R, C] as fp32 [rows, C], zero past the last group, transformed where asked for."""
-    rows = _rows(tuple(x.shape), split_sizes, x.device)
+    rows = _rows(tuple(x.shape), group_sizes, x.device)
     values = torch.where(rows.valid.unsqueeze(1), x.reshape(-1, x.shape[-1]).float(), 0.0)
     if columnwise and q.hadamard == "columnwise":
         return _transform(values, rows)
@@ -543,13 +543,13 @@ def _quantize(
     x: Tensor,
     q: Quantization,
     columnwise: bool,
-    split_sizes: Tensor | None,
+    group_sizes: Tensor | None,
     layout: Layout,
     scale: Tensor | None,
     amax: Tensor | None,
     rng_state: Tensor | None,
 ) -> Operand:
-    values, rows = _values(x, q, columnwise, split_sizes)
+    values, rows = _values(x, q, columnwise, group_sizes)
     columns = values.shape[1]
     of_rows, of_columns = q.blocks(columnwise)
     index, count = rows.blocks(of_rows)
@@ -586,7 +586,7 @@ def quantize(
     *,
     rowwise: bool = True,
     columnwise: bool = False,
-    split_sizes: Tensor | None = None,
+    group_sizes: Tensor | None = None,
     layout: Layout = LAYOUT,
     scale: Tensor | None = None,
     rowwise_amax: Tensor | None = None,
@@ -599,7 +599,7 @@ def quantize(
         x: bf16, fp16 or fp32; ``[R, C]``, or a stack of matrices ``[E, R, C]`` that share nothing.
         q: how.
         rowwise, columnwise: the copies that are wanted.
-        split_sizes: int64 ``[E]``, rows of each group of a ``[T, C]``; negative ones count as 0.
+        group_sizes: int64 ``[E]``, rows of each group of a ``[T, C]``; negative ones count as 0.
         layout: of the copies.
         scale: fp32 ``[1]`` or ``[E]``, the scale kept from a history; given for source
             ``history`` alone.
@@ -610,8 +610,8 @@ def quantize(
     Raises:
         ValueError: an argument does not fit the recipe, or is missing for it.
     """
-    _check(x, q, columnwise, split_sizes, layout, scale, rng_state)
-    rest = (split_sizes, layout, scale)
+    _check(x, q, columnwise, group_sizes, layout, scale, rng_state)
+    rest = (group_sizes, layout, scale)
     return Quantized(
         _quantize(x, q, False, *rest, rowwise_amax, rng_state) if rowwise else None,
         _quantize(x, q, True, *rest, columnwise_amax, rng_state) if columnwise else None,
@@ -622,7 +622,7 @@ def _check(
     x: Tensor,
     q: Quantization,
     columnwise: bool,
-    split_sizes: Tensor | None,
+    group_sizes: Tensor | None,
     layout: Layout,
     scale: Tensor | None,
     rng_state: Tensor | None,
@@ -631,7 +631,7 @@ def _check(
         f"x is bf16, fp16 or fp32, got {x.dtype}": x.dtype
         not in (torch.bfloat16, torch.float16, torch.float32),
         f"x is [R, C] or [E, R, C], got rank {x.dim()}": x.dim() not in (2, 3),
-        "rows are grouped in an x of rank 2": split_sizes is not None and x.dim() != 2,
+        "rows are grouped in an x of rank 2": group_sizes is not None and x.dim() != 2,
         "the scale is given for source 'history', and only there": (q.source == "history")
         != (scale is not None),
         "stochastic rounding needs rng_state": q.rounding == "stochastic" and rng_state is None,
@@ -646,10 +646,10 @@ def _check(
             raise ValueError(problem)
 
 
-def _read(operand: Operand, split_sizes: Tensor | None) -> tuple[Tensor, _Rows]:
+def _read(operand: Operand, group_sizes: Tensor | None) -> tuple[Tensor, _Rows]:
     """Values [rows, C] before the tensor scale, and their rows, which a transform has padded."""
     q, columns = operand.quantization, operand.shape[-1]
-    rows = _rows(operand.shape, split_sizes, operand.data.device)
+    rows = _rows(operand.shape, group_sizes, operand.data.device)
     if operand.columnwise and q.hadamard == "columnwise":
         rows = _padded(rows)
     codes = _load(operand.data, q.format)
@@ -668,17 +668,17 @@ def _read(operand: Operand, split_sizes: Tensor | None) -> tuple[Tensor, _Rows]:
     return torch.where(rows.valid.unsqueeze(1), values, 0.0), rows
 
 
-def dequantize(operand: Operand, *, split_sizes: Tensor | None = None) -> Tensor:
+def dequantize(operand: Operand, *, group_sizes: Tensor | None = None) -> Tensor:
     """What a copy stands for: fp32, in the shape of the unquantised tensor; zero past the groups.
 
     A transform is undone in fp32. A tensor scale is decoded by the reciprocal of the factor it was
     encoded with, at the end: all before it are exact products and sums, so that a compiler that
     contracts them changes nothing.
     """
-    values, rows = _read(operand, split_sizes)
+    values, rows = _read(operand, group_sizes)
     q = operand.quantization
     if operand.columnwise and q.hadamard == "columnwise":
-        rows = _rows(operand.shape, split_sizes, values.device)
+        rows = _rows(operand.shape, group_sizes, values.device)
         values = torch.where(rows.valid.unsqueeze(1), _transform_back(values, rows), 0.0)
     if q.tensor_scale and operand.amax is not None:
         decode = _quotient(1.0, _tensor_encode(operand.amax))
@@ -823,31 +823,15 @@ def delayed_update(
     return rolled, new_scale
 
 
-def update_together(
-    *states: tuple[Tensor | None, Tensor, Tensor, Quantization, bool],
-    group: torch.distributed.ProcessGroup | None,
-) -> None:
-    """Move states on in place, by the largest amaxes over ranks: one collective for all.
+def join_states(*states: Tensor) -> Tensor:
+    """Histories ``[history, E]`` and scales ``[E]`` as rows of one tensor, in their order."""
+    return torch.cat([torch.atleast_2d(state) for state in states])
 
-    Args:
-        states: (amax ``[E]``, history, scale, how it quantises, whether rows are in groups); those
-            without an amax stay as they are, and are the same ones on every rank.
-        group: the ranks; None for all.
 
-    Raises:
-        ValueError: torch.distributed has not been initialised.
-    """
-    amaxes = [amax for amax, *_ in states if amax is not None]
-    if not amaxes:
-        return
-    largest = torch.cat(amaxes)
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=group)
-    parts = iter(largest.split([len(amax) for amax in amaxes]))
-    for amax, history, scale, q, grouped in states:
-        if amax is not None:
-            new = delayed_update(history, scale, next(parts), q, grouped=grouped)
-            history.copy_(new[0])
-            scale.copy_(new[1])
+def join_amaxes(*amaxes: Tensor | None) -> Tensor:
+    """Amaxes ``[E]``, of which one at least is there, as rows of one tensor; 0 for absent ones."""
+    absent = torch.zeros_like(next(each for each in amaxes if each is not None))
+    return torch.stack([absent if each is None else each for each in amaxes])
 
 
 # Layouts of scales that kernels read
@@ -872,12 +856,12 @@ def unswizzle(scale: Tensor, rows: int, columns: int) -> Tensor:
     return codes[:rows, :columns].contiguous().view(scale.dtype)
 
 
-def token_major(scale: Tensor, split_sizes: Tensor | None = None, align: int = 4) -> Tensor:
+def token_major(scale: Tensor, group_sizes: Tensor | None = None, align: int = 4) -> Tensor:
     """fp32 scales of rows [T, n] -> [n, align * (T // align + E)].
 
     Groups lie where they do in transposed data; rows without groups are one.  Padding is 1.
     """
-    rows = _token_rows(tuple(scale.shape), split_sizes, scale.device)
+    rows = _token_rows(tuple(scale.shape), group_sizes, scale.device)
     places, count = rows.places(align)
     result = scale.new_ones(scale.shape[1], count)
     result[:, places[rows.valid]] = scale[rows.valid].T
@@ -885,16 +869,16 @@ def token_major(scale: Tensor, split_sizes: Tensor | None = None, align: int = 4
 
 
 def row_major(
-    scale: Tensor, tokens: int, split_sizes: Tensor | None = None, align: int = 4
+    scale: Tensor, tokens: int, group_sizes: Tensor | None = None, align: int = 4
 ) -> Tensor:
     """The inverse of ``token_major``: [T, n], 1 past the groups."""
-    rows = _token_rows((tokens, scale.shape[0]), split_sizes, scale.device)
+    rows = _token_rows((tokens, scale.shape[0]), group_sizes, scale.device)
     places, _ = rows.places(align)
     result = scale.new_ones(tokens, scale.shape[0])
     result[rows.valid] = scale[:, places[rows.valid]].T
     return result
 
 
-def _token_rows(shape: tuple[int, ...], split_sizes: Tensor | None, device: torch.device) -> _Rows:
+def _token_rows(shape: tuple[int, ...], group_sizes: Tensor | None, device: torch.device) -> _Rows:
     alone = torch.tensor(shape[:1], device=device)
-    return _rows(shape, alone if split_sizes is None else split_sizes, device)
+    return _rows(shape, alone if group_sizes is None else group_sizes, device)

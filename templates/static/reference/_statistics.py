@@ -37,22 +37,22 @@ class Statistics(NamedTuple):
     relative_error: float
 
 
-def measure(x: Tensor, copy: quantized.Operand, *, split_sizes: Tensor | None = None) -> Tensor:
+def measure(x: Tensor, copy: quantized.Operand, *, group_sizes: Tensor | None = None) -> Tensor:
     """fp32 [5], the fields of ``Statistics``; rows past the last group count for nothing.
 
     Args:
         x: the tensor, bf16 or fp16, ``[R, C]`` or a stack ``[E, R, C]``.
         copy: of it.
-        split_sizes: int64 ``[E]``, where its rows are in groups.
+        group_sizes: int64 ``[E]``, where its rows are in groups.
     """
     q = copy.quantization
-    source, _ = quantized._values(x, q, copy.columnwise, split_sizes)
-    decoded, rows = quantized._read(copy, split_sizes)
+    source, _ = quantized._values(x, q, copy.columnwise, group_sizes)
+    decoded, rows = quantized._read(copy, group_sizes)
     if q.tensor_scale:
         decode = quantized._quotient(1.0, quantized._tensor_encode(copy.amax))
         decoded = decoded * decode[rows.group].unsqueeze(1)
     lost = source.abs() - decoded.abs()
-    largest = _codes(copy, split_sizes) == quantized.MAX[q.format]
+    largest = _codes(copy, group_sizes) == quantized.MAX[q.format]
     numbers = (
         _amax(source),
         (source != 0).sum(),
@@ -69,10 +69,10 @@ def read(buffers: dict[str, Tensor]) -> dict[str, Statistics]:
     return {name: Statistics(*each) for name, each in zip(buffers, numbers, strict=True)}
 
 
-def _codes(copy: quantized.Operand, split_sizes: Tensor | None) -> Tensor:
+def _codes(copy: quantized.Operand, group_sizes: Tensor | None) -> Tensor:
     """Magnitudes of the codes themselves: what a copy stands for whose scales are all 1."""
     plain = copy._replace(scale=torch.ones_like(copy.scale, dtype=torch.float32))
-    return quantized._read(plain, split_sizes)[0].abs()
+    return quantized._read(plain, group_sizes)[0].abs()
 
 
 def _amax(values: Tensor) -> Tensor:

@@ -59,10 +59,10 @@ def row_sum(x: Tensor) -> Tensor:
     return x.sum(dim=-1)
 
 
-def bounds(split_sizes: Tensor, tokens: int) -> list[tuple[int, int]]:
+def bounds(group_sizes: Tensor, tokens: int) -> list[tuple[int, int]]:
     """First and last row of every group: sizes count from 0, offsets end at `tokens`."""
     result, start = [], 0
-    for size in split_sizes.tolist():
+    for size in group_sizes.tolist():
         end = min(start + max(size, 0), tokens)
         result.append((start, end))
         start = end
@@ -91,6 +91,23 @@ def gemm_dgrad(a: Tensor, b: Tensor) -> Tensor:
 def gemm_wgrad(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """a [..., N] and b [..., K] -> a.T @ b [N, K], summed over all leading dimensions."""
     return (wide(a).flatten(0, -2).T @ wide(b).flatten(0, -2)).to(dtype or a.dtype)
+
+
+def add(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    d: Tensor | None = None,
+    e: Tensor | None = None,
+    f: Tensor | None = None,
+    g: Tensor | None = None,
+    h: Tensor | None = None,
+) -> Tensor:
+    """The sum from left to right in fp32, rounded once to the type of a."""
+    total = wide(a) + wide(b)
+    for more in (c, d, e, f, g, h):
+        total = total if more is None else total + wide(more)
+    return total.to(a.dtype)
 
 
 def column_sum(a: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ class Weight:
         path: of what stands in its place.
         rowwise: paths of codes, scales and, where the format has them, amaxes of the rowwise copy.
         copies: paths of all buffers of its copies, by argument.
-        state: path and first value of what the recipe keeps of it between refreshes, by argument;
-            without a value, as for random state, that of the module goes on.
+        state: first value of what the recipe keeps of it between refreshes, by path; without one,
+            as for random state, that of the module goes on.
         records: paths of statistics, by argument.
     """
 
@@ -44,7 +44,7 @@ class Weight:
     path: str
     rowwise: tuple[str, ...]
     copies: Mapping[str, str]
-    state: Mapping[str, tuple[str, float | None]]
+    state: Mapping[str, float | None]
     records: Mapping[str, str]
 
 
@@ -55,12 +55,14 @@ class Held:
     Attributes:
         cell: for messages.
         weights: all of them.
+        kept: arguments of `refresh` that hold what the recipe keeps between refreshes.
         quantization, layout: of the copies.
         refresh: the function `refresh_weights`.
     """
 
     cell: str
     weights: tuple[Weight, ...]
+    kept: tuple[str, ...]
     quantization: quantized.Quantization
     layout: quantized.Layout
     refresh: Callable[..., None]
@@ -273,8 +275,8 @@ def _quantize_given(
     masters = {weight.argument: state.pop(prefix + weight.path) for weight in found}
     if not found:
         return
-    loaded = layer.state_dict()  # buffers that states have
-    own = {prefix + name: loaded[name] for name, _ in layer.named_buffers() if name in loaded}
+    parameters = dict(layer.named_parameters())
+    own = {prefix + n: buffer for n, buffer in layer.state_dict().items() if n not in parameters}
     _drop_foreign(state, prefix, own.keys())
     replaced = {prefix + path for weight in found for path in weight.copies.values()}
     try:
@@ -314,7 +316,8 @@ def _quantized(
         device = next(iter(masters.values())).device
     weights: dict[str, Tensor] = {}
     copies: dict[str, Tensor] = {}
-    kept: dict[str, Tensor] = {}
+    tensors = {n: torch.empty_like(layer.get_buffer(n), device=device) for n in held.kept}
+    kept = _states_in(layer, tensors)
     records: dict[str, Tensor] = {}
     lacking: list[str] = []
     for weight in held.weights:
@@ -325,23 +328,30 @@ def _quantized(
             copies[argument] = torch.empty_like(layer.get_buffer(path), device=device)
         for argument, path in weight.records.items():
             records[argument] = torch.zeros_like(layer.get_buffer(path), device=device)
-        for argument, (path, first) in weight.state.items():
-            buffer = layer.get_buffer(path)
-            known = state.get(prefix + path, buffer if first is None else None)
-            lacking += [argument] if known is None else []
-            kept[argument] = torch.full_like(buffer, first or 0.0, device=device)
-            if known is not None:
-                kept[argument].copy_(known)
+        for path, first in weight.state.items():
+            known = state.get(prefix + path, layer.get_buffer(path) if first is None else first)
+            lacking += [] if isinstance(known, Tensor) else [path]
+            kept[path].copy_(known) if isinstance(known, Tensor) else kept[path].fill_(known)
     if lacking:
-        moved = {argument: tensor.clone() for argument, tensor in kept.items()}
+        moved = {argument: tensor.clone() for argument, tensor in tensors.items()}
         held.refresh(**weights, **copies, **moved, **records, update_state=True)
-        kept |= {argument: moved[argument] for argument in lacking}
+        after = _states_in(layer, moved)
+        for path in lacking:
+            kept[path].copy_(after[path])
     updates = {"update_state": False} if kept else {}
-    held.refresh(**weights, **copies, **kept, **records, **updates)
+    held.refresh(**weights, **copies, **tensors, **records, **updates)
     for weight in held.weights:
         if weight.argument in masters:
             yield from ((path, copies[argument]) for argument, path in weight.copies.items())
-            yield from ((path, kept[argument]) for argument, (path, _) in weight.state.items())
+            yield from ((path, kept[path]) for path in weight.state)
+
+
+def _states_in(layer: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the recipe keeps, by path, in tensors like the layer's buffers of these names."""
+    found = {}
+    for name, tensor in tensors.items():
+        found |= _parts.states_in(layer, name, tensor) or {name: tensor}
+    return found
 
 
 def _after_load(layer: QuantizedWeights, keys: Any) -> None:

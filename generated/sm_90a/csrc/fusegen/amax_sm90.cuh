@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, kAmaxBlocks<Source>)
     group_amax_kernel(const __grid_constant__ AmaxArguments in,
                       const __grid_constant__ Source source) {
   __shared__ GroupAmaxShared shared;
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   const Space space{int32_t(in.row_align), groups.rows};
   const int32_t across = tiles_across(in.columns);
   const int32_t tiles = row_tiles(groups, space) * across;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
   using Element = typename Source::Element;
   __shared__ TileSlices slices;
   __shared__ PackedColumns of_columns;
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   const Space space{int32_t(in.row_align), groups.rows};
   wait_for_previous_kernel();
   if (row_tile() >= row_tiles(groups, space)) return;
@@ -224,7 +224,7 @@ static Status launch_amax(const AmaxArguments& in, Stream& stream, const Source&
     return launch_tiles("cudaLaunchKernelEx(row_amax)", &row_amax_kernel<Source>, in, space, stream,
                         source);
   }
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   const int64_t tiles = int64_t(row_tiles(groups, space)) * tiles_across(in.columns);
   const Grid grid{dim3(unsigned(tiles < kAmaxPartials ? tiles : kAmaxPartials)), kThreads};
   return launch_kernel("cudaLaunchKernelEx(group_amax)", &group_amax_kernel<Source, kHadamard>,

@@ -4,15 +4,16 @@
 
 #include <cstdint>
 
+#include "rows.h"
 #include "status.cuh"
 
 namespace fusegen {
 
 // With x [T, K], weight [E, N, K] and dy [T, N], per group:
 enum class Gemm {
-  fprop,  // y = x weight^T + bias:  rows are tokens, columns N, depth K
-  dgrad,  // dx = dy weight:         rows are tokens, columns K, depth N
-  wgrad,  // dweight = dy^T x:       rows are N, columns K, depth the group's tokens
+  fprop,  // y = x weight^T + bias:  rows are tokens, columns N, k is K
+  dgrad,  // dx = dy weight:         rows are tokens, columns K, k is N
+  wgrad,  // dweight = dy^T x:       rows are N, columns K, k is the group's tokens
 };
 
 // What becomes of a result.
@@ -30,14 +31,14 @@ constexpr bool is_wide(Store store) { return store == Store::fp32 || store == St
 //   fprop: a = x [T, K], b = weight [E, N, K], d = y [T, N], bias [E, N] or nullptr
 //   dgrad: a = dy [T, N], b = weight [E, N, K], d = dx [T, K]
 //   wgrad: a = dy [T, N], b = x [T, K], d = dweight [E, N, K]
-// Rows of y and dx past sum(split_sizes) come out zero; empty groups give zero dweight, and where it
+// Rows of y and dx past sum(group_sizes) come out zero; empty groups give zero dweight, and where it
 // is added to something, leave that alone.
 struct GemmArguments {
   const void* a;
   const void* b;
   const void* bias;
   void* d;
-  const int64_t* split_sizes;  // [groups] on the device; nullptr: dense, groups = 1
+  const int64_t* group_sizes;  // [groups] on the device; nullptr: dense, groups = 1
   int64_t tokens;
   int64_t groups;
   int64_t n;
@@ -61,7 +62,7 @@ struct GemmSizes {
   int64_t mean_group_tokens;
   int64_t rows;
   int64_t columns;
-  int64_t depth;
+  int64_t k;
 };
 
 inline GemmSizes gemm_sizes(Gemm kind, const GemmArguments& in) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "rows.h"
 #include "status.cuh"
 
 namespace fusegen {
@@ -10,11 +11,10 @@ namespace fusegen {
 struct GroupSumArguments {
   const void* input;           // [tokens, n]
   void* output;                // [groups, n]
-  const int64_t* split_sizes;  // [groups] on the device; nullptr: one group of all rows
+  const int64_t* group_sizes;  // [groups] on the device; nullptr: one group of all rows
   int64_t tokens;
   int64_t groups;
   int64_t n;  // a multiple of 8
-  int sm_count;
   const float* scales = nullptr;  // [tokens], which rows are multiplied by; nullptr: by none
 };
 

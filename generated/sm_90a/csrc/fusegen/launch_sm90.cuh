@@ -52,7 +52,7 @@ int64_t most_steps(const GemmArguments& in) {
   if (kind == Gemm::wgrad) {
     return in.groups * ceil_div(ceil_div(in.n, Config::tile_m), Config::cluster) * columns;
   }
-  const int64_t parts = in.split_sizes == nullptr ? 1 : in.groups + 1;
+  const int64_t parts = in.group_sizes == nullptr ? 1 : in.groups + 1;
   const int64_t whole = in.tokens / (Config::tile_m * Config::cluster);
   const int64_t begun = in.tokens < parts ? in.tokens : parts;  // groups that can be partly filled
   return (whole + begun) * columns;
@@ -62,9 +62,12 @@ inline Status check_arguments(const GemmArguments& in) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (in.tokens < 0 || in.tokens > kRaggedRows) return {kInvalid, "0 <= tokens <= 2^30"};
   if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
-  if (in.split_sizes == nullptr && in.groups != 1) return {kInvalid, "dense: groups = 1"};
-  if (in.n < 8 || in.n % 8 != 0 || in.n >= 1 << 30) return {kInvalid, "n: a multiple of 8"};
-  if (in.k < 8 || in.k % 8 != 0 || in.k >= 1 << 30) return {kInvalid, "k: a multiple of 8"};
+  if (in.group_sizes == nullptr && in.groups != 1) return {kInvalid, "dense: groups = 1"};
+  const auto fits = [](int64_t row) {
+    return row >= kRowAlignment && row % kRowAlignment == 0 && row < 1 << 30;
+  };
+  if (!fits(in.n)) return {kInvalid, "n: a multiple of 8"};
+  if (!fits(in.k)) return {kInvalid, "k: a multiple of 8"};
   return {};
 }
 
@@ -90,7 +93,7 @@ Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
   if (clusters < 1) return {static_cast<int>(cudaErrorInvalidValue), "sm_count >= cluster size"};
   const unsigned ctas = unsigned((steps < clusters ? steps : clusters) * Config::cluster);
   const Grid grid{dim3(ctas), T::kThreads, T::kUsedBytes, Config::cluster};
-  const Shape shape{in.split_sizes, int32_t(in.tokens), int32_t(in.groups), int32_t(in.n),
+  const Shape shape{in.group_sizes, int32_t(in.tokens), int32_t(in.groups), int32_t(in.n),
                     int32_t(in.k)};
   return launch_kernel("cudaLaunchKernelEx(gemm)", kernel, grid, stream, parameters..., shape);
 }

@@ -15,7 +15,7 @@ struct PointwiseArguments {
   std::array<float, 8> scalars;
   int64_t rows;
   int64_t columns;  // elements of a row of one half, where operands have halves
-  const int64_t* split_sizes = nullptr;  // [groups] on the device, of kernels of rows in groups
+  const int64_t* group_sizes = nullptr;  // [groups] on the device, of kernels of rows in groups
   int64_t groups = 0;
 };
 

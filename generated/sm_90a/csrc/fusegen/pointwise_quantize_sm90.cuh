@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
                            const __grid_constant__ Source source) {
   extern __shared__ uint2 parked[];
   __shared__ Shared<Config> shared;
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
   const int32_t tile = row_tile_from_last();
   const Space space = work_space<Config>(in);
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
 struct RowTotalArguments {
   const float* partials;  // [tiles, rows]
   void* output;           // [rows]
-  const int64_t* split_sizes;
+  const int64_t* group_sizes;
   int64_t rows;
   int64_t groups;
   int64_t tiles;
@@ -315,10 +315,10 @@ struct RowTotalArguments {
 
 // Rows of all groups, for every thread of the block; `scratch` has a number for every warp.
 __device__ inline int64_t rows_in_groups(const RowTotalArguments& in, int64_t* scratch) {
-  if (in.split_sizes == nullptr) return in.rows;
+  if (in.group_sizes == nullptr) return in.rows;
   int64_t found = 0;
   for (int64_t g = threadIdx.x; g < in.groups; g += kThreads) {
-    found += min(max(in.split_sizes[g], int64_t(0)), in.rows);
+    found += min(max(in.group_sizes[g], int64_t(0)), in.rows);
   }
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -355,7 +355,7 @@ Status add_row_partials(const PointwiseQuantizeArguments& in, Stream& stream) {
   RowTotalArguments total{};
   total.partials = in.row_partials;
   total.output = in.expression.results[kSummed];
-  total.split_sizes = in.step.quantize.split_sizes;
+  total.group_sizes = in.step.quantize.group_sizes;
   total.rows = in.expression.rows;
   total.groups = in.step.quantize.groups;
   total.tiles = (in.expression.columns + kTileColumns - 1) / kTileColumns;

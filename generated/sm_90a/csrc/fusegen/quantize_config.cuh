@@ -7,43 +7,45 @@
 
 namespace fusegen {
 
+// How a scale follows from the largest magnitude of the elements that share it.
+enum class Rule {
+  ratio,  // the format's largest value over it
+  mx,     // a power of two
+  nvfp4,  // below a scale of the group
+};
+
+inline constexpr int kWhole = 0;  // extent of a block that spans the whole dimension
+
+// Which elements share a scale in the rowwise copy: `rows` x `columns`; the columnwise copy swaps
+// the two. A warp has whole blocks of 16 rows, a tile of 128: see quantize_tile.cuh.
+template <int rows, int columns, class StoredFormat_, Rule rule>
+struct Scaling {
+  using StoredFormat = StoredFormat_;
+  using Stored = std::conditional_t<std::is_same_v<StoredFormat, float>, float, uint8_t>;
+  static constexpr Rule kRule = rule;
+  static constexpr bool kTensor = rows == kWhole && columns == kWhole;
+  static constexpr bool kRow = rows == 1 && columns == kWhole;
+  static constexpr bool kSquare = !kTensor && rows == columns;
+  static constexpr int kBlock = columns;  // 0: not in blocks
+  // Scales of a row's blocks may lie token by token: see QuantizeArguments::token_pitch.
+  static constexpr bool kTokenMajor = rows == 1 && columns != kWhole && rule == Rule::ratio;
+
+  static constexpr int kLeastBlock = 16, kMostBlock = 128;
+  static_assert(kLeastBlock == quantizing::kWarpRows, "a warp would have several blocks of rows");
+  static_assert(kMostBlock == kTileRows && kMostBlock == quantizing::kTileColumns,
+                "a block would span tiles");
+  static_assert(kTensor || rows == 1 || rows == columns, "a tensor, rows, or square blocks");
+  static_assert(columns == kWhole || (columns >= kLeastBlock && columns <= kMostBlock &&
+                                      (columns & (columns - 1)) == 0),
+                "columns: a power of two that a tile has whole blocks of");
+  static_assert(std::is_same_v<StoredFormat, std::conditional_t<
+                                                 rule == Rule::ratio, float,
+                                                 std::conditional_t<rule == Rule::mx, E8M0, E4M3>>>,
+                "what each rule stores its scales in");
+  static_assert(columns != kWhole || rule == Rule::ratio, "other rules are of blocks");
+};
+
 namespace quantizing {
-
-enum class Rule { ratio, mx, nvfp4 };
-
-constexpr int block_size(Scaling scaling) {
-  switch (scaling) {
-    case Scaling::tensor:
-    case Scaling::row: return 0;
-    case Scaling::block_1x128:
-    case Scaling::block_128x128: return 128;
-    case Scaling::mx_1x32:
-    case Scaling::mx_32x32: return 32;
-    case Scaling::nv_1x16:
-    case Scaling::nv_16x16: return 16;
-  }
-  return 0;
-}
-
-constexpr bool is_square(Scaling scaling) {
-  return scaling == Scaling::block_128x128 || scaling == Scaling::mx_32x32 ||
-         scaling == Scaling::nv_16x16;
-}
-
-constexpr Rule rule_of(Scaling scaling) {
-  if (scaling == Scaling::mx_1x32 || scaling == Scaling::mx_32x32) return Rule::mx;
-  if (scaling == Scaling::nv_1x16 || scaling == Scaling::nv_16x16) return Rule::nvfp4;
-  return Rule::ratio;
-}
-
-template <Rule rule>
-struct StoredScale {
-  using Type = uint8_t;
-};
-template <>
-struct StoredScale<Rule::ratio> {
-  using Type = float;
-};
 
 template <class Element>
 inline constexpr float kElementMax = 65504.0f;
@@ -52,18 +54,18 @@ inline constexpr float kElementMax<__nv_bfloat16> = 3.38953138925153547590e+38f;
 
 }  // namespace quantizing
 
-template <class Element_, class Format_, Scaling scaling_, bool stochastic = false,
+template <class Element_, class Format_, class Scaling_, bool stochastic = false,
           bool transformed = false>
 struct QuantizeConfig {
   using Element = Element_;
   using Format = Format_;
-  static constexpr Scaling kScaling = scaling_;
+  using Scaling = Scaling_;
   static constexpr bool kStochastic = stochastic;  // round to E2M1 with random bits
   static constexpr bool kHadamard = transformed;   // transform the columnwise copy first
-  static constexpr int kBlock = quantizing::block_size(scaling_);  // 0: not in blocks
-  static constexpr bool kSquare = quantizing::is_square(scaling_);
-  static constexpr quantizing::Rule kRule = quantizing::rule_of(scaling_);
-  using Stored = typename quantizing::StoredScale<kRule>::Type;
+  static constexpr int kBlock = Scaling::kBlock;   // 0: not in blocks
+  static constexpr bool kSquare = Scaling::kSquare;
+  static constexpr Rule kRule = Scaling::kRule;
+  using Stored = typename Scaling::Stored;
 
   static constexpr int kLineBytes = kTileRows * Format::kBits / 8;  // a column of the tile
   static constexpr int kPieces = kLineBytes / 16;
@@ -74,11 +76,12 @@ struct QuantizeConfig {
   // first, which is long where blocks have a scale of the group above them. Otherwise a longer tail
   // would cost more, but for the recipe whose tiles take longest where groups are many.
   static constexpr int kColumnTiles =
-      kRule == quantizing::Rule::nvfp4 ? 4 : scaling_ == Scaling::block_1x128 ? 2 : 1;
+      kRule == Rule::nvfp4 ? 4 : Scaling::kTokenMajor && kBlock == kTileRows ? 2 : 1;
 
   static_assert(!stochastic || Format::kBits == 4, "stochastic rounding is defined for E2M1");
-  static_assert(!transformed || scaling_ == Scaling::nv_1x16, "transforms span 16 rows, a block");
-  static_assert(kRule != quantizing::Rule::nvfp4 || Format::kBits == 4);
+  static_assert(!transformed || (kRule == Rule::nvfp4 && kBlock == fusegen::kHadamard && !kSquare),
+                "transforms span 16 rows, a block");
+  static_assert(kRule != Rule::nvfp4 || Format::kBits == 4);
 };
 
 namespace quantizing {
@@ -162,7 +165,7 @@ __host__ __device__ inline Space work_space(const QuantizeArguments& in) {
   const bool spans_rows = Config::kSquare || in.columnwise.data != nullptr;
   const int64_t block = spans_rows ? Config::kBlock : 1;
   const int64_t align = in.row_align > block ? in.row_align : block;
-  if (in.split_sizes != nullptr) return {int32_t(align), 0};
+  if (in.group_sizes != nullptr) return {int32_t(align), 0};
   int64_t length = in.rows;
   if (in.columnwise.data != nullptr) {
     const int64_t places = in.columnwise.pitch * 8 / Config::Format::kBits;
@@ -175,9 +178,9 @@ __host__ __device__ inline Space work_space(const QuantizeArguments& in) {
 // The requirement that a copy breaks, or nullptr.
 template <class Config>
 const char* broken_requirement(const QuantizeArguments& in) {
-  const bool ragged = in.split_sizes != nullptr;
+  const bool ragged = in.group_sizes != nullptr;
   const bool rowwise = in.rowwise.data != nullptr, columnwise = in.columnwise.data != nullptr;
-  const bool row = Config::kScaling == Scaling::row;
+  constexpr bool kTensor = Config::Scaling::kTensor, kRow = Config::Scaling::kRow;
   if (in.row_align < kTileRows / Config::kPieces || in.row_align > kTileRows ||
       (in.row_align & (in.row_align - 1)) != 0) {
     return "row_align: a power of two from one piece of 16 bytes to 128 rows";
@@ -185,19 +188,19 @@ const char* broken_requirement(const QuantizeArguments& in) {
   if (in.rows + kTileRows * (in.groups + 2) > 0x7FFFFFFF) return "padded rows < 2^31";
   if (in.token_pitch < 0 || in.token_pitch > 0x7FFFFFFF) return "token_pitch < 2^31";
   for (const int64_t pitch : {in.rowwise.pitch, in.columnwise.pitch}) {
-    if (pitch % 16 != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";
+    if (pitch % kPitch != 0 || pitch < 0 || pitch >= 1 << 30) return "pitch % 16 = 0, below 2^30";
   }
-  const bool one_scale = Config::kSquare || Config::kScaling == Scaling::tensor;
+  const bool one_scale = Config::kSquare || kTensor;
   if (!one_scale && rowwise && in.rowwise.scale == nullptr) return "rowwise.scale";
   if (!one_scale && columnwise && in.columnwise.scale == nullptr) return "columnwise.scale";
-  if (row && rowwise && in.rowwise.amax == nullptr) return "row: rowwise.amax";
-  if (row && columnwise && in.columnwise.amax == nullptr) return "row: columnwise.amax";
-  if (Config::kScaling == Scaling::tensor && in.scale == nullptr && in.rowwise.amax == nullptr &&
+  if (kRow && rowwise && in.rowwise.amax == nullptr) return "row: rowwise.amax";
+  if (kRow && columnwise && in.columnwise.amax == nullptr) return "row: columnwise.amax";
+  if (kTensor && in.scale == nullptr && in.rowwise.amax == nullptr &&
       in.columnwise.amax == nullptr) {
     return "tensor: a scale or an amax";
   }
   if (Config::kStochastic && in.rng_state == nullptr) return "stochastic: rng_state";
-  if (in.token_pitch != 0 && Config::kScaling != Scaling::block_1x128) return "token_pitch = 0";
+  if (in.token_pitch != 0 && !Config::Scaling::kTokenMajor) return "token_pitch = 0";
   if (in.token_pitch != 0 && !ragged && in.groups != 1) return "token_pitch = 0 for matrices";
   return nullptr;
 }

@@ -15,7 +15,7 @@ namespace quantizing {
 inline AmaxArguments amax_arguments(const QuantizeArguments& in) {
   AmaxArguments out{};
   out.input = in.input;
-  out.split_sizes = in.split_sizes;
+  out.group_sizes = in.group_sizes;
   out.rows = in.rows;
   out.columns = in.columns;
   out.groups = in.groups;
@@ -25,7 +25,7 @@ inline AmaxArguments amax_arguments(const QuantizeArguments& in) {
 
 // Rows of the whole input: those of all matrices where there are several.
 inline int64_t all_rows(const QuantizeArguments& in) {
-  return in.split_sizes != nullptr ? in.rows : in.rows * in.groups;
+  return in.group_sizes != nullptr ? in.rows : in.rows * in.groups;
 }
 
 template <class Config, class Source>
@@ -132,7 +132,7 @@ Status sum_rows(const QuantizeStepArguments& in, Stream& stream) {
   RowSumArguments sums{};
   sums.row_sums = in.quantize.row_sums;
   sums.output = in.sums;
-  sums.split_sizes = in.quantize.split_sizes;
+  sums.group_sizes = in.quantize.group_sizes;
   sums.rows = in.quantize.rows;
   sums.columns = in.quantize.columns;
   sums.groups = in.quantize.groups;
@@ -142,11 +142,11 @@ Status sum_rows(const QuantizeStepArguments& in, Stream& stream) {
 
 template <class Config, class Source>
 Status quantize_by_scaling(const QuantizeStepArguments& in, Stream& stream, const Source& source) {
-  if constexpr (Config::kScaling == Scaling::tensor) {
+  if constexpr (Config::Scaling::kTensor) {
     if (in.due != nullptr) return quantize_delayed<Config>(in, stream, source);
     return in.quantize.scale != nullptr ? quantize_scaled<Config>(in, stream, source)
                                         : quantize_current<Config>(in, stream, source);
-  } else if constexpr (Config::kScaling == Scaling::row) {
+  } else if constexpr (Config::Scaling::kRow) {
     return quantize_rows<Config>(in, stream, source);
   } else if constexpr (Config::kRule == Rule::nvfp4) {
     return quantize_two_levels<Config>(in, stream, source);

@@ -358,10 +358,10 @@ __device__ __forceinline__ void raise(float* to, float amax) {
 
 // Amaxes of a warp's 16 rows over runs of Lanes lanes, spread over those lanes: half of what is
 // left changes hands at every step. Lane l of a run ends with the pairs of rows
-// [first_pair, first_pair + kPairs); with 32 lanes four lanes end with the same.
+// [first_pair, first_pair + kPairs); with 16 lanes two lanes, with 32 four, end with the same.
 template <class Element, int Lanes>
 struct RowAmaxes {
-  static_assert(Lanes == 4 || Lanes == 8 || Lanes == 32);
+  static_assert(Lanes == 4 || Lanes == 8 || Lanes == 16 || Lanes == 32);
   static constexpr int kPairs = Lanes >= 8 ? 1 : 8 / Lanes;
   static constexpr int kCopies = Lanes >= 8 ? Lanes / 8 : 1;
 
@@ -420,7 +420,9 @@ Status check_rows(const Arguments& in) {
   constexpr int64_t kMostRows = int64_t(1) << 30;
   if (in.rows < 0 || in.rows > kMostRows) return {kInvalid, "0 <= rows <= 2^30"};
   if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
-  if (in.columns < 8 || in.columns % 8 != 0) return {kInvalid, "columns: a multiple of 8"};
+  if (in.columns < kRowAlignment || in.columns % kRowAlignment != 0) {
+    return {kInvalid, "columns: a multiple of 8"};
+  }
   return {};
 }
 
@@ -438,7 +440,7 @@ template <int width = kTileColumns, int kSharedBytes = 0, class Arguments, class
 Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), const Arguments& in,
                     Space space, Stream& stream, const Sources&... source) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  const int64_t tiles = row_tiles({in.split_sizes, int32_t(in.rows), int32_t(in.groups)}, space);
+  const int64_t tiles = row_tiles({in.group_sizes, int32_t(in.rows), int32_t(in.groups)}, space);
   const int64_t super_rows = (tiles + kSuperRow - 1) / kSuperRow;
   const int64_t column_tiles = (in.columns + width - 1) / width;
   if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};

@@ -1,11 +1,11 @@
 // Which output tile a CTA computes next, for groups whose sizes only the device knows.
 //
 // Tiles are numbered group after group; cluster c of C takes tiles c, c + C, c + 2C, ... One warp
-// of each CTA finds them. Where rows are tokens (RowWalk) it walks `split_sizes` 32 groups a step:
+// of each CTA finds them. Where rows are tokens (RowWalk) it walks `group_sizes` 32 groups a step:
 // a warp-wide prefix sum gives every group its first token and first tile, and the chunk stays in
 // registers until the walk, which only moves forward, leaves it: E / 32 steps in all. Where the
 // contraction runs over tokens (DepthWalk) it sums sizes once per group that it meets. A size is
-// clamped to [0, T] and a prefix to T, so that any split_sizes stay in bounds. Where rows are
+// clamped to [0, T] and a prefix to T, so that any group_sizes stay in bounds. Where rows are
 // tokens, a pseudo-group after the last one owns the rows that no group has: its tiles have depth
 // 0 and come out zero.
 //
@@ -35,7 +35,7 @@ struct alignas(16) Tile {
 };
 
 struct Shape {
-  const int64_t* split_sizes;  // [groups] on the device; nullptr: one group of all tokens
+  const int64_t* group_sizes;  // [groups] on the device; nullptr: one group of all tokens
   int32_t tokens;
   int32_t groups;
   int32_t n;
@@ -113,8 +113,8 @@ struct Walker {
 
   // A size clamped to [0, T].
   __device__ uint32_t size(uint32_t group) const {
-    if (shape.split_sizes == nullptr) return shape.tokens;
-    const int64_t wanted = shape.split_sizes[group];
+    if (shape.group_sizes == nullptr) return shape.tokens;
+    const int64_t wanted = shape.group_sizes[group];
     return uint32_t(max(int64_t(0), min(wanted, int64_t(shape.tokens))));
   }
 

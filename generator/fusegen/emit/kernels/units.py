@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...families.registry import enumerator
+from ...families.registry import enumerator, known_family
 from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.kernel import Store
-from ...ir.plan import Access, KernelSet, KernelUnit, PointwiseOperand, SelectionRule, Variant
-from ...ir.quantization import Accumulation
+from ...ir.kernel_set import KernelSet, KernelUnit, SelectionRule, Variant
+from ...ir.quantization import Accumulation, Extent, ScaleRule, Scaling
+from ...ir.step import Access, PointwiseOperand
 from ..text.escape import comment
 
 _ACCESS = {
@@ -39,9 +40,19 @@ class DispatchRule:
 
 @dataclass(frozen=True, slots=True)
 class DispatchContext:
-    """Everything a dispatch header states; ``template`` is named after the kernel family."""
+    """Everything a dispatch header states.
+
+    Attributes:
+        template: of the family, or of all that are known.
+        header: that declares the arguments; of a family that is known, as the next two.
+        arguments: their struct.
+        summary: what the kernels do.
+    """
 
     template: str
+    header: str
+    arguments: str
+    summary: str
     namespace: str
     name: str
     kind: str
@@ -65,10 +76,12 @@ class QuantizedText:
     """C++ names of what a kernel of quantised tensors is instantiated for.
 
     Attributes:
-        format, scaling: of a kernel that encodes or decodes.
+        format: of a kernel that encodes or decodes.
+        scaling: of one, ``Scaling`` of quantize_config.cuh.
         stochastic, hadamard: of a quantise kernel, ``true`` or ``false``.
         columnwise: whether a kernel reads a columnwise copy.
         turned: whether a kernel that decodes turns matrices over.
+        by_group: whether blocks of lines begin with their groups.
         a, b: element types of a product's operands.
         product_scaling: scales of a product.
         accumulation: of a product.
@@ -80,6 +93,7 @@ class QuantizedText:
     hadamard: str = ""
     columnwise: str = ""
     turned: str = ""
+    by_group: str = ""
     a: str = ""
     b: str = ""
     product_scaling: str = ""
@@ -96,15 +110,24 @@ class KernelFunction:
 
 @dataclass(frozen=True, slots=True)
 class UnitContext:
-    """Everything a kernel unit states; ``template`` is named after the kernel family."""
+    """Everything a kernel unit states.
+
+    Attributes:
+        template: of the family, or of those whose kernels need no more than an element type.
+        family: its name.
+        device: header of device code of a family that has no template of its own.
+        arguments: struct of a known family's launch.
+    """
 
     template: str
+    family: str
+    device: str
+    arguments: str
     namespace: str
     kernels: tuple[KernelFunction, ...]
     kind: str
-    tile: str
-    cluster: int
-    schedule: str
+    config: str
+    constants: tuple[tuple[str, int], ...]
     store: str
     formula: str
     cost: int
@@ -140,11 +163,16 @@ def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
         {c.variable.value for rule in kernels.rules for c in rule.predicate.conditions}
     )
     last = len(kernels.rules) - 1
+    known = known_family(kernels.template)
+    kind = kernels.kind.value if kernels.kind else ""
     return DispatchContext(
-        template=f"csrc/{kernels.template}.h.j2",
+        template=f"csrc/{'family' if known else kernels.template}.h.j2",
+        header=known.launch.header if known else "",
+        arguments=known.launch.arguments if known else "",
+        summary=known.summary.format(kind=kind) if known else "",
         namespace=namespace,
         name=kernels.name,
-        kind=kernels.kind.value if kernels.kind else "",
+        kind=kind,
         kernels=tuple(kernel.name for kernel in kernels.kernels),
         variables=tuple(variables),
         rules=tuple(_rule(rule, i == last) for i, rule in enumerate(kernels.rules)),
@@ -164,15 +192,19 @@ def _rule(rule: SelectionRule, last: bool) -> DispatchRule:
 
 def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
     """What ``csrc/kernels/<unit>.cu`` states."""
-    point, math = unit.point, unit.pointwise
+    math = unit.pointwise
+    known = known_family(unit.template)
+    device = known.device if known else ""
     return UnitContext(
-        template=f"csrc/{unit.template}.cu.j2",
+        template=f"csrc/{'plain' if device else unit.template}.cu.j2",
+        family=unit.template,
+        device=device,
+        arguments=known.launch.arguments if known else "",
         namespace=namespace,
         kernels=tuple(KernelFunction(k.name, dtypes.info(k.dtype).cuda) for k in unit.kernels),
         kind=unit.kind.value if unit.kind else "",
-        tile=", ".join(str(extent) for extent in point.tile) if point else "",
-        cluster=point.cluster[0] * point.cluster[1] if point else 1,
-        schedule=point.schedule.value if point else "",
+        config=unit.config,
+        constants=unit.constants,
         store=unit.variant.store.value if unit.variant else Store.IO.value,
         formula=comment(math.formula) if math else "",
         cost=math.cost if math else 0,
@@ -199,16 +231,35 @@ def _quantized_text(template: str, variant: Variant | None) -> QuantizedText:
 
     return QuantizedText(
         format=formats[0].value.upper(),
-        scaling=scaling,
+        scaling=_scaling_type(scaling),
         stochastic=has("stochastic"),
         hadamard=has("hadamard"),
         columnwise=has("columnwise"),
         turned=has("turned"),
+        by_group=has("by_group"),
         a=cuda[0],
         b=cuda[-1],
         product_scaling=enumerator(template, scaling),
         accumulation=enumerator(template, next(iter(ways), "")),
     )
+
+
+_RULES = {
+    ScaleRule.MAX_OVER_AMAX: "ratio",
+    ScaleRule.MX: "mx",
+    ScaleRule.NVFP4: "nvfp4",
+}
+_STORED = {DType.FLOAT32: "float", DType.E8M0: "fusegen::E8M0", DType.E4M3: "fusegen::E4M3"}
+
+
+def _scaling_type(name: str) -> str:
+    """The C++ type of a scaling; empty where there is none."""
+    scaling = Scaling.parse(name)
+    if scaling is None:
+        return ""
+    extents = ("fusegen::kWhole" if e is Extent.ALL else str(e) for e in scaling.extents)
+    rule = f"fusegen::Rule::{_RULES[scaling.rule]}"
+    return f"fusegen::Scaling<{', '.join((*extents, _STORED[scaling.dtype], rule))}>"
 
 
 def _operands(operands: tuple[PointwiseOperand, ...]) -> tuple[KernelOperand, ...]:

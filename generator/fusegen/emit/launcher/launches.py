@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...ir import dtypes
-from ...ir.plan import Copy, ModulePlan, Program, Step
-from ...ir.quantization import Extent, Orientation, QuantizationSpec, ScaleRounding, ScaleRule
+from ...ir.plan import ModulePlan
+from ...ir.program import Program
+from ...ir.quantization import Orientation, QuantizationSpec, Role, ScaleRounding, ScaleRule
 from ...ir.shapes import product, to_cpp
+from ...ir.step import Copy, Step
+from ...options import scopes_of
 from ...steps import definition
 from ...steps.launch import Field, Launch, Source
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.pointwise_quantize import ROW_PARTIALS
 from ...steps.quantize import SUMMED
-from ..python.words import range_name, scalar, step_comment
+from ...steps.update_scale import role_of
+from ..python.conditions import Conditions
+from ..python.words import scalar, scope_name, step_comment
 from ..text.explain import size_in_bytes
-from .words import Reading, any_of, call, filled, scalar_type, writable
+from .words import Reading, call, filled, scalar_type, writable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class LaunchStep:
     Attributes:
         comment: what it does, for people.
         opening: of the block around its lines; empty where they need none.
-        lines: of the launch, after that of its range where it has one.
+        lines: of the launch, after those of the scopes that it runs in.
     """
 
     comment: str
@@ -34,19 +39,26 @@ class LaunchStep:
     lines: tuple[str, ...]
 
 
-def launch_step(plan: ModulePlan, program: Program, step: Step, index: int) -> LaunchStep:
+def launch_step(
+    plan: ModulePlan, program: Program, step: Step, index: int, conditions: Conditions
+) -> LaunchStep:
+    """A step as C++ that launches it, its conditions as these spell them."""
     given = {argument.buffer for argument in program.arguments if not argument.mutated}
+    addresses = {part for each in plan.joined_of(program) for part in each.parts}
 
     def reading(name: str | None) -> str:
         if name is None:
             return "nullptr"
+        if name in addresses:
+            return name
         return f"pointer({name}_dense)" if name in given else f"pointer({name})"
 
-    lines = _launch(_Place(plan, program, step, reading))
-    opening = f"if ({any_of(step.when)}) {{" if step.when else ""
-    if plan.ranges:
+    lines = _launch(_Place(plan, program, step, reading, conditions))
+    opening = f"if ({conditions.text(step.when)}) {{" if step.when else ""
+    if scopes := scopes_of(plan.options):
         opening = opening or "{"
-        lines = [f'const Range range("{range_name(plan, program, step, index)}");', *lines]
+        name = scope_name(plan, program, step, index)
+        lines = [*(f'const {s.cpp_class} {s.cpp}("{name}");' for s in scopes), *lines]
     return LaunchStep(step_comment(step, index), opening, tuple(lines))
 
 
@@ -58,6 +70,7 @@ class _Place:
     program: Program
     step: Step
     reading: Reading
+    conditions: Conditions
 
     def operand(self, slot: str) -> str:
         """Address of the operand in a slot; null where there is none."""
@@ -160,27 +173,26 @@ def _parts_fields(place: _Place, partials: str) -> dict[str, str]:
     if buffer := place.result(partials):
         fields[ROW_PARTIALS] = f"floats({writable(buffer, '')})"
     if second.when != first.when:
-        fields["quantizes"] = any_of(second.when)
-    quantized = _quantize_fields(place.plan, place.program, second, place.reading)
+        fields["quantizes"] = place.conditions.text(second.when)
+    quantized = _quantize_fields(replace(place, step=second))
     return fields | {f"step.{name}": value for name, value in quantized.items()}
 
 
-def _quantize_fields(
-    plan: ModulePlan, program: Program, step: Step, reading: Reading
-) -> dict[str, str]:
+def _quantize_fields(at: _Place) -> dict[str, str]:
     """Fields of a quantise step, all but its input; empty ones keep their defaults."""
+    plan, step, reading = at.plan, at.step, at.reading
     spec = dict(plan.quantizations)[step.copies[0].role]
     rounds_down = spec.scale.round is ScaleRounding.POW2_DOWN
     groups = step.input("groups")
     fields = {
-        "quantize.split_sizes": f"integers({reading(groups)})" if groups else "nullptr",
+        "quantize.group_sizes": f"integers({reading(groups)})" if groups else "nullptr",
         **{f"quantize.{name}": to_cpp(size) for name, size in step.sizes},
         "quantize.row_align": str(plan.layout.token_alignment),
         f"quantize.{_rounded_down(spec)}": "true" if rounds_down else "",
         "quantize.epsilon": f"{spec.scale.epsilon}f" if spec.scale.epsilon else "",
     }
     for copy in step.copies:
-        when = any_of(step.wanted(copy.data))
+        when = at.conditions.text(step.wanted(copy.data))
         place = f"quantize.{copy.orientation.value}"
         fields[f"{place}.data"] = writable(copy.data, when)
         fields[f"{place}.scale"] = writable(copy.scale, when)
@@ -191,16 +203,16 @@ def _quantize_fields(
         if pitch := _token_pitch(plan, copy):
             fields["quantize.token_pitch"] = pitch
     for operand in step.outputs:
+        written = writable(operand.buffer, at.conditions.text(step.wanted(operand.buffer)))
         if operand.slot in ("amax", "row_amax", "column_amax"):
-            written = writable(operand.buffer, any_of(step.wanted(operand.buffer)))
             fields[operand.slot] = f"floats({written})"
         if operand.slot == SUMMED:
-            fields["sums"] = writable(operand.buffer, any_of(step.wanted(operand.buffer)))
+            fields["sums"] = written
         if operand.slot == "partial_amax":
             fields["partial_amax"] = f"floats({operand.buffer})"
         if operand.slot == "row_sums":
             fields["quantize.row_sums"] = f"floats({operand.buffer})"
-    return fields | _state_fields(plan, program, step, reading)
+    return fields | _state_fields(at)
 
 
 def _token_pitch(plan: ModulePlan, copy: Copy) -> str:
@@ -217,15 +229,16 @@ def _rounded_down(spec: QuantizationSpec) -> str:
 def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
     """Fields of rows in groups, where scales depend on the group or lie where it begins."""
     groups, copy = step.input("groups"), step.copies[0]
-    own_scale = dict(plan.quantizations)[copy.role].scaling == "tensor"
-    own_place = plan.token_major(copy)
-    if groups is None or not (own_scale or own_place or step.input("a_amax")):
+    spec = dict(plan.quantizations)[copy.role]
+    own_scale, square = spec.scaling == "tensor", spec.square
+    start = plan.layout.token_alignment if plan.token_major(copy) else square
+    if groups is None or not (own_scale or start > 1 or step.input("a_amax")):
         return {}
     return {
-        "split_sizes": f"integers({reading(groups)})",
+        "group_sizes": f"integers({reading(groups)})",
         "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
         "scale_group": "1" if own_scale else "",
-        "row_align": str(plan.layout.token_alignment) if own_place else "",
+        "row_align": str(start) if start > 1 else "",
     }
 
 
@@ -245,38 +258,43 @@ def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
     else:
         line, block = "1", to_cpp(inner[1])
     matrix = to_cpp(product(inner)) if stack else ""
-    square = spec.block[0] if Extent.ALL not in spec.block else 1
     return {
         "scale_matrix": matrix,
         "scale_line": line,
         "scale_block": block,
-        "lines_per_scale": str(square),
+        "lines_per_scale": str(spec.square),
     }
 
 
-def _state_fields(
-    plan: ModulePlan, program: Program, step: Step, reading: Reading
-) -> dict[str, str]:
+def _state_fields(at: _Place) -> dict[str, str]:
     """Fields of what outlives the step; a forward without grad leaves it alone."""
-    history, scale = step.input("amax_history"), step.input("scale")
-    rng, update = step.input("rng_state"), any_of(program.updated_when(step)) or "true"
+    step = at.step
+    history, scale, rng = (step.input(slot) for slot in ("amax_history", "scale", "rng_state"))
+    update = at.conditions.text(at.program.updated_when(step)) or "true"
     fields = {"rng_state": f"integers(writable({rng}))", "update": update} if rng else {}
     if scale is None:
         return fields
     if history is None:
-        return fields | {"quantize.scale": f"floats({reading(scale)})"}
-    spec = dict(plan.quantizations)[step.copies[0].role]
-    return fields | {
-        "state.history": f"floats(writable({history}))",
-        "state.scale": f"floats(writable({scale}))",
+        return fields | {"quantize.scale": f"floats({at.reading(scale)})"}
+    return fields | _delayed_fields(at, step.copies[0].role)
+
+
+def _delayed_fields(at: _Place, role: Role) -> dict[str, str]:
+    """Fields of a history and of the scale of a role that follows from it."""
+    plan, step = at.plan, at.step
+    history, scale = step.input("amax_history") or "", step.input("scale") or ""
+    spec = dict(plan.quantizations)[role]
+    return {
+        "state.history": history,
+        "state.scale": scale,
         "state.slots": str(spec.scale.history),
         "state.groups": to_cpp(plan.buffer(scale).shape.dims[0]),
         "state.max": f"{dtypes.largest(spec.format)}f",
         "state.margin": str(spec.scale.margin) if spec.scale.margin else "",
         "state.grouped": "true" if plan.per_group(scale) else "",
         "due": "&due",
-        "moves_states": _moves_states(program, step),
-        "update": update,
+        "moves_states": _moves_states(at),
+        "update": at.conditions.text(at.program.updated_when(step)) or "true",
     }
 
 
@@ -285,14 +303,16 @@ def keeps_history(step: Step) -> bool:
     return step.input("amax_history") is not None
 
 
-def _moves_states(program: Program, step: Step) -> str:
+def _moves_states(at: _Place) -> str:
     """Whether no later step of the call does: empty where one always does."""
-    steps = program.unmerged.steps
-    later = [each for each in steps[steps.index(step) + 1 :] if keeps_history(each)]
+    steps = at.program.unmerged.steps
+    later = [each for each in steps[steps.index(at.step) + 1 :] if keeps_history(each)]
     if any(not each.when for each in later):
         return ""
-    flags = dict.fromkeys(flag for each in later for flag in each.when)
-    return f"!({any_of(tuple(flags))})" if flags else "true"
+    asked = {flag for each in later for flag in each.when}
+    when = tuple(flag for flag in at.program.flags if flag in asked)
+    text = at.conditions.text(when)
+    return "true" if not when else f"!{text}" if text.isidentifier() else f"!({text})"
 
 
 def _row_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str]:
@@ -301,7 +321,7 @@ def _row_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str
     if groups is None:
         return {}
     return {
-        "split_sizes": f"integers({reading(groups)})",
+        "group_sizes": f"integers({reading(groups)})",
         "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
     }
 
@@ -334,9 +354,10 @@ _POINTERS = {
 _SEVERAL: Mapping[Source, Callable[[_Place, str], dict[str, str]]] = {
     Source.EXPRESSION: lambda at, _: _pointwise_fields(at.step, at.reading),
     Source.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
-    Source.QUANTIZATION: lambda at, _: _quantize_fields(at.plan, at.program, at.step, at.reading),
+    Source.QUANTIZATION: lambda at, _: _quantize_fields(at),
     Source.PARTS: _parts_fields,
     Source.SCALE_STRIDES: lambda at, slot: _scale_strides(at.plan, at.copy(slot)),
     Source.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
+    Source.DELAYED_STATE: lambda at, _: _delayed_fields(at, role_of(at.step)),
 }
 """Sources of several fields."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from operator import itemgetter
 
-from ...ir.plan import Buffer, ModulePlan, Program, Result
-from ...ir.shapes import to_cpp
+from ...ir.buffers import Buffer
+from ...ir.plan import ModulePlan
+from ...ir.program import Program
+from ...ir.shapes import Const, mul, to_cpp
+from ...ir.step import Result
+from ..python.conditions import Conditions
 from ..text.explain import size_in_bytes
-from .words import any_of, scalar_type
+from .words import scalar_type
 
 
 def _empty(buffer: Buffer, first: Buffer) -> str:
@@ -21,7 +25,7 @@ def _empty(buffer: Buffer, first: Buffer) -> str:
 def _asked(program: Program, result: Result) -> tuple[str, ...]:
     """Flags under which a result is allocated; some of them are computed anyway."""
     writer = next((step for step in program.steps if result.buffer in step.writes), None)
-    return writer.wanted(result.buffer) or writer.when if writer else ()
+    return writer.wanted(result.buffer) or writer.when if writer else result.when
 
 
 def _passing(program: Program) -> tuple[Result, ...]:
@@ -33,11 +37,13 @@ def allocated(program: Program, result: Result) -> str:
     return f"{result.buffer}_kept" if result in _passing(program) else result.buffer
 
 
-def allocation(plan: ModulePlan, program: Program, result: Result) -> list[str]:
+def allocation(
+    plan: ModulePlan, program: Program, result: Result, conditions: Conditions
+) -> list[str]:
     """Results that the caller wants; one that only steps want lies in the workspace."""
     first = plan.buffer(program.arguments[0].buffer)
     name, source = allocated(program, result), _empty(plan.buffer(result.buffer), first)
-    asked = any_of(result.when or _asked(program, result))
+    asked = conditions.text(result.when or _asked(program, result))
     if not asked:
         return [f"const Tensor {name} = {source};"]
     if not program.returns_none:
@@ -51,34 +57,61 @@ def _nothing(plan: ModulePlan, name: str, first: Buffer) -> str:
     return f"empty({{0}}, {scalar_type(plan.buffer(name).dtype)}, {first.name})"
 
 
-def workspace_lines(plan: ModulePlan, program: Program) -> list[str]:
-    """One allocation for everything that lives inside the call and has no room in a result."""
+def workspace_lines(plan: ModulePlan, program: Program, conditions: Conditions) -> list[str]:
+    """One allocation for everything that lives inside the call and in no result's memory."""
+    parts = plan.given_in(program)
     passing = {result.buffer: result for result in _passing(program)}
-    names = (*program.workspace, *passing)
+    passing |= {name: result for name, result in parts.items() if _passes(program, name, result)}
+    rows = [
+        f"void* const {name} = {_row(plan, name, result, conditions)} : nullptr;"
+        for name, result in parts.items()
+        if name not in passing
+    ]
+    own = (name for name in program.workspace if name not in parts)
+    names = (*own, *passing)
     if not names:
-        return []
+        return rows
     writers = {name: step for step in program.steps for name in step.writes}
     lives, addresses = [], []
     for index, name in enumerate(names):
         size = f"padded({to_cpp(size_in_bytes(plan.buffer(name)))})"
-        asked = any_of(writers[name].wanted(name) or writers[name].when)
+        asked = conditions.text(writers[name].wanted(name) or writers[name].when)
         value, address = f"{asked} ? {size} : kUnwanted" if asked else size, f"workspace[{index}]"
         if name in passing:
-            kept = any_of(passing[name].when)
+            kept = conditions.text(passing[name].when)
             rest = f"({value})" if asked else value
             value = f"{kept} ? kUnwanted : {rest}"
-            address = f"{kept} ? writable({name}_kept) : {address}"
+            place = f"{kept} ? writable({name}_kept)"
+            place = _row(plan, name, parts[name], conditions) if name in parts else place
+            address = f"{place} : {address}"
         first, last = program.lifetime(name)
         lives.append(f"    {{{value}, {first}, {last}}},  // {name}")
         addresses.append(f"void* const {name} = {address};")
     opening = f"const std::array<Lifetime, {len(names)}> lives{{{{"
-    rooms = _rooms(plan, program, names)
-    given = ["lives", program.arguments[0].buffer, *(["rooms"] if rooms else [])]
+    regions = _regions(plan, program, names)
+    given = ["lives", program.arguments[0].buffer, *(["regions"] if regions else [])]
     making = f"const Workspace workspace({', '.join(given)});"
-    return [opening, *lives, "}};", *rooms, making, *addresses]
+    return [opening, *lives, "}};", *regions, making, *addresses, *rows]
 
 
-def _rooms(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[str]:
+def _passes(program: Program, name: str, result: Result) -> bool:
+    """Whether a step writes a part of a result in calls that do not want the result."""
+    when = _asked(program, Result(name))
+    return not when or not {*when} <= {*result.when}
+
+
+def _row(plan: ModulePlan, name: str, result: Result, conditions: Conditions) -> str:
+    """The address of a part of a result, if that is wanted."""
+    tensor = plan.joined_tensor(result.buffer)
+    assert tensor is not None, result
+    first = next(row for part, row, _ in plan.rows(tensor) if part == name)
+    offset = to_cpp(mul(Const(first), plan.buffer(result.buffer).shape.dims[-1]))
+    start = f"floats(writable({result.buffer}))"
+    place = f"{start} + {offset}" if first else start
+    return f"{conditions.text(result.when)} ? {place}"
+
+
+def _regions(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[str]:
     """Results whose memory buffers can have until a step touches the result.
 
     Those that are written early come first, because fewer buffers can lie there.
@@ -90,11 +123,11 @@ def _rooms(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[s
         for result in program.results
         if _is_large(plan, result.buffer)
     }
-    rooms = sorted(starts.items(), key=itemgetter(1))
-    lines = [f"    room({name}, /*before=*/{first})," for name, first in rooms if done < first]
-    return ["const std::array rooms{", *lines, "};"] if lines else []
+    regions = sorted(starts.items(), key=itemgetter(1))
+    lines = [f"    region({name}, /*before=*/{first})," for name, first in regions if done < first]
+    return ["const std::array regions{", *lines, "};"] if lines else []
 
 
 def _is_large(plan: ModulePlan, name: str) -> bool:
-    """Whether it grows with two sizes: a number for each row or group is no room to speak of."""
+    """Whether it grows with two sizes: a number for each row or group is too little."""
     return len(plan.buffer(name).shape.symbols()) > 1

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...ir import dtypes
-from ...ir.plan import Argument, Binding, Check, CheckKind, ModulePlan, Program
-from ...ir.shapes import to_cpp
+from ...ir.plan import ModulePlan
+from ...ir.program import Argument, Binding, Check, CheckKind, Program
+from ...ir.shapes import Const, mul, to_cpp
 from ...ir.words import AttributeType
+from ...options import scopes_of
 from ...spec.arch import ArchSpec
+from ..python.conditions import CPP, Conditions, named_conditions
 from ..python.words import op_name
 from ..text.escape import comment
 from .launches import LaunchStep, keeps_history, launch_step
@@ -38,8 +42,11 @@ class LaunchProgram:
         size_checks: checks of sizes.
         changes: whether arguments are changed in place, which threads do in turns.
         uses_sms: whether a launch asks how many multiprocessors there are.
+        uses_io: whether anything asks for the module's own type.
         delays: whether states of delayed scaling move on.
+        states: addresses of buffers that lie as rows of arguments.
         operands: contiguous, aligned arguments.
+        conditions: names for those that are asked more than once.
         results: allocations.
         workspace: allocations inside the call.
         steps: launches.
@@ -56,8 +63,11 @@ class LaunchProgram:
     size_checks: tuple[str, ...]
     changes: bool
     uses_sms: bool
+    uses_io: bool
     delays: bool
+    states: tuple[str, ...]
     operands: tuple[str, ...]
+    conditions: tuple[str, ...]
     results: tuple[str, ...]
     workspace: tuple[str, ...]
     steps: tuple[LaunchStep, ...]
@@ -75,10 +85,8 @@ class LauncherContext:
     major: int
     minor: int
     exact: str
-    ranges: bool
     changes: bool
     headers: tuple[str, ...]
-    has_workspace: bool
     programs: tuple[LaunchProgram, ...]
 
 
@@ -93,29 +101,36 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
         arch=arch.name,
         major=arch.capability[0],
         minor=arch.capability[1],
-        exact="true" if arch.name.endswith("a") else "false",
-        ranges=plan.ranges,
+        exact="true" if arch.isa.endswith("a") else "false",
         changes=any(program.changes for program in programs),
-        headers=tuple(sorted(kernels.name for kernels in plan.kernel_sets)),
-        has_workspace=any(program.workspace for program in programs),
+        headers=_headers(plan, programs),
         programs=programs,
     )
+
+
+def _headers(plan: ModulePlan, programs: Sequence[LaunchProgram]) -> tuple[str, ...]:
+    """What the launcher includes, sorted."""
+    own = {"checks", "stable", *(scope.cpp for scope in scopes_of(plan.options))}
+    own |= {"changes"} if any(program.changes for program in programs) else set()
+    own |= {"workspace"} if any(program.workspace for program in programs) else set()
+    dispatch = (f"dispatch/{kernels.name}.h" for kernels in plan.kernel_sets)
+    return tuple(sorted((*dispatch, *(f"fusegen/{name}.h" for name in own))))
 
 
 def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
     first = program.arguments[0].buffer
     size_checks = tuple(_check_line(plan, c) for c in program.checks if c.expr is not None)
-    results = tuple(line for r in program.results for line in allocation(plan, program, r))
-    workspace = tuple(workspace_lines(plan, program))
-    steps = tuple(launch_step(plan, program, s, i) for i, s in enumerate(program.steps, 1))
-    text = "\n".join((*size_checks, *results, *workspace, *(x for s in steps for x in s.lines)))
-    words = set(re.findall(r"\w+", text))
+    conditions = named_conditions(program, lambda names: _body(plan, program, names).lines, CPP)
+    body = _body(plan, program, conditions)
+    states = tuple(_state_lines(plan, program, _words(body.lines)))
+    words = _words((*size_checks, *conditions.lines, *states, *body.lines))
     loaded = {name for step in program.steps for name in step.loads}
+    loaded |= {each.buffer for each in plan.joined_of(program) if not loaded.isdisjoint(each.parts)}
     given = {argument.buffer: argument for argument in program.arguments}
     return LaunchProgram(
-        name=program.name,
+        name=program.function,
         op=op_name(plan, program),
-        parameters=_parameters(plan, program),
+        parameters=_parameters(plan, program, words),
         returns=_return_type(program),
         first=first,
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
@@ -123,27 +138,85 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         size_checks=size_checks,
         changes=bool(program.mutated),
         uses_sms="sms" in words,
+        uses_io="io" in words,
         delays=any(keeps_history(step) for step in program.unmerged.steps),
+        states=states,
         operands=tuple(
             f"const auto {name}_dense = dense({name});"
             for name, argument in given.items()
             if name in loaded and not argument.mutated
         ),
-        results=results,
-        workspace=workspace,
-        steps=steps,
+        conditions=conditions.lines,
+        results=body.results,
+        workspace=body.workspace,
+        steps=body.steps,
         returned=_returned(plan, program),
     )
 
 
-def _parameters(plan: ModulePlan, program: Program) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What conditions stand in: results, workspace and steps of a launcher's function."""
+
+    results: tuple[str, ...]
+    workspace: tuple[str, ...]
+    steps: tuple[LaunchStep, ...]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All source but comments."""
+        launches = (line for step in self.steps for line in (step.opening, *step.lines))
+        return (*self.results, *self.workspace, *launches)
+
+
+def _body(plan: ModulePlan, program: Program, conditions: Conditions) -> _Body:
+    return _Body(
+        results=tuple(
+            line
+            for result in program.results
+            for line in allocation(plan, program, result, conditions)
+        ),
+        workspace=tuple(workspace_lines(plan, program, conditions)),
+        steps=tuple(
+            launch_step(plan, program, step, number, conditions)
+            for number, step in enumerate(program.steps, 1)
+        ),
+    )
+
+
+def _words(lines: Iterable[str]) -> frozenset[str]:
+    return frozenset(word for line in lines for word in re.findall(r"\w+", line))
+
+
+def _state_lines(plan: ModulePlan, program: Program, used: frozenset[str]) -> Iterator[str]:
+    """Addresses of what launches name as rows of an argument, each in its tensor."""
+    for tensor in plan.joined_of(program):
+        changed = tensor.buffer in program.mutated
+        optional = any(a.optional for a in program.arguments if a.buffer == tensor.buffer)
+        start = f"writable({tensor.buffer})" if changed else f"pointer({tensor.buffer}_dense)"
+        kind = "float*" if changed else "const float*"
+        extent = plan.buffer(tensor.buffer).shape.dims[-1]
+        for name, first, _ in plan.rows(tensor):
+            if name in used:
+                offset = to_cpp(mul(Const(first), extent))
+                place = f"floats({start}) + {offset}" if first else f"floats({start})"
+                place = f"{tensor.buffer} ? {place} : nullptr" if optional else place
+                yield f"{kind} const {name} = {place};"
+
+
+def _parameters(plan: ModulePlan, program: Program, used: frozenset[str]) -> tuple[str, ...]:
+    """Of the function, as the op's schema has them; scalars that it does not use have no name."""
+
+    def scalar(kind: str, name: str) -> str:
+        return f"{kind} {name}" if name in used else f"{kind} /*{name}*/"
+
     tensors = (
         f"{'std::optional<Tensor>' if a.optional else 'Tensor'} {a.buffer}"
         for a in program.arguments
     )
-    flags = (f"[[maybe_unused]] bool {flag}" for flag in program.flags)
+    flags = (scalar("bool", flag) for flag in program.flags)
     attributes = plan.attributes_of(program)
-    scalars = (f"[[maybe_unused]] {_CPP_TYPE[a.type]} {a.name}" for a in attributes)
+    scalars = (scalar(_CPP_TYPE[a.type], a.name) for a in attributes)
     return (*tensors, *flags, *scalars)
 
 

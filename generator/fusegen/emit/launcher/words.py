@@ -6,15 +6,10 @@ from collections.abc import Callable
 
 from ...ir import dtypes
 from ...ir.dtypes import DType
-from ...ir.plan import Step
+from ...ir.step import Step
 
 Reading = Callable[[str | None], str]
 """A buffer's name to the source of its address; null where there is none."""
-
-
-def any_of(when: tuple[str, ...]) -> str:
-    """C++ source of a condition over flags."""
-    return " || ".join(when)
 
 
 def scalar_type(dtype: DType) -> str:

@@ -5,30 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.naming import gradient, need
-from ...ir.plan import ModulePlan, Reduction, Result
-from .conditions import Conditions, any_of, named_conditions
+from ...ir.plan import ModulePlan
+from ...ir.step import Result
+from .conditions import Conditions, named_conditions
+from .directions import group_names
 from .main_grads import dummy, main_grad_texts
 from .words import TensorText, attribute_text
 
 _MANY = 3  # values that are not spelled out one by one
-
-
-@dataclass(frozen=True, slots=True)
-class ReductionText:
-    """State that moves on by an amax of all ranks: names, and sources for the backward.
-
-    Attributes:
-        amax: source of what the op found; None where it did not quantise.
-        history, scale: source of the state.
-        role: constant of the reference.
-        grouped: whether a group whose amax is 0 keeps its history; Python source.
-    """
-
-    amax: str
-    history: str
-    scale: str
-    role: str
-    grouped: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +29,9 @@ class AutogradText:
         apply_arguments: of ``apply``: those, then what only the backward changes.
         results: of the forward op.
         unpacked: apply_arguments and results, ``_`` for those that the context does not keep.
-        taken: those of them that ``forward`` returns.
-        incoming: the gradient of the first of them.
+        incoming: gradients of the outputs.
+        alone: whether there is one output, whose gradient may be absent; autograd gives those of
+            several as zeros where nobody uses the output.
         returns: return type of ``forward``.
         needs: flags that the backward reads, and where autograd tells of each.
         saving_needs: those that decide what is kept, where no flag of ``forward`` tells.
@@ -58,7 +43,6 @@ class AutogradText:
         left_names: of what that is.
         backward_saved: arguments of the backward op that the forward left.
         backward_rest: its arguments after these.
-        reductions: state that moves on after the backward op.
         gradients: what ``backward`` returns, one value per argument of ``forward``.
         no_gradients: what it returns where nothing flows back.
     """
@@ -71,8 +55,8 @@ class AutogradText:
     apply_arguments: tuple[str, ...]
     results: tuple[str, ...]
     unpacked: tuple[tuple[str, ...], tuple[str, ...]]
-    taken: tuple[str, ...]
-    incoming: str
+    incoming: tuple[str, ...]
+    alone: bool
     returns: str
     needs: tuple[tuple[str, str], ...]
     saving_needs: tuple[tuple[str, str], ...]
@@ -84,60 +68,64 @@ class AutogradText:
     left_names: tuple[str, ...]
     backward_saved: tuple[str, ...]
     backward_rest: tuple[str, ...]
-    reductions: tuple[ReductionText, ...]
     gradients: tuple[str, ...]
     no_gradients: str
 
     @property
     def saves_results(self) -> bool:
         """Whether the forward op also returns what is only kept."""
-        return len(self.results) > 1
+        return len(self.results) > len(self.incoming)
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether the twin's context reads any result."""
+        return self.saves_results or any(name != "_" for name in self.unpacked[1])
 
 
 def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> AutogradText:
     """How autograd calls the ops of a module, whose forward has these arguments."""
     given = {argument.name for argument in arguments}
+    known = given | {*plan.outputs}
     told = {a.flag: f"needs[{index}]" for index, a in enumerate(arguments) if a.flag}
     read_flags = {*plan.backward.flags, *map(need, plan.delayed)}
     scalars = tuple(attribute.name for attribute in plan.attributes)
-    own = {state.buffer for state in plan.states}
-    read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in own)
-    reductions = plan.reductions_of(plan.backward)
+    read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in plan.kept)
     held = tuple(name for name in read if name in plan.caches)
-    tensors = (*(reduction.history for reduction in reductions), *read)
-    passed = tuple(name for name in tensors if name not in given)
-    groups = ("amax_group",) if reductions else ()
+    passed = tuple(name for name in read if name not in given)
+    groups = group_names(plan.direction("forward"))
+    later_groups = group_names(plan.direction("backward"))
     queued = {"wgrad_queue": "WgradQueue", "wgrad_weights": "tuple[Tensor, ...]"}
     queue = queued if plan.wgrad else {}
     main_grads = () if plan.wgrad else main_grad_texts(plan)
     asked = {each.dummy: "bool | tuple[Tensor]" for each in main_grads}
     asked |= {each.overwrite: "bool" for each in main_grads if each.overwrite}
     buffers = tuple(each.name for each in main_grads)
-    words = (*groups, *queue, *buffers, *asked)
-    op_arguments = (*(a.name for a in arguments), *plan.forward.flags, *scalars)
-    apply_arguments = (*op_arguments, *passed, *words)
-    asked_of_inputs = {f for r in plan.saved if r.buffer in given for f in r.when}
+    words = (*queue, *buffers, *asked)
+    further = tuple(name for name in later_groups if name not in groups)
+    op_arguments = (*(a.name for a in arguments), *plan.forward.flags, *scalars, *groups)
+    apply_arguments = (*op_arguments, *passed, *further, *words)
+    asked_of_inputs = {f for r in plan.saved if r.buffer in known for f in r.when}
     untold = asked_of_inputs - {*plan.forward.flags}
     saved = tuple(result.buffer for result in plan.saved)
     conditions = named_conditions(
         plan.forward, lambda names: (_saved_source(plan, each, names) for each in plan.saved)
     )
     results = tuple(result.buffer for result in plan.forward.results)
-    carried = (*(name for name in tensors if name not in held), *words)
+    carried = (*(name for name in read if name not in held), *later_groups, *words)
     kept = {*saved, *held, *carried, *scalars}
     kept |= {flag for result in plan.saved if _conditional(plan, result) for flag in result.when}
-    amaxes = tuple(reduction.amax for reduction in plan.reductions_of(plan.forward))
     backward = {argument.buffer for argument in plan.backward.arguments}
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
     return AutogradText(
         name=f"_{plan.class_name}",
-        twin="" if main_grads or plan.wgrad or plan.reductions else f"_{plan.class_name}Twin",
+        twin="" if main_grads or plan.wgrad or plan.process_groups else f"_{plan.class_name}Twin",
         parameters=(
             *(f"{a.name}: {a.annotation}" for a in arguments),
             *(f"{flag}: bool" for flag in plan.forward.flags),
             *(f"{a.name}: {attribute_text(a).annotation}" for a in plan.attributes),
-            *(f"{name}: Tensor" for name in passed),
             *(f"{name}: ProcessGroup | None" for name in groups),
+            *(f"{name}: Tensor" for name in passed),
+            *(f"{name}: ProcessGroup | None" for name in further),
             *(f"{name}: {kind}" for name, kind in queue.items()),
             *(f"{name}: Tensor | None" for name in buffers),
             *(f"{name}: {asked[name]}" for name in asked),
@@ -147,9 +135,9 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         apply_arguments=apply_arguments,
         results=results,
         unpacked=(_only(kept, apply_arguments), _only(kept, results)),
-        taken=(plan.outputs[0], *amaxes),
-        incoming=gradient(plan.outputs[0]),
-        returns="tuple[Tensor, ...]" if amaxes else "Tensor",
+        incoming=tuple(map(gradient, plan.outputs)),
+        alone=len(plan.outputs) == 1,
+        returns="tuple[Tensor, ...]" if len(plan.outputs) > 1 else "Tensor",
         needs=tuple(each for each in told.items() if each[0] in read_flags),
         saving_needs=tuple(each for each in told.items() if each[0] in untold),
         conditions=conditions.lines,
@@ -164,10 +152,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         backward_rest=(
             *(f"ctx.{name}" for name in (*read, *buffers) if name not in held),
             *plan.backward.flags,
-            *(f"ctx.{name}" for name in scalars),
-        ),
-        reductions=tuple(
-            reduction_text(plan, each, _amax_source(plan, each.amax), "ctx.") for each in reductions
+            *(f"ctx.{name}" for name in (*scalars, *later_groups)),
         ),
         gradients=_short(
             *(_gradient_source(plan, argument) for argument in arguments),
@@ -191,7 +176,9 @@ def _only(kept: set[str], names: tuple[str, ...]) -> tuple[str, ...]:
 def _conditional(plan: ModulePlan, result: Result) -> bool:
     """Whether what is kept may be there without being asked for."""
     given = {argument.buffer for argument in plan.forward.arguments}
-    return bool(result.when) and (result.buffer in given or not plan.forward.returns_none)
+    always = {result.buffer for result in plan.forward.results if not result.when}
+    there = result.buffer in {*given, *always, *plan.outputs} or not plan.returns_none("forward")
+    return bool(result.when) and there
 
 
 def _saved_source(plan: ModulePlan, result: Result, conditions: Conditions) -> str:
@@ -200,31 +187,11 @@ def _saved_source(plan: ModulePlan, result: Result, conditions: Conditions) -> s
     return f"{result.buffer} if {conditions.text(result.when)} else None"
 
 
-def reduction_text(
-    plan: ModulePlan, reduction: Reduction, amax: str, prefix: str = ""
-) -> ReductionText:
-    return ReductionText(
-        amax,
-        f"{prefix}{reduction.history}",
-        f"{prefix}{reduction.scale}",
-        reduction.role.value.upper(),
-        str(plan.per_group(reduction.scale)),
-    )
-
-
 def _short(*sources: str) -> tuple[str, ...]:
     """The same with many equal values at the end as one."""
     given = next((i for i in range(len(sources), 0, -1) if sources[i - 1] != "None"), 0)
     absent = len(sources) - given
     return sources if absent < _MANY else (*sources[:given], f"*(None,) * {absent}")
-
-
-def _amax_source(plan: ModulePlan, amax: str) -> str:
-    """An amax as the backward op returned it; an empty stand-in becomes None again."""
-    when = next(r.when for r in plan.backward.results if r.buffer == amax)
-    if not when or plan.backward.returns_none:
-        return amax
-    return f"{amax} if {any_of(when)} else None"
 
 
 def _gradient_source(plan: ModulePlan, argument: TensorText) -> str:
@@ -238,5 +205,5 @@ def _gradient_source(plan: ModulePlan, argument: TensorText) -> str:
         dy = gradient(plan.outputs[0])
         return f"_library.dummy_grad({dy}, {buffer}, {asked}) if {wanted} else None"
     name = gradient(argument.name)
-    conditional = plan.backward.flags and not plan.backward.returns_none
+    conditional = plan.backward.flags and not plan.returns_none("backward")
     return f"{name} if {argument.flag} else None" if conditional else name

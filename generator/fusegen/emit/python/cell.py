@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 from ...ir.dtypes import DType
 from ...ir.names import mark
-from ...ir.plan import Argument, ModulePlan
+from ...ir.plan import ModulePlan
+from ...ir.program import Argument
+from ...ir.segments import Group
 from ...ir.shapes import Expr, Sym, substitute, to_python
 from ...ir.words import Init
 from ..text.escape import docstring
-from .autograd import AutogradText, ReductionText, autograd_text, reduction_text
+from .autograd import AutogradText, autograd_text
+from .directions import DirectionText, direction_texts, groups_of
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .refresh import RefreshText, refresh_text
-from .states import RecordText, StateText, called_states, record_text, state_texts
+from .states import RecordText, StateText, called_states, record_texts, state_texts
 from .wgrad import WgradText, wgrad_text
 from .words import (
     AttributeText,
@@ -23,6 +26,7 @@ from .words import (
     attribute_text,
     pieces,
     program_text,
+    return_annotation,
     tensor_text,
     uses_math,
 )
@@ -74,18 +78,24 @@ class CellContext:
         states: tensors kept between calls.
         called_states: those of them that the function takes.
         transient: paths of those that no state dict has.
-        records: those of them that are statistics.
+        records: statistics of each copy.
+        record_tensors: those of the states that they lie in.
         refresh: the function that quantises the weights, where they are kept so.
         wgrad: the function that gives gradients of weights later, where they are delayed.
         keyword_only: whether the function has keywords besides its tensors.
-        forward_reductions: state that moves on after the forward op.
+        process_groups: that collectives are over.
+        called_groups: those of them that the function takes.
         main_grads: gradients that go to buffers of the caller's.
         first: the argument that gives device and dtype.
         without_memory: names of arguments that stand for quantised copies.
         own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
+        directions: functions of those directions that are more than one op.
         differentiable: arguments that can have a gradient.
-        take_output: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
+        about_outputs: what the function returns, for people.
+        returned: names of it.
+        returns: return type of the function.
+        take_outputs: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         base: class that the module's class derives from.
         holders: submodules.
         parts: names of those whose tensors a call reads.
@@ -94,7 +104,6 @@ class CellContext:
         lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
-        trailing_rows: what becomes of rows past the last group.
         description: what ``describe()`` returns, line by line.
     """
 
@@ -116,20 +125,25 @@ class CellContext:
     called_states: tuple[StateText, ...]
     transient: tuple[str, ...]
     records: tuple[RecordText, ...]
+    record_tensors: tuple[str, ...]
     refresh: RefreshText | None
     wgrad: WgradText | None
     keyword_only: bool
-    forward_reductions: tuple[ReductionText, ...]
+    process_groups: tuple[Group, ...]
+    called_groups: tuple[Group, ...]
     main_grads: tuple[MainGradText, ...]
     differentiable: tuple[TensorText, ...]
     first: str
     own_type: tuple[TensorText, ...]
     without_memory: tuple[str, ...]
     programs: tuple[ProgramText, ...]
+    directions: tuple[DirectionText, ...]
     forward: ProgramText
     backward: ProgramText
-    output: TensorText
-    take_output: str
+    about_outputs: tuple[str, ...]
+    returned: str
+    returns: str
+    take_outputs: str
     parameters: tuple[ParameterText, ...]
     base: str
     holders: tuple[str, ...]
@@ -140,7 +154,6 @@ class CellContext:
     lookups: tuple[str, ...]
     call_arguments: tuple[str, ...]
     representation: tuple[str, ...]
-    trailing_rows: str
     has_bias: bool
     uses_math: bool
     description: tuple[str, ...]
@@ -188,19 +201,21 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         description: what ``describe()`` returns, line by line.
     """
     by_name = {a.buffer: tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments}
-    reductions = plan.reductions_of(plan.forward)
     main_grads = () if plan.wgrad else main_grad_texts(plan)
-    programs = tuple(program_text(plan, program) for program in plan.programs)
+    programs = tuple(program_text(plan, p) for each in plan.directions for p in each.programs)
     parameters, states = _parameter_texts(plan), state_texts(plan)
     called, parts = called_states(plan), _called_parts(plan)
+    called_groups = groups_of(plan.direction("forward"), plan.direction("backward"))
     lookups, call_arguments = _call(plan, main_grads, parts)
     autograd = autograd_text(plan, tuple(by_name.values()))
     base = _base(plan, states)
     holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
+    holders += [part.holder for state in states for part in state.parts]
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
-    rest = ("*_",) if len(autograd.results) > 1 else ()
+    rest = ("*_",) if autograd.saves_results else ()
+    outputs = tuple(tensor_text(plan, Argument(n, False), plan.gradients) for n in plan.outputs)
     return CellContext(
         cell=plan.cell,
         summary=docstring(plan.summary),
@@ -219,13 +234,15 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         states=states,
         called_states=tuple(state for state in states if state.argument in called),
         transient=tuple(state.path for state in states if state.transient),
-        records=tuple(record_text(plan, name) for name in plan.records),
+        records=tuple(record_texts(plan)),
+        record_tensors=plan.record_tensors,
         refresh=refresh_text(plan, states),
         wgrad=wgrad_text(plan, autograd.left_names),
-        keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad),
+        keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad or called_groups),
         main_grads=main_grads,
-        forward_reductions=tuple(reduction_text(plan, each, each.amax) for each in reductions),
-        take_output=", ".join((plan.outputs[0], *rest)) + " =",
+        process_groups=plan.process_groups,
+        called_groups=called_groups,
+        take_outputs=", ".join((*plan.outputs, *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],
         own_type=tuple(
@@ -235,26 +252,38 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         ),
         without_memory=without_memory,
         programs=programs,
-        forward=programs[0],
-        backward=programs[1],
-        output=tensor_text(plan, Argument(plan.outputs[0], False), plan.gradients),
+        directions=direction_texts(plan),
+        forward=program_text(plan, plan.forward),
+        backward=program_text(plan, plan.backward),
+        about_outputs=_about_outputs(plan, outputs),
+        returned=", ".join(plan.outputs),
+        returns=return_annotation(each.annotation for each in outputs),
         parameters=parameters,
         base=base,
         holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
         parts=tuple(parts.values()),
         called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
-        uses_parts=bool(any(holders) or base.startswith("_parts.")),
+        uses_parts=bool(
+            any(holders) or any(state.parts for state in states) or base.startswith("_parts.")
+        ),
         keywords=keywords,
         lookups=lookups,
         call_arguments=call_arguments,
         representation=_representation(plan, keywords, has_bias),
-        trailing_rows=(f"  Rows past sum({plan.groups}) are zero." if plan.groups else ""),
         has_bias=has_bias,
         uses_math=uses_math(
             (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
         ),
         description=tuple(map(docstring, description)),
     )
+
+
+def _about_outputs(plan: ModulePlan, outputs: tuple[TensorText, ...]) -> tuple[str, ...]:
+    """Shape and type of each output, and what becomes of rows past the last group."""
+    trailing = f"Rows past sum({plan.groups}) are zero." if plan.groups else ""
+    if len(outputs) == 1:
+        return ("  ".join(filter(None, (f"{outputs[0].about}.", trailing))),)
+    return tuple(filter(None, (*(f"{each.name}: {each.about}." for each in outputs), trailing)))
 
 
 def _base(plan: ModulePlan, states: tuple[StateText, ...]) -> str:
@@ -268,7 +297,7 @@ def _called_parts(plan: ModulePlan) -> dict[str, str]:
     """Submodules whose tensors a call reads, and what it calls them: never what an input is."""
     called = called_states(plan)
     paths = [parameter.path for parameter in plan.parameters]
-    paths += [state.path for state in plan.states if state.buffer in called]
+    paths += [state.path for state in plan.states if state.buffer in called]  # none in a tensor
     holders = dict.fromkeys(path.rpartition(".")[0] for path in paths)
     return {h: h if mark(h) in plan.inputs else mark(h) for h in holders if h}
 
@@ -291,9 +320,11 @@ def _call(
         pairs = ", ".join(f'("{paths[name]}", {name})' for name in copied)
         lookups.append(f'_library.check_copied("{plan.cell}", self._copied, {pairs})')
     called = called_states(plan)
-    states = (f"{s.buffer}={reached(s.path, 'buffer')}" for s in plan.states if s.buffer in called)
+    paths_of_states = {state.buffer: state.path for state in plan.states}
+    states = (f"{name}={reached(paths_of_states.get(name, name), 'buffer')}" for name in called)
     scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
-    scalars += ["amax_group=self.amax_group"] if plan.reductions else []
+    groups = groups_of(plan.direction("forward"), plan.direction("backward"))
+    scalars += [f"{group.name}=self.{group.name}" for group in groups]
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
     for m in main_grads:
         buffer = main_grad_call(plan, "_library", m.argument, m.path, m.argument)

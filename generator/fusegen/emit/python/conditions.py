@@ -1,4 +1,4 @@
-"""Names for conditions over gradient flags that a function asks more than once."""
+"""Names for conditions over gradient flags that a function asks more than once, in any language."""
 
 from __future__ import annotations
 
@@ -9,10 +9,31 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from ...ir.names import plain
-from ...ir.plan import Program
+from ...ir.program import Program
 from ...steps import quantizes
 
 _WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How a language spells conditions.
+
+    Attributes:
+        either: between flags of which one is enough.
+        assignment: of a ``value`` to a ``name``.
+    """
+
+    either: str
+    assignment: str
+
+    def any_of(self, when: Iterable[str]) -> str:
+        """Source of a condition over flags, spelled out."""
+        return self.either.join(when)
+
+
+PYTHON = Language(" or ", "{name} = {value}")
+CPP = Language(" || ", "const bool {name} = {value};")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,36 +42,47 @@ class Conditions:
 
     Attributes:
         names: of those that have one.
+        language: of the function.
     """
 
     names: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    language: Language = PYTHON
 
     def text(self, when: tuple[str, ...]) -> str:
-        """Python source of a condition; empty where it is always true."""
-        return self.names.get(when) or any_of(when)
+        """Source of a condition; empty where it is always true."""
+        return self.names.get(when) or self.language.any_of(when)
 
     @property
     def lines(self) -> tuple[str, ...]:
         """``keep_h = need_dx or need_dweight`` for each that has a name."""
-        return tuple(f"{name} = {any_of(when)}" for when, name in self.names.items())
+        return tuple(
+            self.language.assignment.format(name=name, value=self.language.any_of(when))
+            for when, name in self.names.items()
+        )
 
 
 def any_of(when: Iterable[str]) -> str:
     """Python source of a condition over flags, spelled out."""
-    return " or ".join(when)
+    return PYTHON.any_of(when)
 
 
-def named_conditions(program: Program, texts: Callable[[Conditions], Iterable[str]]) -> Conditions:
+def named_conditions(
+    program: Program,
+    texts: Callable[[Conditions], Iterable[str]],
+    language: Language = PYTHON,
+) -> Conditions:
     """Names for those conditions of an op that a function asks more than once.
 
     Args:
         program: the op.
         texts: all source of the function in which conditions stand, as these spell them.
+        language: of the function.
     """
     candidates = _names(program)
-    words = chain.from_iterable(map(_WORD.findall, texts(Conditions(candidates))))
-    uses = Counter(words)
-    return Conditions({when: name for when, name in candidates.items() if uses[name] > 1})
+    spelled = texts(Conditions(candidates, language))
+    uses = Counter(chain.from_iterable(map(_WORD.findall, spelled)))
+    often = {when: name for when, name in candidates.items() if uses[name] > 1}
+    return Conditions(often, language)
 
 
 def _names(program: Program) -> dict[tuple[str, ...], str]:

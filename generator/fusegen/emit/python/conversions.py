@@ -10,7 +10,7 @@ from ...ir.names import plain
 from ...ir.plan import Conversion, Form, ModulePlan
 from ...ir.quantization import AmaxSource, QuantizationSpec, Rounding
 from ..text.escape import docstring
-from .states import StateText, state_texts
+from .states import RecordText, StateText, record_texts, state_texts
 from .words import ProgramText, program_text
 
 _FORMS = {Form.DENSE: "", Form.STACK: "stack", Form.GROUPED: "in groups"}
@@ -45,6 +45,9 @@ class QuantizeContext:
         formats: what each role and form is stored in, line by line.
         kept_scales, stochastic: roles that take a scale, or random numbers, from the caller.
         states: of the straight-through class.
+        records: statistics of each copy.
+        record_tensors: those of the states that they lie in.
+        keeps_state: whether it has others, which state dicts have, too.
         forward_arguments: what its op is called with.
         forward_flags: the flag that lets its state move on, where it has state.
         apply_parameters: of its autograd function.
@@ -70,6 +73,9 @@ class QuantizeContext:
     kept_scales: tuple[str, ...]
     stochastic: tuple[str, ...]
     states: tuple[StateText, ...]
+    records: tuple[RecordText, ...]
+    record_tensors: tuple[str, ...]
+    keeps_state: bool
     forward_arguments: tuple[str, ...]
     forward_flags: tuple[str, ...]
     apply_parameters: tuple[str, ...]
@@ -106,6 +112,9 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
         kept_scales=tuple(_roles(plan, lambda s: s.scale.source is AmaxSource.HISTORY)),
         stochastic=tuple(_roles(plan, lambda s: s.rounding is Rounding.STOCHASTIC)),
         states=state_texts(plan),
+        records=tuple(record_texts(plan)),
+        record_tensors=plan.record_tensors,
+        keeps_state=len(plan.states) > len(plan.records),
         forward_arguments=(*arguments, *flags),
         forward_flags=flags,
         apply_parameters=(

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ...ir.plan import Buffer, ModulePlan, Program, Sharding
+from ...ir.buffers import Buffer
+from ...ir.plan import ModulePlan, Sharding
+from ...ir.program import Program
 from ...ir.shapes import split
 from .words import op_name, pieces, twin_schema
 
 _WHOLE, _PARTIAL = "WHOLE", "PARTIAL"
-_SHARED_AMAXES = (
-    "its amaxes are reduced over a process group between ops; where all ranks have the whole "
-    "tensors they are the same on all, and the cell without reduced_amax does it"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ def _summary(plan: ModulePlan) -> Iterator[str]:
 
 def _op_text(plan: ModulePlan, program: Program) -> ShardedOpText:
     made = {result.buffer for result in plan.forward.results} - {*plan.outputs}
-    saved = program is plan.backward
+    saved = program.name == plan.backward.name
     names = tuple(argument.buffer for argument in program.arguments)
     return ShardedOpText(
         name=op_name(plan, program),
@@ -112,9 +110,17 @@ def _op_text(plan: ModulePlan, program: Program) -> ShardedOpText:
         ways=tuple(
             _way_text(plan, program, way)
             for way in plan.shardings
-            if way.gradients or program is not plan.backward
+            if way.gradients or program.name != plan.backward.name
         ),
-        refusal=pieces(_SHARED_AMAXES, " ", 80) if plan.reductions else (),
+        refusal=pieces(_refusal(plan), " ", 80) if plan.process_groups else (),
+    )
+
+
+def _refusal(plan: ModulePlan) -> str:
+    groups = " and ".join(group.name for group in plan.process_groups)
+    return (
+        f"its calls communicate over a process group of their own, {groups}, between their ops; "
+        "take the module without the option that asks for it"
     )
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.naming import gradient, need
-from ...ir.plan import Argument, ModulePlan
+from ...ir.plan import ModulePlan
+from ...ir.program import Argument
+from ...ir.segments import Group
 from ...ir.shapes import Sym, substitute, to_code
 from .conditions import any_of
+from .directions import groups_of
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .words import ProgramText, TensorText, program_text, tensor_text
 
@@ -28,6 +31,7 @@ class WgradText:
         asked: sources in the backward of the flags.
         operands: names of what was kept.
         needs: target of the flags.
+        groups: that its collectives are over.
         op_arguments: what the op is called with.
         gradients: pairs of a weight and its gradient, or of a weight and its flag.
         slots: constructors of the slots, one per operand.
@@ -43,6 +47,7 @@ class WgradText:
     asked: tuple[str, ...]
     operands: tuple[str, ...]
     needs: str
+    groups: tuple[Group, ...]
     op_arguments: tuple[str, ...]
     gradients: tuple[str, ...]
     slots: tuple[str, ...]
@@ -59,8 +64,9 @@ def wgrad_text(plan: ModulePlan, left: tuple[str, ...]) -> WgradText | None:
         a for a in plan.wgrad.arguments if not a.mutated and a.buffer not in plan.delayed
     )
     main_grads = main_grad_texts(plan)
+    groups = groups_of(plan.direction("wgrad"))
     first = operands[0].buffer
-    read = {name: step.when for step in plan.wgrad.steps for name in step.reads}
+    read = {plan.tensor_with(name): step.when for step in plan.wgrad.steps for name in step.reads}
 
     def kept(argument: Argument) -> str:
         name = argument.buffer
@@ -89,12 +95,14 @@ def wgrad_text(plan: ModulePlan, left: tuple[str, ...]) -> WgradText | None:
         asked=flags,
         operands=tuple(argument.buffer for argument in operands),
         needs=f"({', '.join(flags)},)" if printed.flags or main_grads else "_",
-        op_arguments=(*called, *printed.flags),
+        groups=groups,
+        op_arguments=(*called, *printed.flags, *(group.name for group in groups)),
         gradients=tuple(f"({leaf}, {value})" for leaf, value in gradients.items()),
         slots=tuple(_slot(plan, name.buffer, name.buffer in read) for name in operands),
         call_arguments=(
             *(paths[leaf] for leaf in plan.delayed),
             "wgrad_queue=self.wgrad_queue",
+            *(f"{group.name}=self.{group.name}" for group in groups),
             *(
                 f"{m.name}={main_grad_call(plan, '_delayed', m.argument, m.path, f'self.{m.path}')}"
                 for m in main_grads

@@ -8,22 +8,14 @@ from itertools import chain, count
 from string import ascii_lowercase
 
 from ...ir import dtypes
+from ...ir.buffers import Attribute, Buffer
 from ...ir.dtypes import DType
 from ...ir.names import plain
 from ...ir.naming import gradient, need
-from ...ir.plan import (
-    Argument,
-    Attribute,
-    AttributeRef,
-    AttributeValue,
-    Binding,
-    Buffer,
-    ModulePlan,
-    Program,
-    Result,
-    Step,
-)
+from ...ir.plan import ModulePlan
+from ...ir.program import Argument, Binding, Program
 from ...ir.shapes import Shape, symbols, to_code
+from ...ir.step import AttributeRef, AttributeValue, Result, Step
 from ...ir.words import AttributeType
 from .conditions import Conditions, named_conditions
 
@@ -97,7 +89,8 @@ class ProgramText:
     """One op, printed.
 
     Attributes:
-        direction: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
+        direction: ``forward``, ``backward``, ``refresh`` or ``wgrad``, with the number of the op
+            where its direction has several.
         op: name of the op without its namespace.
         schema: of the op, cut into pieces that fit a line.
         arguments: tensors.
@@ -264,7 +257,7 @@ def pieces(text: str, separator: str = ", ", width: int = 84) -> tuple[str, ...]
 
 def op_name(plan: ModulePlan, program: Program) -> str:
     """Name of an op without its namespace."""
-    return f"{plan.cell}_{program.name}"
+    return f"{plan.cell}_{program.function}"
 
 
 def program_text(plan: ModulePlan, program: Program) -> ProgramText:
@@ -280,7 +273,7 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
     shapes = [plan.buffer(result.buffer).shape for result in program.results]
     used = {name for shape in shapes for dim in shape.dims for name in symbols(dim)}
     return ProgramText(
-        direction=program.name,
+        direction=program.function,
         op=op_name(plan, program),
         schema=pieces(schema(plan, program)),
         arguments=tuple(tensor_text(plan, a, gradients) for a in program.arguments),
@@ -313,13 +306,13 @@ def step_name(step: Step, index: int) -> str:
     return f"{index}. {step.primitive}{kind}"
 
 
-def range_name(plan: ModulePlan, program: Program, step: Step, index: int) -> str:
-    """``grouped_linear__bf16__nvtx_ranges forward 1. grouped_gemm fprop``: what profilers show."""
-    return f"{plan.cell} {program.name} {step_name(step, index)}"
+def scope_name(plan: ModulePlan, program: Program, step: Step, index: int) -> str:
+    """``grouped_linear__bf16__nvtx_ranges forward 1. grouped_gemm fprop``: what scopes are told."""
+    return f"{plan.cell} {program.function} {step_name(step, index)}"
 
 
 def step_comment(step: Step, index: int) -> str:
     """``1. grouped_gemm fprop: x, weight -> y``, the same in every emission."""
     formula = f"  ({step.pointwise.formula})" if step.pointwise else ""
-    reads, writes = ", ".join(step.reads), ", ".join(step.writes)
+    reads, writes = ", ".join(step.reads), ", ".join(step.writes or step.mutates)
     return f"{step_name(step, index)}: {reads} -> {writes}{formula}"

@@ -9,18 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from ...ir import dtypes
+from ...ir.buffers import Buffer, Parameter, State, StateFill
 from ...ir.dtypes import DType
 from ...ir.naming import gradient
-from ...ir.plan import (
-    Buffer,
-    CheckKind,
-    ModulePlan,
-    Parameter,
-    PointwiseOperand,
-    Program,
-    StateFill,
-)
+from ...ir.plan import ModulePlan
+from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
+from ...ir.step import PointwiseOperand
 from ...steps import is_product, observes, sums_rows
 from ..python.main_grads import adds
 from ..python.states import called_states
@@ -41,15 +36,15 @@ class Refusal:
     """A bad argument and what the module says of it.
 
     Attributes:
-        name: of the test.
+        name: of the case.
         tensor: argument replaced.
-        value: source of the bad value.
-        message: after the cell's name.
+        change: source of a function that makes the bad argument of the right one.
+        message: after the names of the cell and the argument.
     """
 
     name: str
     tensor: str
-    value: str
+    change: str
     message: str
 
     @property
@@ -60,12 +55,24 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class TestContext:
-    """Everything ``tests/test_<cell>.py`` states; most fields are Python source."""
+    """Everything ``tests/test_<cell>.py`` states; most fields are Python source.
+
+    Where a module has several outputs, most tests see them side by side in one tensor.
+
+    Attributes:
+        call: what they call.
+        layer: the class of the modules that they make.
+        several: how many outputs there are; 0 for a single one.
+        outputs_call: what gives them one by one.
+    """
 
     __test__ = False
 
     cell: str
     call: str
+    layer: str
+    several: int
+    outputs_call: str
     function_name: str
     class_name: str
     first: str
@@ -85,6 +92,7 @@ class TestContext:
     row_inputs: str
     row_gradients: str
     group_gradients: str
+    ops: str
     forward_op: str
     backward_op: str
     forward_flags: str
@@ -151,17 +159,21 @@ def test_context(plan: ModulePlan) -> TestContext:
     """What ``tests/test_<cell>.py`` states."""
     sizes = sizes_of(plan)
     wanted = _wanted(plan)
+    several = len(plan.outputs) if len(plan.outputs) > 1 else 0
     grouped = plan.groups is not None
     scalars = [repr(attribute.default) for attribute in plan.attributes]
     flags = ["True"] * len(plan.forward.flags) + scalars
     results = [result.buffer for result in plan.forward.results]
     tokens = _ROWS * (_LEADING if plan.buffer(plan.inputs[0]).shape.leading else 1)
     called = called_states(plan)
-    moving = [name for name in called if name not in (*plan.caches, *plan.records)]
+    moving = [name for name in called if name not in (*plan.caches, *plan.record_tensors)]
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
-        call="call" if plan.wgrad else f"module.{plan.module}",
+        call="call" if plan.wgrad or several else f"module.{plan.module}",
+        layer="Layer" if several else f"module.{plan.class_name}",
+        several=several,
+        outputs_call="outputs" if plan.wgrad else f"module.{plan.module}",
         function_name=plan.module,
         class_name=plan.class_name,
         first=plan.inputs[0],
@@ -171,7 +183,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         groups=plan.groups or "",
         sizes=repr(sizes),
         wanted=_tuple(wanted),
-        tolerances=repr({name: _tolerance(plan, name) for name in (plan.outputs[0], *wanted)}),
+        tolerances=repr(_tolerances(plan, wanted)),
         size_lines=tuple(f'{symbol} = sizes["{symbol}"]' for symbol in _symbols(plan)),
         input_lines=tuple(_input_lines(plan)),
         grouped=grouped,
@@ -181,13 +193,14 @@ def test_context(plan: ModulePlan) -> TestContext:
         row_inputs=_tuple([name for name in plan.inputs if _outer(plan, name) == plan.token_axis]),
         row_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.token_axis]),
         group_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.group_axis]),
+        ops=_ops(plan) if any(len(each.segments) > 1 for each in plan.directions) else "",
         forward_op=op_name(plan, plan.forward),
         backward_op=op_name(plan, plan.backward),
         forward_flags=", ".join(flags),
         backward_flags=", ".join(["True"] * len(plan.backward.flags) + scalars),
         forward_results=_tuple(results),
         results_tuple="results" if len(results) > 1 else "(results,)",
-        saved_names=_tuple([argument.buffer for argument in plan.backward.arguments[1:]]),
+        saved_names=_tuple([a.buffer for a in plan.backward.arguments[len(plan.outputs) :]]),
         constructor=_constructor(plan, sizes),
         meta_constructor=_constructor(plan, sizes, '"meta"'),
         cpu_constructor=_constructor(plan, sizes, '"cpu"'),
@@ -207,14 +220,14 @@ def test_context(plan: ModulePlan) -> TestContext:
         forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
         forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
         backward_states=_tuple(_changed(plan, plan.backward)),
-        reduces=bool(plan.reductions),
+        reduces=bool(plan.process_groups),
         caches=_tuple(list(plan.caches)) if plan.caches else "",
         quantized=_tuple([p.path for p in plan.quantized]) if plan.quantized else "",
         reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
         refresh_op=op_name(plan, plan.refresh) if plan.refresh else "",
         refresh_arguments=_tuple(refreshed),
         refresh_flags=", ".join(["True"] * len(plan.refresh.flags)) if plan.refresh else "",
-        refresh_alone=_tuple([s.buffer for s in plan.states if s.buffer not in called]),
+        refresh_alone=_tuple([name for name in plan.kept if name not in called]),
         kept_states=_tuple(moving) if len(moving) < len(called) else "STATES",
         delays=plan.wgrad is not None,
         delayed=_tuple(list(plan.delayed)),
@@ -227,6 +240,12 @@ def test_context(plan: ModulePlan) -> TestContext:
         keeps_records=bool(plan.records),
         same_records=_tuple(_same_records(plan)),
     )
+
+
+def _ops(plan: ModulePlan) -> str:
+    """Ops of a training step by name, of which delayed gradients of weights are a part."""
+    directions = (each for each in plan.directions if each.name != "refresh")
+    return _tuple([op_name(plan, program) for each in directions for program in each.programs])
 
 
 def _main_grad_dtype(plan: ModulePlan) -> str:
@@ -263,11 +282,9 @@ def _same_records(plan: ModulePlan) -> list[str]:
 
 
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
-    """State that a call of a program's direction moves on, inside of the op or after it."""
-    reductions = plan.reductions_of(program)
-    own = {*plan.records, *(name for _, name in plan.main_grads)}
-    changed = [name for name in program.mutated if name not in own]
-    return [*changed, *(name for r in reductions for name in (r.history, r.scale))]
+    """State that a call of a direction moves on."""
+    own = {*plan.record_tensors, *(name for _, name in plan.main_grads)}
+    return [name for name in program.mutated if name not in own]
 
 
 def _tuple(names: list[str]) -> str:
@@ -280,6 +297,12 @@ def _wanted(plan: ModulePlan) -> list[str]:
 
 def _outer(plan: ModulePlan, name: str) -> Expr:
     return plan.buffer(name).shape.flat[0]
+
+
+def _tolerances(plan: ModulePlan, wanted: list[str]) -> dict[str, float]:
+    """Of the outputs, by the name of the first, and of gradients by that of the leaf."""
+    outputs = max(_tolerance(plan, name) for name in plan.outputs)
+    return {plan.outputs[0]: outputs} | {name: _tolerance(plan, name) for name in wanted}
 
 
 def _tolerance(plan: ModulePlan, name: str) -> float:
@@ -335,11 +358,19 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         StateFill.RECORD: "torch.zeros({shape}, device=device)",
         StateFill.COPY: "torch.empty({shape}, device=device, dtype=torch.{dtype})",
     }
-    for state in plan.states:
+
+    def filled(state: State) -> str:
         buffer = plan.buffer(state.buffer)
         dims = ", ".join(to_code(dim) for dim in buffer.shape.dims)
-        dtype = dtypes.info(buffer.dtype).torch
-        yield f'"{state.buffer}": {fills[state.fill].format(shape=dims, dtype=dtype)},'
+        return fills[state.fill].format(shape=dims, dtype=dtypes.info(buffer.dtype).torch)
+
+    for name in plan.kept:
+        tensor = plan.joined_tensor(name)
+        if tensor is None:
+            yield f'"{name}": {filled(plan.state(name))},'
+        else:
+            values = ", ".join(filled(plan.state(part)) for part in tensor.parts)
+            yield f'"{name}": support.state_rows({values}),'
     for _, name in plan.main_grads:
         dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
         dtype = ", dtype=dtype" if plan.buffer(name).dtype is DType.IO else ""
@@ -371,15 +402,19 @@ def _root(size: Expr) -> str:
 
 
 def _exact_call(plan: ModulePlan) -> str:
-    """The reference as a function of tensors that returns the result alone."""
+    """The reference as a function of tensors that returns the outputs alone, as tests see them."""
     name = "reference.exact" if plan.quantizations else "reference.forward"
     flags = () if plan.quantizations else plan.forward.flags
     keywords = [*(f"{flag}=True" for flag in flags)]
     keywords += [f"{a.name}={a.default!r}" for a in plan.attributes]
-    first = "[0]" if not plan.quantizations and len(plan.forward.results) > 1 else ""
-    if not keywords and not first:
+    count = len(plan.outputs)
+    kept = not plan.quantizations and len(plan.forward.results) > count
+    call = f"{name}({', '.join(('**tensors', *keywords))})"
+    if count > 1:
+        return f"lambda **tensors: support.joined({call}{f'[:{count}]' if kept else ''})"
+    if not keywords and not kept:
         return name
-    return f"lambda **tensors: {name}(**tensors, {', '.join(keywords)}){first}"
+    return f"lambda **tensors: {call}{'[0]' if kept else ''}"
 
 
 def _constructor(plan: ModulePlan, sizes: dict[str, int], device: str = "device") -> str:
@@ -398,25 +433,21 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
         name = check.tensor
         if name in plan.caches:  # PyTorch makes no bad ones from tensors of these formats
             continue
-        here = f'tensors["{name}"]'
         match check.kind:
             case CheckKind.IO_DTYPE:
-                text = f"{name}: expected dtype bfloat16 or float16, got float32"
-                yield Refusal(f"{name}_float32", name, f"{here}.float()", text)
+                text = "expected dtype bfloat16 or float16, got float32"
+                yield Refusal(f"{name}_float32", name, "Tensor.float", text)
             case CheckKind.SAME_DTYPE:
-                text = f"{name}: expected dtype bfloat16, as {first}, got float16"
-                yield Refusal(f"{name}_of_another_dtype", name, f"{here}.half()", text)
+                text = f"expected dtype bfloat16, as {first}, got float16"
+                yield Refusal(f"{name}_of_another_dtype", name, "Tensor.half", text)
             case CheckKind.DTYPE:
                 expected = dtypes.info(check.dtype).torch
-                text = f"{name}: expected dtype {expected}, got int32"
-                yield Refusal(f"{name}_int32", name, f"{here}.int()", text)
+                text = f"expected dtype {expected}, got int32"
+                yield Refusal(f"{name}_int32", name, "Tensor.int", text)
             case CheckKind.RANK if check.exact:
                 dimensions = "dimension" if check.number == 1 else "dimensions"
-                text = (
-                    f"{name}: expected {check.number} {dimensions} {check.label},"
-                    f" got {check.number + 1}"
-                )
-                yield Refusal(f"{name}_of_another_rank", name, f"{here}[None]", text)
+                text = f"expected {check.number} {dimensions} {check.label}, got {check.number + 1}"
+                yield Refusal(f"{name}_of_another_rank", name, "support.deeper", text)
             case CheckKind.SIZE if check.axis:
                 yield _size_refusal(
                     plan, check.tensor, check.axis, check.number, check.label, sizes
@@ -442,9 +473,8 @@ def _gap_refusal(plan: ModulePlan, name: str, sizes: dict[str, int]) -> Iterator
     dims = plan.buffer(name).shape.dims
     if evaluate(product(dims), sizes) > 1:
         strides = [2 * evaluate(product(dims[axis + 1 :]), sizes) for axis in range(len(dims))]
-        text = f"{name}: expected a contiguous tensor, got strides {strides}"
-        value = f'tensors["{name}"].repeat_interleave(2, -1)[..., ::2]'
-        yield Refusal(f"{name}_with_gaps", name, value, text)
+        text = f"expected a contiguous tensor, got strides {strides}"
+        yield Refusal(f"{name}_with_gaps", name, "support.with_gaps", text)
 
 
 def _size_refusal(
@@ -456,9 +486,6 @@ def _size_refusal(
     told = {(tensor, at) for b in plan.forward.bindings for tensor, at, _ in b.sources}
     extra = 1 if (name, axis) in told else 8
     place = rank + axis + (2 if shape.leading else 0)
-    text = f"{name}: expected {label} = {size} in dimension {place}, got {size + extra}"
-    here = f'tensors["{name}"]'
-    more = f"{here}.narrow({axis}, 0, 1).repeat_interleave({extra}, {axis})"
+    text = f"expected {label} = {size} in dimension {place}, got {size + extra}"
     words = re.sub(r"\W+", "_", str(shape.dims[axis]).replace(" * ", "").lower()).strip("_")
-    value = f"torch.cat(({here}, {more}), {axis})"
-    return Refusal(f"{name}_of_another_{words}", name, value, text)
+    return Refusal(f"{name}_of_another_{words}", name, f"support.longer({axis}, {extra})", text)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...columns import aligned
 from ...ir import dtypes
-from ...ir.plan import Buffer, KernelSet, ModulePlan, Program, Result, Status, Step
+from ...ir.buffers import Buffer
+from ...ir.kernel_set import KernelSet
+from ...ir.plan import ModulePlan, Status
+from ...ir.program import Direction, Program
+from ...ir.segments import Start, Wait
 from ...ir.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
+from ...ir.step import Result, Step
 from ...steps import decodes
 from ..python.conditions import any_of
 from ..python.words import step_comment
+from .columns import aligned
 from .fold import LINE_LENGTH, fold
 
 _NAME_WIDTH = 48  # of a first column that leaves half of the line to what follows
@@ -60,9 +65,9 @@ def _lines(plan: ModulePlan) -> Iterator[str]:
     yield ""
     yield "buffers"
     yield from _table(_buffer_rows(plan))
-    for program in plan.programs:
+    for direction in plan.directions:
         yield ""
-        yield from _program(plan, program)
+        yield from _direction(plan, direction)
     yield ""
     yield from _saved(plan)
     for conversion in plan.conversions:
@@ -124,10 +129,10 @@ def _place(plan: ModulePlan, name: str) -> str:
         return paths[name] + memory + (", optional" if plan.buffer(name).optional else "")
     if name in plan.caches:
         return f"buffer {plan.state(name).path}, filled by refresh"
-    if name in plan.records:
-        return f"buffer {plan.state(name).path}, for people"
-    if name in {state.buffer for state in plan.states}:
+    if name in plan.kept and plan.joined_tensor(name) is None:
         return f"buffer {plan.state(name).path}, changed in place"
+    if place := _place_in_state(plan, name):
+        return place
     if name in plan.inputs:
         return "input"
     if name in plan.outputs:
@@ -138,14 +143,53 @@ def _place(plan: ModulePlan, name: str) -> str:
         return "gradient"
     if name in {argument.buffer for argument in plan.backward.arguments}:
         return "gradient in" if name not in _names(plan.forward) else "kept for the backward"
+    if any(name in direction.made for direction in plan.directions):
+        return "between ops"
     return "workspace"
+
+
+def _direction(plan: ModulePlan, direction: Direction) -> Iterator[str]:
+    """Its op; where it is several segments, one behind the other."""
+    for segment in direction.segments:
+        match segment:
+            case Program():
+                yield from _program(plan, segment)
+            case Start():
+                words = "".join(f" {value}" for _, value in segment.attributes)
+                sources = ", ".join(segment.sources)
+                head = f"start {segment.kind}{words} over {segment.group.name}: {sources}"
+                yield f"{head} -> {segment.future}{_under(segment.when)}"
+            case Wait():
+                results = ", ".join(segment.results)
+                yield f"wait {segment.future} -> {results}{_under(segment.when)}"
+
+
+def _under(when: tuple[str, ...]) -> str:
+    return f", if {any_of(when)}" if when else ""
+
+
+def _place_in_state(plan: ModulePlan, name: str) -> str:
+    """Of a tensor of states, or a row of a tensor of several; empty for another buffer."""
+    if name in plan.record_tensors:
+        return "buffer, for people"
+    if name in plan.kept:
+        return "state, changed in place"
+    for tensor in plan.joined:
+        for part, first, count in plan.rows(tensor):
+            if part == name:
+                rows = f"row {first}" if count is None else f"rows {first} to {first + count - 1}"
+                kept = tensor.buffer in {*plan.kept} - {*plan.record_tensors}
+                path = f", {plan.state(name).path} in the state dict" if kept else ""
+                return f"{rows} of {tensor.buffer}{path}"
+    return ""
 
 
 def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
     arguments = ", ".join(argument.buffer for argument in program.arguments)
     results = ", ".join(result.buffer for result in program.results)
     changed = f", changes {', '.join(program.mutated)}" if not program.results else ""
-    yield f"{program.name} ({arguments}) -> {results or 'nothing'}{changed}"
+    called = _under(program.when)
+    yield f"{program.function} ({arguments}) -> {results or 'nothing'}{changed}{called}"
     yield from _table(_step_row(plan, step, i) for i, step in enumerate(program.steps, 1))
 
 

@@ -13,15 +13,18 @@
 
 namespace fusegen {
 
-template <class Format_, Scaling scaling, bool turned, class Output_ = __nv_bfloat16>
+template <class Format_, class Scaling_, bool turned, class Output_ = __nv_bfloat16,
+          bool by_group = false>
 struct DequantizeConfig {
   using Format = Format_;
+  using Scaling = Scaling_;
   using Output = Output_;
-  static constexpr quantizing::Rule kRule = quantizing::rule_of(scaling);
-  static constexpr bool kBlocks = quantizing::block_size(scaling) > 0;
+  static constexpr bool kBlocks = Scaling::kBlock > 0;
   // Elements of a line that share a scale; any number where all of them do, with a stride of 0.
-  static constexpr int kBlock = kBlocks ? quantizing::block_size(scaling) : 8;
+  static constexpr int kBlock = kBlocks ? Scaling::kBlock : 8;
   static constexpr bool kTurned = turned;
+  static constexpr bool kByGroup = by_group;  // square blocks of lines begin with their groups
+  static_assert(!by_group || Scaling::kSquare);
 };
 
 namespace quantizing {
@@ -33,11 +36,11 @@ struct TurnShared {
   float values[kTurnTile][kTurnTile + 1];
 };
 
-template <Rule rule>
+template <class Scaling>
 __device__ __forceinline__ float scale_at(const void* scales, int64_t index) {
-  if constexpr (rule == Rule::ratio) return static_cast<const float*>(scales)[index];
+  if constexpr (Scaling::kRule == Rule::ratio) return static_cast<const float*>(scales)[index];
   const uint32_t code = static_cast<const uint8_t*>(scales)[index];
-  return rule == Rule::mx ? e8m0_value(code) : decode<E4M3>(code);
+  return Scaling::kRule == Rule::mx ? e8m0_value(code) : decode<E4M3>(code);
 }
 
 // Eight codes, the first at element `at` of a line.
@@ -106,6 +109,14 @@ __device__ inline void find_line_groups(const RowGroups& groups, Space space, in
               [&](int32_t, int32_t begin) { return begin >= first_line + kTurnTile; });
 }
 
+// The line of scales that is a line's.
+template <class Config>
+__device__ __forceinline__ int64_t scale_line(const DequantizeArguments& in, int64_t line,
+                                              const LineGroup& own) {
+  if constexpr (Config::kByGroup) return (line + own.shift) / in.lines_per_scale;
+  return line / in.lines_per_scale + own.shift;
+}
+
 // Grid: x tiles along a line, y tiles of lines, z matrices.
 template <class Config>
 __global__ void __launch_bounds__(kThreads)
@@ -120,7 +131,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ LineGroup line_groups[kTurnTile];
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const RowGroups groups{in.split_sizes, int32_t(in.lines), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.lines), int32_t(in.groups)};
   if (groups.ragged()) {
     if (threadIdx.x < kTurnTile) line_groups[threadIdx.x] = {-1, 0};
     __syncthreads();
@@ -136,9 +147,9 @@ __global__ void __launch_bounds__(kThreads)
     const LineGroup own = groups.ragged() ? line_groups[tile_line] : LineGroup{0, 0};
     if (own.group < 0) continue;
     const auto* codes = static_cast<const uint8_t*>(in.data) + (matrix * in.lines + line) * in.pitch;
-    const float scale = scale_at<Config::kRule>(
+    const float scale = scale_at<typename Config::Scaling>(
         in.scale, matrix * in.scale_matrix + own.group * in.scale_group +
-                      (line / in.lines_per_scale + own.shift) * in.scale_line +
+                      scale_line<Config>(in, line, own) * in.scale_line +
                       at / Config::kBlock * in.scale_block);
     const float whole =
         in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix + own.group]);
@@ -161,6 +172,42 @@ __global__ void __launch_bounds__(kThreads)
 
 inline constexpr Space kGroupTiles{kTileRows, 0};  // whose tiles are of one group each
 
+// Rows of a group that are decoded together: of a block, but no more than every alignment of groups
+// leaves room for.
+template <class Config>
+inline constexpr int kDecodedRows = Config::kBlock < 32 ? Config::kBlock : 32;
+
+// Index of the first scale that a tile of a columnwise copy reads.
+template <class Config>
+__device__ __forceinline__ int64_t first_scale_of(const DequantizeGroupsArguments& in,
+                                                  const RowGroups& groups, const Slice& tile,
+                                                  int64_t first_column) {
+  using Scaling = typename Config::Scaling;
+  if constexpr (Scaling::kTensor) return tile.group;
+  if constexpr (Scaling::kRow) return tile.group * in.columns + first_column;
+  if constexpr (Scaling::kSquare) {
+    static_assert(kTurnTile % Config::kBlock == 0 || Config::kBlock % kTurnTile == 0);
+    const int64_t across = (in.columns + Config::kBlock - 1) / Config::kBlock;
+    return block_of<Config::kBlock>(groups, tile) * across + first_column / Config::kBlock;
+  } else {
+    return block_of<Config::kBlock>(groups, tile) * in.columns + first_column;
+  }
+}
+
+// Of an element of the tile, counted from that.
+template <class Config>
+__device__ __forceinline__ int64_t scale_offset(const DequantizeGroupsArguments& in, int32_t row,
+                                                int column) {
+  using Scaling = typename Config::Scaling;
+  if constexpr (Scaling::kTensor) return 0;
+  if constexpr (Scaling::kRow) return column;
+  if constexpr (Scaling::kSquare) {
+    const int64_t across = (in.columns + Config::kBlock - 1) / Config::kBlock;
+    return row / Config::kBlock * across + column / Config::kBlock;
+  }
+  return row / Config::kBlock * in.columns + column;
+}
+
 // A block of threads owns a tile of 128 rows of one group, the padding after a group's last row
 // included, and 64 columns. Places past all groups are left alone: no product reads them.
 template <class Config>
@@ -170,7 +217,7 @@ __global__ void __launch_bounds__(kThreads)
   using Output = typename Config::Output;
   __shared__ TurnShared shared;
   __shared__ TileSlices slices;
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
   if (row_tile() >= row_tiles(groups, kGroupTiles)) return;
   tile_slices(groups, kGroupTiles, row_tile(), slices);
@@ -183,12 +230,12 @@ __global__ void __launch_bounds__(kThreads)
   if (in.padded_sizes != nullptr && blockIdx.y == 0 && tile.row == 0 && threadIdx.x == 0) {
     in.padded_sizes[tile.group] = left;
   }
-  // Whole blocks: a transform leaves no zeros in the rest of a group's last one.
-  const int32_t rows = (tile.rows(kTileRows) + Config::kBlock - 1) / Config::kBlock * Config::kBlock;
+  // All of them: a transform leaves no zeros in the rest of a group's last block.
+  constexpr int kTogether = kDecodedRows<Config>;
+  const int32_t rows = (tile.rows(kTileRows) + kTogether - 1) / kTogether * kTogether;
   const int64_t first_column = int64_t(blockIdx.y) * kTurnTile;
   const auto* codes = static_cast<const uint8_t*>(in.data) + first_column * in.pitch;
-  const int64_t first_scale =
-      block_of<Config::kBlock>(groups, tile) * in.columns + first_column;
+  const int64_t first_scale = first_scale_of<Config>(in, groups, tile, first_column);
   auto* output = static_cast<Output*>(in.output) + place * in.columns + first_column;
 #pragma unroll 1
   for (int32_t first = 0; first < owned; first += kTurnTile) {
@@ -199,8 +246,8 @@ __global__ void __launch_bounds__(kThreads)
       if (first_column + column >= in.columns) continue;
       float values[kOctet] = {};
       if (row < rows) {
-        const float scale = scale_at<Config::kRule>(
-            in.scale, first_scale + row / Config::kBlock * in.columns + column);
+        const float scale = scale_at<typename Config::Scaling>(
+            in.scale, first_scale + scale_offset<Config>(in, row, column));
         decode_octet<Format>(values, codes + column * in.pitch, place + row, scale);
       }
       turn_octet(shared, column, octet, values);
@@ -218,9 +265,9 @@ __global__ void __launch_bounds__(kThreads)
 template <class Config>
 static Status launch_dequantize(const DequantizeArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  if (in.length % 8 != 0) return {kInvalid, "length: a multiple of 8"};
-  if (Config::kTurned && in.lines % 8 != 0) return {kInvalid, "lines: a multiple of 8"};
-  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.length % kRowAlignment != 0) return {kInvalid, "length: a multiple of 8"};
+  if (Config::kTurned && in.lines % kRowAlignment != 0) return {kInvalid, "lines: a multiple of 8"};
+  if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   if (in.lines_per_scale < 1) return {kInvalid, "lines_per_scale >= 1"};
   if (in.matrices == 0 || in.lines == 0 || in.length == 0) return {};
   constexpr int64_t kTile = quantizing::kTurnTile;
@@ -234,14 +281,13 @@ static Status launch_dequantize(const DequantizeArguments& in, Stream& stream) {
 
 template <class Config>
 static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, Stream& stream) {
-  static_assert(Config::kTurned && Config::kBlocks, "blocks of rows of a columnwise copy");
+  static_assert(Config::kTurned, "a columnwise copy is transposed");
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (Status status = quantizing::check_rows(in); !status.ok()) return status;
-  if (in.row_align < Config::kBlock || in.row_align > kTileRows ||
-      (in.row_align & (in.row_align - 1)) != 0) {
-    return {kInvalid, "row_align: a power of two from one block to 128 rows"};
+  if (!quantizing::is_alignment(in.row_align) || in.row_align < quantizing::kDecodedRows<Config>) {
+    return {kInvalid, "row_align: a power of two from 32 rows, or one block's, to 128"};
   }
-  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   return quantizing::launch_tiles<quantizing::kTurnTile>(
       "cudaLaunchKernelEx(dequantize_groups)", &quantizing::dequantize_groups_kernel<Config>, in,
       quantizing::kGroupTiles, stream);

@@ -34,7 +34,7 @@ constexpr int64_t padded_tokens(int64_t tokens, int64_t groups) {
 
 // Length of a row of transposed codes: without groups the tokens themselves.
 inline int64_t stored_tokens(const GemmArguments& in) {
-  return in.split_sizes != nullptr ? padded_tokens(in.tokens, in.groups) : in.tokens;
+  return in.group_sizes != nullptr ? padded_tokens(in.tokens, in.groups) : in.tokens;
 }
 
 // Rows of scales whose blocks run along tokens.
@@ -43,7 +43,7 @@ constexpr int64_t token_scale_blocks(int64_t tokens, int64_t groups) {
 }
 
 inline int64_t stored_scale_blocks(const GemmArguments& in) {
-  return in.split_sizes != nullptr ? token_scale_blocks(in.tokens, in.groups)
+  return in.group_sizes != nullptr ? token_scale_blocks(in.tokens, in.groups)
                                    : (in.tokens + kScaleBlock - 1) / kScaleBlock;
 }
 
@@ -56,7 +56,7 @@ inline int64_t stored_scale_blocks(const GemmArguments& in) {
 // Matrices of b follow each other without a gap. In transposed tokens each group is followed by
 // zeros up to a multiple of 32; what lies beyond is loaded but not multiplied.
 //
-// Scales are fp32, value = code * scale; none is read for rows past sum(split_sizes).
+// Scales are fp32, value = code * scale; none is read for rows past sum(group_sizes).
 //   tensor: [E] or, without `..._per_group`, [1]
 //   row:    fprop: scale_a [T], scale_b [E, N];  dgrad: [T], [E, K];  wgrad: [E, N], [E, K]
 //   block:  fprop: scale_a [ceil(K, 128), padded_tokens(T, E)], element [k / 128, padded token];
@@ -67,7 +67,7 @@ inline int64_t stored_scale_blocks(const GemmArguments& in) {
 //                  block j of group g, which starts at its token 128 j, is row
 //                  begin(g) / 128 + g + j
 //           dense: ceil(T, 128) rows; addresses are multiples of 16.
-// Results, bias and split_sizes are as `gemm` says.
+// Results, bias and group_sizes are as `gemm` says.
 struct Fp8GemmArguments {
   GemmArguments gemm;
   int64_t pitch_a;

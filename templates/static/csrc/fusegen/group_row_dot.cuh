@@ -28,12 +28,12 @@ __device__ inline float widen(__half value) { return __half2float(value); }
 
 // The group of a row, or `groups` for a row that none has. All lanes of a warp ask for the same row.
 // Sizes are clamped before they are added, so that 65535 of them stay far from the end of int64.
-__device__ inline int64_t group_of(int64_t row, const int64_t* split_sizes, int64_t tokens,
+__device__ inline int64_t group_of(int64_t row, const int64_t* group_sizes, int64_t tokens,
                                    int64_t groups, int lane) {
   int64_t before = 0;  // rows of the groups before these 32
   for (int64_t first = 0; first < groups; first += kWarp) {
     const int64_t group = first + lane;
-    const int64_t size = group < groups ? __ldg(split_sizes + group) : 0;
+    const int64_t size = group < groups ? __ldg(group_sizes + group) : 0;
     int64_t end = max(int64_t(0), min(size, tokens));
 #pragma unroll
     for (int distance = 1; distance < kWarp; distance *= 2) {
@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(kThreads)
   const int64_t row = int64_t(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
   if (row >= in.tokens) return;
   const int64_t group =
-      in.vectors != nullptr ? group_of(row, in.split_sizes, in.tokens, in.groups, lane) : in.groups;
+      in.vectors != nullptr ? group_of(row, in.group_sizes, in.tokens, in.groups, lane) : in.groups;
   float sum = 0.0f;
   if (group < in.groups) {
     const Element* const a = static_cast<const Element*>(in.input) + row * in.n;
@@ -93,7 +93,7 @@ static Status launch_group_row_dot(const GroupRowDotArguments& in, Stream& strea
   constexpr int64_t kRows = group_row_dot::kThreads / group_row_dot::kWarp;
   if (in.tokens < 0 || in.tokens > INT32_MAX) return {kInvalid, "0 <= tokens < 2^31"};
   if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
-  if (in.n < 8 || in.n % 8 != 0) return {kInvalid, "n: a multiple of 8"};
+  if (in.n < kRowAlignment || in.n % kRowAlignment != 0) return {kInvalid, "n: a multiple of 8"};
   if (in.tokens == 0) return {};
   const Grid grid{dim3(unsigned((in.tokens + kRows - 1) / kRows)), group_row_dot::kThreads};
   return launch_kernel("cudaLaunchKernelEx(group_row_dot)", &group_row_dot::kernel<Element>, grid,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "rows.h"
 #include "status.cuh"
 
 namespace fusegen {
@@ -13,7 +14,7 @@ struct GroupRowDotArguments {
   const void* vectors;         // [groups, n]; nullptr: zeros
   const float* add;            // [tokens], what the results are added to; nullptr: nothing
   void* output;                // [tokens], fp32
-  const int64_t* split_sizes;  // [groups] on the device
+  const int64_t* group_sizes;  // [groups] on the device
   int64_t tokens;
   int64_t groups;
   int64_t n;  // a multiple of 8

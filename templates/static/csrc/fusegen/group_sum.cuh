@@ -39,17 +39,17 @@ __device__ inline int64_t clamp_size(int64_t size, int64_t tokens) {
 
 // Rows of a group, found by one warp. Sizes are clamped before they are added, so 512 of them
 // stay far from the end of int64.
-__device__ inline Range group_range(const int64_t* split_sizes, int64_t tokens, int group,
+__device__ inline Range group_range(const int64_t* group_sizes, int64_t tokens, int group,
                                     int lane) {
-  if (split_sizes == nullptr) return {0, tokens};
+  if (group_sizes == nullptr) return {0, tokens};
   int64_t before = 0;
-  for (int g = lane; g < group; g += 32) before += clamp_size(split_sizes[g], tokens);
+  for (int g = lane; g < group; g += 32) before += clamp_size(group_sizes[g], tokens);
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     before += __shfl_xor_sync(0xffffffffu, before, distance);
   }
   const int64_t begin = min(before, tokens);
-  return {begin, min(begin + clamp_size(split_sizes[group], tokens), tokens)};
+  return {begin, min(begin + clamp_size(group_sizes[group], tokens), tokens)};
 }
 
 __device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
@@ -122,7 +122,7 @@ __device__ inline float load_from_rank(const float* address, uint32_t rank) {
 // Grid (splits, columns / 64, groups), cluster (splits, 1, 1).
 template <class Element, class Output, bool scaled>
 static __global__ void __launch_bounds__(kThreads)
-    kernel(const Element* input, Output* output, const int64_t* split_sizes, const float* scales,
+    kernel(const Element* input, Output* output, const int64_t* group_sizes, const float* scales,
            int64_t tokens, int64_t n) {
   __shared__ float partial[kRows][kColumns];
   __shared__ float total[kColumns];
@@ -132,7 +132,7 @@ static __global__ void __launch_bounds__(kThreads)
   const int64_t column = first_column + vector * kVector;
 
   wait_for_previous_kernel();
-  const Range rows = group_range(split_sizes, tokens, blockIdx.z, threadIdx.x % 32);
+  const Range rows = group_range(group_sizes, tokens, blockIdx.z, threadIdx.x % 32);
   float sums[kVector] = {};
   if (column < n) {
     const int64_t step = int64_t(kRows) * cluster_size();
@@ -163,21 +163,20 @@ static __global__ void __launch_bounds__(kThreads)
 
 }  // namespace group_sum
 
-template <class Element, class Output>
+template <class Element, class Output = Element>
 static Status launch_group_sum(const GroupSumArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (in.tokens < 0) return {kInvalid, "tokens >= 0"};
   if (in.groups < 1 || in.groups > 65535) return {kInvalid, "1 <= groups <= 65535"};
-  if (in.split_sizes == nullptr && in.groups != 1) return {kInvalid, "dense: groups = 1"};
-  if (in.n < 8 || in.n % 8 != 0) return {kInvalid, "n: a multiple of 8"};
+  if (in.group_sizes == nullptr && in.groups != 1) return {kInvalid, "dense: groups = 1"};
+  if (in.n < kRowAlignment || in.n % kRowAlignment != 0) return {kInvalid, "n: a multiple of 8"};
   const int64_t column_blocks = (in.n + group_sum::kColumns - 1) / group_sum::kColumns;
   if (column_blocks > 65535) return {kInvalid, "n <= 65535 * 64"};
 
-  // Splits until every SM has a few CTAs: a fixed function of the sizes, as results depend on it.
-  constexpr int kCtasPerSm = 4;
+  // Splits until a GPU is busy, whichever it is: a function of the sizes, as results depend on it.
+  constexpr int64_t kCtas = 4 * 132;  // four to an SM of an H100
   int splits = 1;
-  while (splits < group_sum::kMostSplits &&
-         splits * column_blocks * in.groups < int64_t(kCtasPerSm) * in.sm_count) {
+  while (splits < group_sum::kMostSplits && splits * column_blocks * in.groups < kCtas) {
     splits *= 2;
   }
   const auto kernel = in.scales != nullptr ? &group_sum::kernel<Element, Output, true>
@@ -186,7 +185,7 @@ static Status launch_group_sum(const GroupSumArguments& in, Stream& stream) {
   grid.cluster = splits;
   return launch_kernel("cudaLaunchKernelEx(group_sum)", kernel, grid, stream,
                        static_cast<const Element*>(in.input), static_cast<Output*>(in.output),
-                       in.split_sizes, in.scales, in.tokens, in.n);
+                       in.group_sizes, in.scales, in.tokens, in.n);
 }
 
 }  // namespace fusegen

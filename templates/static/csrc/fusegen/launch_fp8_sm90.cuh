@@ -93,10 +93,10 @@ Status check_fp8_arguments(const Fp8GemmArguments& in) {
   const int64_t depth = kind == Gemm::fprop   ? g.k
                         : kind == Gemm::dgrad ? g.n
                                               : stored_tokens(g);
-  if (in.pitch_a < depth || in.pitch_a % 16 != 0) {
+  if (in.pitch_a < depth || in.pitch_a % kPitch != 0) {
     return {kInvalid, "pitch_a: a multiple of 16, at least the contraction"};
   }
-  if (in.pitch_b < depth || in.pitch_b % 16 != 0) {
+  if (in.pitch_b < depth || in.pitch_b % kPitch != 0) {
     return {kInvalid, "pitch_b: a multiple of 16, at least the contraction"};
   }
   const bool has_scales = in.scale_a != nullptr && in.scale_b != nullptr;

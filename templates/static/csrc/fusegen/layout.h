@@ -26,7 +26,7 @@ struct Lifetime {
 };
 
 // Memory that buffers may use before a step: a result's, until that one writes the result.
-struct Room {
+struct Region {
   void* memory;
   int64_t bytes;
   int before;
@@ -36,12 +36,12 @@ struct Room {
   }
 };
 
-// The last room of a call. No step ends it, and it is allocated as large as the buffers in it need.
-inline constexpr Room kWorkspace{nullptr, std::numeric_limits<int64_t>::max(),
-                                 std::numeric_limits<int>::max()};
+// The last region of a call. No step ends it, and it is as large as the buffers in it need.
+inline constexpr Region kWorkspace{nullptr, std::numeric_limits<int64_t>::max(),
+                                   std::numeric_limits<int>::max()};
 
 struct Place {
-  size_t room;
+  size_t region;
   int64_t offset;
 };
 
@@ -56,37 +56,37 @@ struct Placed {
   Place place;
 };
 
-// The lowest offset in a room that is free throughout a buffer's life, as far as buffers are placed.
+// The lowest offset in a region that is free for a buffer's life, as far as buffers are placed.
 inline int64_t lowest_offset(const Placed* begin, const Placed* end, const Lifetime& buffer,
-                             size_t room) {
+                             size_t region) {
   int64_t offset = 0;
   for (const Placed* other = begin; other != end;) {
     const int64_t start = other->place.offset, stop = start + other->buffer.bytes;
-    const bool clash = other->place.room == room && buffer.meets(other->buffer) && offset < stop &&
-                       start < offset + buffer.bytes;
+    const bool clash = other->place.region == region && buffer.meets(other->buffer) &&
+                       offset < stop && start < offset + buffer.bytes;
     if (clash) offset = stop;
     other = clash ? begin : other + 1;  // it may now lie on one that it passed
   }
   return offset;
 }
 
-// In the first room that holds a buffer; the last one always does.
+// In the first region that holds a buffer; the last one always does.
 inline Place first_place(const Placed* begin, const Placed* end, const Lifetime& buffer,
-                         const Room* rooms) {
-  for (size_t room = 0;; ++room) {
-    if (!rooms[room].holds(buffer, 0)) continue;  // not even alone
-    const int64_t offset = lowest_offset(begin, end, buffer, room);
-    if (rooms[room].holds(buffer, offset)) return {room, offset};
+                         const Region* regions) {
+  for (size_t region = 0;; ++region) {
+    if (!regions[region].holds(buffer, 0)) continue;  // not even alone
+    const int64_t offset = lowest_offset(begin, end, buffer, region);
+    if (regions[region].holds(buffer, offset)) return {region, offset};
   }
 }
 
-// The largest first, each in the first room that holds it, at the lowest offset there ("greedy by
+// The largest first, each in the first region that holds it, at the lowest offset there ("greedy by
 // size", Pisarchyk and Lee, arXiv:2001.03288). Sizes are known to the call alone, so this runs in it:
-// about a microsecond for thirty buffers. The last room is the workspace.
-template <size_t Count, size_t Rooms>
+// about a microsecond for thirty buffers. The last region is the workspace.
+template <size_t Count, size_t Regions>
 Layout<Count> lay_out(const std::array<Lifetime, Count>& buffers,
-                      const std::array<Room, Rooms>& rooms) {
-  constexpr size_t kLast = Rooms - 1;
+                      const std::array<Region, Regions>& regions) {
+  constexpr size_t kLast = Regions - 1;
   std::array<size_t, Count> order;
   std::iota(order.begin(), order.end(), size_t(0));
   // Equals in their own order, for which std::stable_sort would take memory from the heap.
@@ -98,10 +98,10 @@ Layout<Count> lay_out(const std::array<Lifetime, Count>& buffers,
   std::array<Placed, Count> placed;
   for (size_t rank = 0; rank < Count && buffers[order[rank]].bytes > 0; ++rank) {
     const Lifetime& buffer = buffers[order[rank]];
-    const Place place = first_place(placed.data(), placed.data() + rank, buffer, rooms.data());
+    const Place place = first_place(placed.data(), placed.data() + rank, buffer, regions.data());
     placed[rank] = {buffer, place};
     layout.places[order[rank]] = place;
-    if (place.room == kLast) layout.bytes = std::max(layout.bytes, place.offset + buffer.bytes);
+    if (place.region == kLast) layout.bytes = std::max(layout.bytes, place.offset + buffer.bytes);
   }
   return layout;
 }

@@ -242,7 +242,7 @@ __device__ __forceinline__ void compute(float (&sums)[kResults<Math>],
 __device__ inline int64_t rows_of_groups(const PointwiseArguments& in, int lane) {
   int64_t sum = 0;
   for (int64_t g = lane; g < in.groups; g += kWarp) {
-    sum += min(max(in.split_sizes[g], int64_t(0)), in.rows);
+    sum += min(max(in.group_sizes[g], int64_t(0)), in.rows);
   }
 #pragma unroll
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {

@@ -1,6 +1,6 @@
 // What the quantise kernels are launched with; host side, no device code.
 //
-// Rows come in groups: those of `split_sizes` (ragged: input [rows, columns], rows past the last
+// Rows come in groups: those of `group_sizes` (ragged: input [rows, columns], rows past the last
 // group count as zeros), or, where it is null, `groups` matrices of `rows` rows each (weights;
 // groups = 1: one dense matrix). Scales decode: value = code * scale. With b rows to a block,
 // group g has its first block at begin[g] / b + g of rows / b + groups where ragged, and at
@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "rows.h"
 #include "status.cuh"
 
 namespace fusegen {
@@ -18,18 +19,13 @@ namespace fusegen {
 // meets. Three to an SM.
 inline constexpr int kAmaxPartials = 384;
 
-// Which elements share a scale in the rowwise copy, rows x columns; the columnwise copy swaps the
-// two. Stored scales, row-major, with R all rows, B row blocks as above, K columns:
-enum class Scaling {
-  tensor,         // a group: fp32 [groups]
-  row,            // fp32, rowwise [R], columnwise [groups, K]
-  block_1x128,    // fp32, rowwise [R, ceil(K / 128)], columnwise [B, K]
-  block_128x128,  // fp32, one array [B, ceil(K / 128)]
-  mx_1x32,        // E8M0, rowwise [R, ceil(K / 32)], columnwise [B, K]
-  mx_32x32,       // E8M0, one array [B, ceil(K / 32)]
-  nv_1x16,        // E4M3, rowwise [R, ceil(K / 16)], columnwise [B, K]
-  nv_16x16,       // E4M3, one array [B, ceil(K / 16)]
-};
+// Stored scales, row-major, by the block of elements that share one in the rowwise copy (`Scaling`
+// of quantize_config.cuh; the columnwise copy swaps its two extents), with R all rows, B row blocks
+// as above, K columns:
+//   all x all  [groups]
+//   1 x all    rowwise [R], columnwise [groups, K]
+//   1 x b      rowwise [R, ceil(K / b)], columnwise [B, K]
+//   b x b      one array [B, ceil(K / b)]
 
 // Rows of the rowwise copy are `pitch` bytes apart. The columnwise copy is transposed: ragged
 // [columns, pitch] with group g at row_align * (begin[g] / row_align + g), otherwise
@@ -47,7 +43,7 @@ struct QuantizedCopy {
 
 struct QuantizeArguments {
   const void* input;
-  const int64_t* split_sizes;  // [groups] on the device
+  const int64_t* group_sizes;  // [groups] on the device
   int64_t rows;
   int64_t columns;  // a multiple of 8
   int64_t groups;
@@ -57,7 +53,7 @@ struct QuantizeArguments {
   // Rows that groups start at a multiple of in columnwise data: a power of two, at most 128, at
   // least 16 (32 where codes have 4 bits).
   int64_t row_align = 32;
-  // Not zero: rowwise scales of blocks of 128 are [ceil(columns / 128), token_pitch] instead, and
+  // Not zero: rowwise fp32 scales of blocks 1 x b are [ceil(columns / b), token_pitch] instead, and
   // rows lie there as in columnwise data.
   int64_t token_pitch = 0;
 
@@ -77,7 +73,7 @@ struct QuantizeArguments {
 struct RowSumArguments {
   const float* row_sums;
   void* output;
-  const int64_t* split_sizes;
+  const int64_t* group_sizes;
   int64_t rows;
   int64_t columns;
   int64_t groups;
@@ -88,7 +84,7 @@ struct RowSumArguments {
 // partial amaxes, which a quantise launch with the same row_align finds; others must be zero before.
 struct AmaxArguments {
   const void* input;
-  const int64_t* split_sizes;
+  const int64_t* group_sizes;
   int64_t rows;
   int64_t columns;
   int64_t groups;
@@ -126,6 +122,14 @@ struct DelayedArguments {
   int count = 0;
 };
 
+// What a unit states of histories, as the generator derived it.
+template <class Stated>
+constexpr bool agrees_history() {
+  static_assert(Stated::most_history == DelayedArguments::kMostSlots,
+                "most_history: unit against quantize.h");
+  return true;
+}
+
 // Codes back to 16 bits: matrices of lines.
 struct DequantizeArguments {
   const void* data;   // [matrices, lines, pitch bytes]
@@ -140,19 +144,19 @@ struct DequantizeArguments {
   const float* amax = nullptr;  // [matrices] or [groups]: a scale of the tensor is undone, too
   // Lines of one matrix in groups that have a scale or an amax of their own, or whose scales begin
   // at multiples; lines past all groups are left alone. nullptr: no groups, or none that matter.
-  const int64_t* split_sizes = nullptr;  // [groups] on the device
+  const int64_t* group_sizes = nullptr;  // [groups] on the device
   int64_t groups = 0;
   int64_t scale_group = 0;               // stride of scales
-  int64_t row_align = 0;                 // of the scales' groups, or 0: scales follow the lines
+  int64_t row_align = 0;  // groups of scales start at multiples of it; 0: scales follow the lines
 };
 
 // The columnwise copy of rows in groups back to 16 bits, rows first again, for a product that runs
 // over padded groups: those start where transposed data has them, and end with zeros.
 struct DequantizeGroupsArguments {
   const void* data;            // [columns, pitch bytes]
-  const void* scale;           // [blocks of rows, columns]
+  const void* scale;           // of the columnwise copy
   void* output;                // [row_align * (rows / row_align + groups), columns]
-  const int64_t* split_sizes;  // [groups] on the device
+  const int64_t* group_sizes;  // [groups] on the device
   int64_t* padded_sizes;       // [groups] of the output, or nullptr: not wanted
   int64_t rows;
   int64_t columns;             // a multiple of 8

@@ -42,6 +42,11 @@ struct E2M1 {
   static constexpr uint32_t kLargest = 0x7, kNan = 0x7;
 };
 
+// An exponent alone, 2^(code - 127): scales of MX blocks.
+struct E8M0 {
+  static constexpr int kBits = 8;
+};
+
 inline constexpr float kFloatMax = 3.40282346638528859812e+38f;
 inline constexpr uint32_t kInfinityBits = 0x7F800000u;
 

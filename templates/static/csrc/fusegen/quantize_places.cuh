@@ -28,11 +28,11 @@ inline constexpr int kSliceRows = 16;
 inline constexpr int kSlices = kTileRows / kSliceRows;
 
 struct RowGroups {
-  const int64_t* split_sizes;  // nullptr: matrices of equal length
+  const int64_t* group_sizes;  // nullptr: matrices of equal length
   int32_t rows;                // in all where ragged, else of one matrix
   int32_t groups;
 
-  FUSEGEN_INLINE bool ragged() const { return split_sizes != nullptr; }
+  FUSEGEN_INLINE bool ragged() const { return group_sizes != nullptr; }
 };
 
 FUSEGEN_INLINE int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
@@ -185,7 +185,7 @@ FUSEGEN_INLINE LaneGroups lane_groups(const RowGroups& groups, int32_t chunk, in
   int64_t sizes[LaneGroups::kMost];
 FUSEGEN_UNROLL
   for (int i = 0; i < LaneGroups::kMost; ++i) {
-    sizes[i] = i < own.count ? groups.split_sizes[own.first + i] : 0;
+    sizes[i] = i < own.count ? groups.group_sizes[own.first + i] : 0;
   }
 FUSEGEN_UNROLL
   for (int i = 0; i < LaneGroups::kMost; ++i) {

@@ -25,6 +25,7 @@ class TileQuantizer : TileWriter<Config> {
       Base::store_rows;
   using Element = typename Config::Element;
   using Format = typename Config::Format;
+  using Scaling = typename Config::Scaling;
   using Stored = typename Config::Stored;
   using Scale = typename Scaler<Config>::Scale;
   using Base::kWordRows;
@@ -53,7 +54,7 @@ class TileQuantizer : TileWriter<Config> {
       // Their signs go into codes. Amaxes of rows find NaN themselves, a transform leaves none with a sign.
       if (Config::kSquare || (in_.rowwise.data == nullptr && !Config::kHadamard)) values_.quiet_nans();
     }
-    if constexpr (Config::kSquare || Config::kScaling == Scaling::tensor) {
+    if constexpr (Config::kSquare || Scaling::kTensor) {
       const Scale scale = shared_scale();
       if (has_rows()) {
         quantize_with(scale);
@@ -70,7 +71,7 @@ class TileQuantizer : TileWriter<Config> {
       if (!together && in_.rowwise.data != nullptr) {
         if (has_rows()) {
           quantize_rows(rows);
-        } else if constexpr (Config::kScaling == Scaling::block_1x128) {
+        } else if constexpr (Scaling::kTokenMajor) {
           if (token_major()) pad_token_scales();
         }
       }
@@ -91,7 +92,7 @@ class TileQuantizer : TileWriter<Config> {
 
   __device__ void pad() {
     let_next_kernel_start();
-    if constexpr (Config::kScaling == Scaling::block_1x128) {
+    if constexpr (Scaling::kTokenMajor) {
       if (in_.rowwise.data != nullptr && token_major()) pad_token_scales();
     }
     if constexpr (Config::kSquare) store_square(kPadding);
@@ -104,8 +105,7 @@ class TileQuantizer : TileWriter<Config> {
   }
 
   // Whether scales follow from the amax of a group, in whole or in part.
-  static constexpr bool kGroupAmax =
-      Config::kScaling == Scaling::tensor || Config::kRule == Rule::nvfp4;
+  static constexpr bool kGroupAmax = Scaling::kTensor || Config::kRule == Rule::nvfp4;
 
   // The largest of those partial amaxes of the warp's group that are its share: warps of one group
   // read them side by side, so that a dense tensor's take one trip to the L2 cache.
@@ -200,7 +200,7 @@ class TileQuantizer : TileWriter<Config> {
   }
 
   __device__ Scale shared_scale() {
-    if constexpr (Config::kScaling == Scaling::tensor) {
+    if constexpr (Scaling::kTensor) {
       return tensor_scale();
     } else {
       const Scale scale = scaler(in_.rowwise.data == nullptr, first_warp())(square_amax());
@@ -222,7 +222,7 @@ class TileQuantizer : TileWriter<Config> {
     return {factor, 0.0f};
   }
 
-  // Warps beside each other share a block of 32 or 128 rows, runs of lanes its columns.
+  // Warps beside each other share a block of more than 16 rows, runs of lanes its columns.
   __device__ float square_amax() {
     float amax = values_.amax();
 #pragma unroll
@@ -262,9 +262,9 @@ class TileQuantizer : TileWriter<Config> {
 
   // ---- both copies of the same values: each is read once
 
-  // Random bytes of columns would take the registers.
-  static constexpr bool kTogether =
-      Config::kScaling == Scaling::nv_1x16 && !Config::kStochastic && !Config::kHadamard;
+  // Random bytes of columns would take the registers, and a transform changes the values.
+  static constexpr bool kTogether = Config::kRule == Rule::nvfp4 && kBlock == kWarpRows &&
+                                    !Config::kStochastic && !Config::kHadamard;
 
   __device__ __forceinline__ void quantize_together(const Scaler<Config>& rows, const Scaler<Config>& columns) {
     if (!has_rows()) return pad_columns();
@@ -282,7 +282,7 @@ class TileQuantizer : TileWriter<Config> {
   // ---- rowwise
 
   __device__ void quantize_rows(const Scaler<Config>& scaler) {
-    if constexpr (Config::kScaling == Scaling::row) {
+    if constexpr (Scaling::kRow) {
       quantize_whole_rows(scaler);
     } else {
       quantize_row_blocks(scaler, [&](int r, auto factor_of) { return this->encode_rows(r, factor_of); });
@@ -324,18 +324,18 @@ class TileQuantizer : TileWriter<Config> {
     const int row = 2 * Amaxes::first_pair(lane_);
     if (kSlots > 1) {
       store_row_scales(row, uint32_t(column_) / kBlock, stored);
-    } else if (lane_ % 4 < 2) {
+    } else if (lane_ % Amaxes::kCopies < 2) {
       store_row_scales(row + lane_ % 2, uint32_t(column_) / kBlock, stored);
     }
     const auto factor_of = [&](int r) {
-      return kSlots == 1 ? __shfl_sync(kAll, factors[0], r / 2 * 4 + r % 2)
+      return kSlots == 1 ? __shfl_sync(kAll, factors[0], r / 2 * Amaxes::kCopies + r % 2, kLanes)
                          : __shfl_sync(kAll, factors[r % kSlots], r / kSlots, kLanes);
     };
     store_rows([&](int r) { return encode(r, factor_of); });
   }
 
   __device__ bool token_major() const {
-    return Config::kScaling == Scaling::block_1x128 && in_.token_pitch != 0;
+    return Scaling::kTokenMajor && in_.token_pitch != 0;
   }
   __device__ Space token_space() const {
     return {int32_t(in_.row_align), int32_t(in_.token_pitch)};
@@ -367,7 +367,10 @@ class TileQuantizer : TileWriter<Config> {
   // Of a warp without rows.
   __device__ void pad_token_scales() {
     const Stored padding[1] = {kPadding};
-    if (lane_ < kWarpRows) store_row_scales(lane_, first_column_ / kBlock, padding);
+#pragma unroll
+    for (int i = 0; i < kTileColumns / kBlock; ++i) {
+      if (lane_ < kWarpRows) store_row_scales(lane_, first_column_ / kBlock + i, padding);
+    }
   }
 
   // ---- columnwise
@@ -377,7 +380,7 @@ class TileQuantizer : TileWriter<Config> {
       if (!has_rows()) return pad_columns();
     }
     Scale scales[kLaneColumns] = {};
-    if constexpr (Config::kScaling == Scaling::row) {
+    if constexpr (Scaling::kRow) {
       scale_whole_columns(scales, scaler);
       stage_columns(scales);
     } else {
@@ -511,7 +514,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
     quantize_kernel(const __grid_constant__ QuantizeArguments in,
                     const __grid_constant__ Source source) {
   __shared__ Shared<Config> shared;
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
   const int32_t tile = row_tile_from_last();
   const Space space = work_space<Config>(in);

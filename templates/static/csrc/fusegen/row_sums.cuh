@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
     row_sum_kernel(const __grid_constant__ RowSumArguments in) {
   constexpr int kSums = 8;
   __shared__ Slice shared;
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   const int64_t column = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   wait_for_previous_kernel();
   const TileRange segments =

@@ -16,14 +16,14 @@
 
 namespace fusegen {
 
-template <class Element_, class Format_, Scaling scaling_, bool columnwise, bool transformed>
+template <class Element_, class Format_, class Scaling_, bool columnwise, bool transformed>
 struct StatisticsConfig {
   using Element = Element_;
   using Format = Format_;
-  static constexpr Scaling kScaling = scaling_;
-  static constexpr quantizing::Rule kRule = quantizing::rule_of(scaling_);
-  static constexpr int kBlock = quantizing::block_size(scaling_);  // 0: not in blocks
-  static constexpr bool kSquare = quantizing::is_square(scaling_);
+  using Scaling = Scaling_;
+  static constexpr Rule kRule = Scaling::kRule;
+  static constexpr int kBlock = Scaling::kBlock;  // 0: not in blocks
+  static constexpr bool kSquare = Scaling::kSquare;
   static constexpr bool kColumnwise = columnwise;
   static constexpr bool kHadamard = transformed;  // the copy is of a transform
 
@@ -171,13 +171,13 @@ class TileReader {
 
   // The scale of an element, its row counted in the slice.
   __device__ __forceinline__ float scale_of(int32_t row, int32_t column) const {
-    return scale_at<Config::kRule>(in_.scale, scale_index(row, column));
+    return scale_at<typename Config::Scaling>(in_.scale, scale_index(row, column));
   }
 
   __device__ __forceinline__ int64_t scale_index(int32_t row, int32_t column) const {
-    if constexpr (Config::kScaling == Scaling::tensor) {
+    if constexpr (Config::Scaling::kTensor) {
       return slice_.group;
-    } else if constexpr (Config::kScaling == Scaling::row) {
+    } else if constexpr (Config::Scaling::kRow) {
       return Config::kColumnwise ? slice_.group * in_.columns + column : row_ + row;
     } else {
       constexpr int kBlock = Config::kBlock;
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kThreads)
     statistics_kernel(const __grid_constant__ StatisticsArguments in) {
   __shared__ TileSlices slices;
   __shared__ Tally tallies[kWarps];
-  const RowGroups groups{in.split_sizes, int32_t(in.rows), int32_t(in.groups)};
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   const int64_t across = (in.columns + kTileColumns - 1) / kTileColumns;
   const Space space{Config::kBlock > in.row_align ? Config::kBlock : int32_t(in.row_align),
                     groups.rows};
@@ -254,7 +254,7 @@ static Status launch_statistics(const StatisticsArguments& in, Stream& stream) {
   static_assert(sizeof(Tally) == 48, "what the workspace has room for");
   if (Status status = check_rows(in); !status.ok()) return status;
   if (in.blocks < 1 || in.blocks > 65535) return {kInvalid, "1 <= blocks <= 65535"};
-  if (in.pitch % 16 != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   if (!is_alignment(in.row_align)) {
     return {kInvalid, "row_align: a power of two from 16 to 128 rows"};
   }

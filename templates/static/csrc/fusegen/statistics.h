@@ -8,7 +8,7 @@ namespace fusegen {
 // The tensor is that of QuantizeArguments, the copy is laid out as a QuantizedCopy.
 struct StatisticsArguments {
   const void* input;
-  const int64_t* split_sizes;  // [groups] on the device
+  const int64_t* group_sizes;  // [groups] on the device
   int64_t rows;
   int64_t columns;  // a multiple of 8
   int64_t groups;

@@ -1,0 +1,175 @@
+"""How the units of a bundle are compiled, through the object cache."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .objcache import CachedObject, ObjectCache, Report, Unit
+from .output import kernel_usage, warning_lines
+from .processes import Run, Runner
+from .progress import Progress
+from .sources import DIGESTS_SOURCE, Sources
+from .toolchain import BuildError, Toolchain
+
+# The tests hold these lists and those of link.py against templates/static/csrc/CMakeLists.txt.
+HOST_FLAGS: Final = (
+    "-std=c++17",
+    "-O3",
+    "-DNDEBUG",
+    "-DUSE_CUDA",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000ULL",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+)
+# No --use_fast_math and no flush to zero: the reference in PyTorch is the normative arithmetic.
+KERNEL_FLAGS: Final = (
+    "-std=c++17",
+    "-O3",
+    "-DNDEBUG",  # an assert in device code costs registers and a branch
+    "--expt-relaxed-constexpr",  # CuTe calls constexpr functions of the standard library
+    "-fmad=false",  # the plan says where results are rounded; contractions differ by context
+    "-Xptxas=-v",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra",
+)
+
+HOST_STRICT: Final = ("-Werror",)
+KERNEL_STRICT: Final = ("-Werror=all-warnings", "-Xcompiler=-Werror")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How one unit is compiled. `flags` decide the object; `paths` only say where things are."""
+
+    name: str
+    program: Path
+    flags: tuple[str, ...]
+    paths: tuple[str, ...]
+    unit: Unit
+
+
+def commands(
+    csrc: Path, sources: Sources, tools: Toolchain, digests: Path, *, strict: bool, lineinfo: bool
+) -> list[Command]:
+    """One command per unit, kernels first: they take longest.
+
+    Kernels see no PyTorch, so that a new PyTorch compiles none of them anew.
+    """
+    project = ("project", csrc)
+    torch = ("torch", tools.torch.include.resolve())
+    cutlass = ("cutlass", tools.cutlass_include.resolve())
+    cuda = [("cuda" if i == 0 else f"cuda{i}", p) for i, p in enumerate(tools.cuda_include)]
+
+    def command(
+        name: str,
+        program: Path,
+        flags: tuple[str, ...],
+        roots: Sequence[tuple[str, Path]],
+        paths: tuple[str, ...],
+    ) -> Command:
+        unit = Unit(csrc / name, tools.identity, flags, (project, *roots))
+        return Command(name, program, flags, paths, unit)
+
+    kernel_flags = (
+        *KERNEL_FLAGS,
+        f"-gencode={sources.gencode}",
+        *(KERNEL_STRICT if strict else ()),
+        *(("-lineinfo",) if lineinfo else ()),
+    )
+    host_flags = (*HOST_FLAGS, *(HOST_STRICT if strict else ()))
+    kernel_paths = (f"-ccbin={tools.host_compiler}", *_includes([cutlass]))
+    # Error messages of PyTorch's headers carry __FILE__: without the map the first builder's
+    # folders would travel with the object.
+    prefix = f"-ffile-prefix-map={tools.torch.include}=torch"
+    host_roots = [torch, cutlass, *cuda]
+    host_paths = (prefix, *_includes(host_roots))
+    table_roots = [("digests", digests)]
+    return [
+        *(
+            command(name, tools.nvcc, kernel_flags, [cutlass, *cuda], kernel_paths)
+            for name in sources.kernel_sources
+        ),
+        *(
+            command(name, tools.host_compiler, host_flags, host_roots, host_paths)
+            for name in sources.host_sources
+        ),
+        command(
+            DIGESTS_SOURCE, tools.host_compiler, host_flags, table_roots, _includes(table_roots)
+        ),
+    ]
+
+
+def _includes(roots: Sequence[tuple[str, Path]]) -> tuple[str, ...]:
+    # Naming a folder that the compiler searches anyway would reorder it and break #include_next.
+    folders = [folder for _, folder in roots if folder != Path("/usr/include")]
+    return ("-I.", *(word for folder in folders for word in ("-isystem", str(folder))))
+
+
+def compile_all(
+    plan: Sequence[Command], folder: Path, cache: ObjectCache, jobs: int, progress: Progress
+) -> dict[str, CachedObject]:
+    """Obtain every object; the first failure or a Ctrl-C stops the compilers still running."""
+    runner = Runner()
+
+    def obtain(index: int, command: Command) -> CachedObject:
+        return cache.obtain(
+            command.unit,
+            folder / f"{index}.o",
+            lambda binary, rule: _compile(command, runner, folder, binary, rule),
+            cancelled=runner.is_cancelled,
+        )
+
+    progress.start(len(plan))
+    done: dict[str, CachedObject] = {}
+    pool = ThreadPoolExecutor(jobs)
+    try:  # Around the submissions, too: the first compiler may run before the last is submitted.
+        futures = {pool.submit(obtain, i, command): command.name for i, command in enumerate(plan)}
+        for future in as_completed(futures):
+            result = done[futures[future]] = future.result()
+            progress.unit_done(futures[future], cached=result.cached, seconds=result.report.seconds)
+    except BaseException:
+        runner.cancel()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return done
+
+
+def _compile(command: Command, runner: Runner, scratch: Path, binary: Path, rule: Path) -> Report:
+    # The compiler runs inside csrc on relative names: __FILE__ and the dependency rule then read
+    # the same in every clone.
+    csrc = command.unit.roots[0][1]
+    words = (
+        *(str(command.program), *command.flags, *command.paths),
+        *("-MD", "-MF", str(rule), "-MT", "unit", "-c", command.name, "-o", str(binary)),
+    )
+    run = runner.run(words, cwd=csrc, scratch=scratch)
+    if run.code != 0:
+        raise _compile_error(csrc / command.name, words, run)
+    return Report(
+        seconds=round(run.seconds, 3),
+        peak_bytes=run.peak_bytes,
+        kernels=kernel_usage(run.text),
+        warnings=warning_lines(run.text),
+    )
+
+
+def _compile_error(source: Path, words: Sequence[str], run: Run) -> BuildError:
+    noise = re.compile(r"ptxas info|\s+\d+ bytes stack frame")
+    text = "\n".join(line for line in run.text.splitlines() if not noise.match(line))
+    if run.code < 0 or "Killed" in run.text:
+        return BuildError(
+            f"{source}: the compiler was killed (exit code {run.code}), most likely for want of "
+            f"memory\n{text}",
+            remedy="fusegen build --jobs 1",
+        )
+    return BuildError(
+        f"{source} does not compile (exit code {run.code}):\n{text}\n{shlex.join(words)}"
+    )

@@ -1,0 +1,104 @@
+"""Compiled kernels of a module, and how the dispatch chooses among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .dtypes import DType
+from .kernel import GemmKind, Store
+from .predicate import Predicate
+from .step import Pointwise
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a kernel of quantised tensors is instantiated for, besides the module's own type.
+
+    Attributes:
+        formats: of its quantised operands or results, in slot order.
+        scalings: how their elements share scales.
+        traits: accumulation of a product; rounding and transforms of a quantisation.
+        store: what becomes of a product.
+    """
+
+    formats: tuple[DType, ...]
+    scalings: tuple[str, ...]
+    traits: tuple[str, ...]
+    store: Store = Store.IO
+
+    def __str__(self) -> str:
+        words = (format.value for format in self.formats if format is not DType.IO)
+        stored = () if self.store is Store.IO else (self.store.value,)
+        return "_".join((*words, *dict.fromkeys(self.scalings), *self.traits, *stored))
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel instantiation: a function of its unit, by its name and element type."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUnit:
+    """One translation unit: a configuration, instantiated for every element type that it serves.
+
+    Types share a unit, because a compiler spends most of its time on headers, once per unit.
+
+    Attributes:
+        name: also of the file.
+        template: name of its templates.
+        kernels: one per element type.
+        kind: of a product.
+        point: name of a product's configuration.
+        config: its C++ template arguments.
+        constants: numbers that the device code derives, too, by name.
+        pointwise: math of a pointwise kernel.
+        variant: formats and scales of a kernel of quantised tensors.
+    """
+
+    name: str
+    template: str
+    kernels: tuple[Kernel, ...]
+    kind: GemmKind | None = None
+    point: str = ""
+    config: str = ""
+    constants: tuple[tuple[str, int], ...] = ()
+    pointwise: Pointwise | None = None
+    variant: Variant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRule:
+    """Use the kernels of a point where the predicate holds."""
+
+    predicate: Predicate
+    point: str
+    kernels: tuple[tuple[DType, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """Kernels that can run one kind of step, and the ordered rules that choose.
+
+    Attributes:
+        name: of the dispatch function and its header.
+        template: name of its templates.
+        kind: of a product.
+        units: every configuration, each with all of its instantiations.
+        row_alignment: elements that innermost dimensions must be multiples of.
+        rules: in order, the last one unconditional.
+    """
+
+    name: str
+    template: str
+    kind: GemmKind | None
+    units: tuple[KernelUnit, ...]
+    rules: tuple[SelectionRule, ...]
+    row_alignment: int = 1
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every instantiation."""
+        return tuple(kernel for unit in self.units for kernel in unit.kernels)

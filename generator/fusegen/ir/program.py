@@ -1,0 +1,245 @@
+"""An op: arguments, results, checks and steps; and a direction, which ops make up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from .dtypes import DType
+from .segments import Start, Wait
+from .shapes import Expr
+from .step import Result, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor argument of a program; conditional ones are None unless a flag asks for them.
+
+    ``mutated`` ones are changed in place; they stand last.
+    """
+
+    buffer: str
+    optional: bool
+    when: tuple[str, ...] = ()
+    mutated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Where a dimension is read from: candidate (tensor, axis, divisor), the first present counts.
+
+    Axis counts from the end (-1 is innermost); None is the product of the leading dimensions, of
+    which ``trailing`` gives how many are not leading.
+    """
+
+    symbol: str
+    sources: tuple[tuple[str, int | None, int], ...]
+
+
+class CheckKind(str, Enum):
+    """What an argument check compares."""
+
+    RANK = "rank"
+    IO_DTYPE = "io_dtype"
+    SAME_DTYPE = "same_dtype"
+    DTYPE = "dtype"
+    DEVICE = "device"
+    SIZE = "size"
+    MULTIPLE = "multiple"
+    CONTIGUOUS = "contiguous"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One argument check, printed to Python and C++ with the same words.
+
+    Attributes:
+        kind: what is compared.
+        tensor: argument it is about.
+        optional: skipped where the argument is None.
+        reference: the argument it must agree with (dtype, device).
+        axis: from the end, for SIZE.
+        expr: expected size or, for MULTIPLE, the size itself.
+        number: expected rank or divisor.
+        exact: for RANK: False allows more dimensions.
+        dtype: expected element type.
+        label: how the message calls the dimension or the shape.
+    """
+
+    kind: CheckKind
+    tensor: str
+    optional: bool = False
+    reference: str | None = None
+    axis: int = 0
+    expr: Expr | None = None
+    number: int = 0
+    exact: bool = True
+    dtype: DType = DType.IO
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One op of a module.
+
+    Attributes:
+        name: of its direction: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
+        arguments: tensors in schema order; the first one gives device, dtype and leading shape.
+        flags: gradient flags in schema order; of ``refresh``, whether state moves on.
+        results: tensors returned.
+        steps: in order.
+        bindings: dimensions the steps need.
+        checks: of the arguments.
+        part: which of several ops of its direction it is, counted from 1; 0 where it is alone.
+        when: its direction calls it if any of these flags is set; empty is always.
+    """
+
+    name: str
+    arguments: tuple[Argument, ...]
+    flags: tuple[str, ...]
+    results: tuple[Result, ...]
+    steps: tuple[Step, ...]
+    bindings: tuple[Binding, ...]
+    checks: tuple[Check, ...]
+    part: int = 0
+    when: tuple[str, ...] = ()
+
+    @property
+    def function(self) -> str:
+        """What its function is called: ``forward``, or ``forward_2`` where there are several."""
+        return f"{self.name}_{self.part}" if self.part else self.name
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """What it reads or changes."""
+        return tuple(argument.buffer for argument in self.arguments)
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """What it makes."""
+        return tuple(result.buffer for result in self.results)
+
+    @property
+    def workspace(self) -> tuple[str, ...]:
+        """Buffers that live inside the call, in the order in which steps write them."""
+        outside = {argument.buffer for argument in self.arguments}
+        outside |= {result.buffer for result in self.results}
+        written = (n for step in self.steps for n in step.writes if n not in step.mutates)
+        return tuple(dict.fromkeys(name for name in written if name not in outside))
+
+    def lifetime(self, name: str) -> tuple[int, int]:
+        """The first and the last step that touch a buffer, counted from 1."""
+        touching = [i for i, s in enumerate(self.steps, 1) if name in (*s.reads, *s.writes)]
+        return touching[0], touching[-1]
+
+    @property
+    def unmerged(self) -> Program:
+        """The same with the parts of every step in its place: what plain PyTorch runs."""
+        return replace(self, steps=tuple(p for step in self.steps for p in step.parts or (step,)))
+
+    @property
+    def mutated(self) -> tuple[str, ...]:
+        """Arguments that are changed in place, in order."""
+        return tuple(argument.buffer for argument in self.arguments if argument.mutated)
+
+    def updated_when(self, step: Step) -> tuple[str, ...]:
+        """Flags under which a step changes its state: a forward without grad leaves it alone."""
+        return self.flags if self.name in ("forward", "refresh") else step.when
+
+    @property
+    def returns_none(self) -> bool:
+        """Whether absent results are None.
+
+        An op that mutates returns empty tensors instead: functionalisation knows optional results
+        of functional ops only."""
+        return not self.mutated
+
+
+Segment = Program | Start | Wait
+"""What a direction consists of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """Segments that run in their order: ops, and what starts collectives and waits for them.
+
+    What is in a buffer crosses from one op to another only as a result of the one and an argument
+    of the other.
+
+    Attributes:
+        name: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
+        segments: in order.
+    """
+
+    name: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Its ops."""
+        return tuple(each for each in self.segments if isinstance(each, Program))
+
+    @property
+    def starts(self) -> tuple[Start, ...]:
+        """Where collectives start."""
+        return tuple(each for each in self.segments if isinstance(each, Start))
+
+    @property
+    def made(self) -> dict[str, tuple[str, ...]]:
+        """What ops and collectives give, and the flags under which it is there."""
+        found: dict[str, tuple[str, ...]] = {}
+        sources: dict[str, tuple[str, ...]] = {}
+        for each in self.segments:
+            match each:
+                case Program():
+                    found |= {r.buffer: r.when or each.when for r in each.results}
+                case Start():
+                    sources[each.future] = each.sources
+                case Wait():
+                    of = zip(each.results, sources.get(each.future, ()), strict=False)
+                    found |= {name: found.get(source) or each.when for name, source in of}
+        return found
+
+    @property
+    def unmerged(self) -> Direction:
+        """The same with the parts of every step in its place."""
+        return replace(
+            self,
+            segments=tuple(s.unmerged if isinstance(s, Program) else s for s in self.segments),
+        )
+
+    def whole(self, leaving: tuple[str, ...]) -> Program:
+        """All of it as one: what goes in and comes out, and the steps of its ops.
+
+        Its checks are those that every call makes.
+
+        Args:
+            leaving: what is read after it, in the order of its results; what only its own segments
+                read is no result of it.
+        """
+        first, *others = self.programs
+        if not others and len(self.segments) == 1:
+            return first
+        programs, made = (first, *others), self.made
+        taken: dict[str, Argument] = {}
+        for each in (argument for program in programs for argument in program.arguments):
+            known = taken.get(each.buffer, each)
+            if each.buffer not in made:
+                taken[each.buffer] = replace(
+                    known,
+                    optional=known.optional and each.optional,
+                    mutated=known.mutated or each.mutated,
+                )
+        bindings = {b.symbol: b for p in reversed(programs) for b in p.bindings}
+        always = (program for program in programs if not program.when)
+        checks = (c for program in always for c in program.checks if c.tensor in taken)
+        return replace(
+            first,
+            arguments=tuple(sorted(taken.values(), key=lambda argument: argument.mutated)),
+            flags=tuple(dict.fromkeys(flag for p in programs for flag in p.flags)),
+            results=tuple(Result(n, made[n]) for n in dict.fromkeys(leaving) if n in made),
+            steps=tuple(step for program in programs for step in program.steps),
+            bindings=tuple(bindings.values()),
+            checks=tuple(dict.fromkeys(checks)),
+            part=0,
+        )

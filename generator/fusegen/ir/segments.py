@@ -1,0 +1,102 @@
+"""What a direction consists of besides ops: collectives, each a start and a wait.
+
+A direction, such as the forward, is a tuple of segments.  An op is one of them, with a ``Program``
+of its own; between ops lie collectives, which no op runs.  A collective that has been started gives
+a *future*, and its wait gives the results; what stands between the two overlaps with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group that a module is given.
+
+    Attributes:
+        name: keyword of the module and its function.
+        summary: what its ranks do together, for people.
+    """
+
+    name: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective of a direction that is not cut into segments yet.
+
+    Attributes:
+        kind: name of one in ``steps.collectives``.
+        direction: name of the program that it belongs to.
+        sources: buffers that it reads, in the order in which their parts are sent.
+        results: buffers that it gives, one for each source.
+        future: what stands for it between start and wait.
+        group: the ranks.
+        attributes: by the names that its kind has for them.
+    """
+
+    kind: str
+    direction: str
+    sources: tuple[str, ...]
+    results: tuple[str, ...]
+    future: str
+    group: Group
+    attributes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Starts a collective, without waiting for it.
+
+    Attributes:
+        kind: name of one in ``steps.collectives``.
+        sources: buffers that it reads; one that is absent in a call is left out, on every rank.
+        future: what it gives; its ``Wait`` alone reads it.
+        group: the ranks.
+        when: it runs if any of these flags is set; empty is always.
+        attributes: by the names that its kind has for them.
+    """
+
+    kind: str
+    sources: tuple[str, ...]
+    future: str
+    group: Group
+    when: tuple[str, ...] = ()
+    attributes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """What it reads."""
+        return self.sources
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """What it makes."""
+        return (self.future,)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Waits for a collective, in the order of the caller's stream.
+
+    Attributes:
+        future: of a ``Start`` before it.
+        results: what it gives, one buffer for each source, absent where that is.
+        when: as of the start.
+    """
+
+    future: str
+    results: tuple[str, ...]
+    when: tuple[str, ...] = ()
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """What it reads."""
+        return (self.future,)
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """What it makes."""
+        return self.results

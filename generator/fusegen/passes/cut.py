@@ -1,0 +1,195 @@
+"""Cut programs into segments: ops, and between them the collectives that no op runs.
+
+A collective stands before the first step that reads what it gives.  Each op is a program of its
+own: what crosses from one to another is a result of the one and an argument of the other, and what
+lives in one op alone stays in its workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+from ..ir.dtypes import DType
+from ..ir.program import Argument, Direction, Program, Segment
+from ..ir.segments import Collective, Start, Wait
+from ..ir.step import Result, Step
+from .draft import Draft
+from .programs import Dims, program
+
+When = tuple[str, ...]
+
+
+def cut(draft: Draft, dims: Dims) -> Draft:
+    """Every program becomes a direction.
+
+    Raises:
+        NotPossible: no argument of an op tells a dimension that its steps need.
+    """
+    directions = tuple(_direction(draft, whole, dims) for whole in draft.programs)
+    return replace(draft, programs=(), directions=directions)
+
+
+def _direction(draft: Draft, whole: Program, dims: Dims) -> Direction:
+    collectives = [each for each in draft.collectives if each.direction == whole.name]
+    if not collectives:
+        return Direction(whole.name, (whole,))
+    return Direction(whole.name, tuple(_Cut(draft, whole, dims).segments(collectives)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A program that is cut.
+
+    Attributes:
+        draft: whose buffers it names.
+        whole: the program.
+        dims: keywords of its dimensions, for messages.
+    """
+
+    draft: Draft
+    whole: Program
+    dims: Dims
+
+    def segments(self, collectives: list[Collective]) -> Iterator[Segment]:
+        """Ops and collectives in their order."""
+        places: dict[int, list[Collective]] = {}
+        for each in collectives:
+            places.setdefault(self._first_reader(each), []).append(each)
+        there = {a.buffer: a.when for a in self.whole.arguments}
+        numbers, begin = count(1), 0
+        end = len(self.whole.steps)
+        for place in sorted({*places, end}):
+            if place > begin:
+                op = self._op(next(numbers), begin, place, there, collectives)
+                there |= {result.buffer: result.when or op.when for result in op.results}
+                yield op
+            begin = place
+            starts = [_start(each, there) for each in places.get(place, ())]
+            yield from starts
+            for each, start in zip(places.get(place, ()), starts, strict=True):
+                pairs = zip(each.results, each.sources, strict=True)
+                there |= {name: there[source] for name, source in pairs}
+                yield Wait(start.future, each.results, start.when)
+
+    def _first_reader(self, collective: Collective) -> int:
+        """The position of the first step that reads what it gives; behind all where none does."""
+        steps = self.whole.steps
+        reading = (i for i, step in enumerate(steps) if {*step.reads} & {*collective.results})
+        return next(reading, len(steps))
+
+    def _op(
+        self, part: int, begin: int, end: int, there: dict[str, When], collectives: list[Collective]
+    ) -> Program:
+        steps = self.whole.steps[begin:end]
+        when = _common(steps)
+        wanted = {name for step in self.whole.steps[end:] for name in step.reads}
+        wanted |= {name for each in collectives for name in each.sources}
+        results = tuple(_under(when, result) for result in self._results(steps, wanted))
+        arguments = self._arguments(steps, begin, end, there, when)
+        called = tuple(replace(s, when=() if s.when == when else s.when) for s in steps)
+        made = program(
+            self.whole.name,
+            self.draft,
+            tuple(part for step in called for part in step.parts or (step,)),
+            arguments,
+            self.whole.flags if begin == 0 else self._flags(steps, results, arguments),
+            results,
+            self.dims,
+        )
+        return replace(made, steps=called, part=part, when=when)
+
+    def _results(self, steps: tuple[Step, ...], wanted: set[str]) -> Iterator[Result]:
+        """What leaves the direction in its order, then what a later segment reads."""
+        written = {name: s.wanted(name) or s.when for s in steps for name in s.writes}
+        given = {argument.buffer for argument in self.whole.arguments}
+        leaving = {result.buffer: result for result in self.whole.results}
+        for name in dict.fromkeys((*leaving, *written)):
+            if name in written and name in wanted and name not in given:
+                yield Result(name, written[name])
+            elif name in written and name in leaving:
+                yield leaving[name]
+
+    def _arguments(
+        self, steps: tuple[Step, ...], begin: int, end: int, there: dict[str, When], when: When
+    ) -> tuple[Argument, ...]:
+        """Those of the direction that these steps read or change, and what was made before.
+
+        The first op takes those that no step reads, too: it checks them.  An op that needs the
+        module's type or leading dimensions has the direction's first argument to tell them.
+        """
+        others = (*self.whole.steps[:begin], *self.whole.steps[end:])
+        own, elsewhere = self._tensors(_touched(steps)), self._tensors(_touched(others))
+        written = {name for step in steps for name in step.writes}
+        changed = self._tensors({name for step in steps for name in step.mutates})
+        first = self.whole.arguments[0].buffer
+        taken = [
+            replace(argument, mutated=argument.buffer in changed)
+            for argument in self.whole.arguments
+            if argument.buffer in own
+            or (begin == 0 and argument.buffer not in elsewhere)
+            or (argument.buffer == first and self._needs_type(own))
+        ]
+        given = {argument.buffer for argument in taken}
+        read = dict.fromkeys(name for step in steps for name in step.reads if name not in written)
+        made = (name for name in read if given.isdisjoint(self._tensors({name})))
+        taken += [_argument(name, there[name], when) for name in made]
+        return tuple(sorted(taken, key=lambda argument: argument.mutated))
+
+    def _tensors(self, names: set[str]) -> set[str]:
+        """The same, with the tensor of several states in the place of each of these."""
+        return set(map(self.draft.tensor_with, names))
+
+    def _needs_type(self, names: Iterable[str]) -> bool:
+        buffers = [self.draft.buffers[name] for name in names]
+        return any(each.dtype is DType.IO or each.shape.leading for each in buffers)
+
+    def _flags(
+        self, steps: tuple[Step, ...], results: tuple[Result, ...], arguments: tuple[Argument, ...]
+    ) -> tuple[str, ...]:
+        """Flags that a later op asks for."""
+        when = _common(steps)
+        named = {flag for result in results for flag in result.when}
+        named |= {flag for argument in arguments for flag in argument.when}
+        for step in steps:
+            named |= {flag for result in step.output_when for flag in result.when}
+            if not when or step.when != when:  # else the op is called only where it runs
+                named |= {*step.when, *(self.whole.updated_when(step) if step.updates else ())}
+        return tuple(flag for flag in self.whole.flags if flag in named)
+
+
+def _under(when: When, result: Result) -> Result:
+    """A result of an op that is called only under flags."""
+    return replace(result, when=()) if result.when == when else result
+
+
+def _common(steps: tuple[Step, ...]) -> When:
+    """Flags of which one is set whenever any of the steps runs; empty where one always does."""
+    if not all(step.when for step in steps):
+        return ()
+    return tuple(dict.fromkeys(flag for step in steps for flag in step.when))
+
+
+def _touched(steps: Iterable[Step]) -> set[str]:
+    return {name for step in steps for name in (*step.reads, *step.writes, *step.mutates)}
+
+
+def _argument(name: str, there: When, when: When) -> Argument:
+    """What an earlier segment made; it may be absent unless the op is called only where it is."""
+    if not there or (when and {*when} <= {*there}):
+        return Argument(name, optional=False)
+    return Argument(name, optional=True, when=there)
+
+
+def _start(collective: Collective, there: dict[str, When]) -> Start:
+    conditions = [there[name] for name in collective.sources]
+    asked = dict.fromkeys(flag for when in conditions for flag in when)
+    return Start(
+        collective.kind,
+        collective.sources,
+        collective.future,
+        collective.group,
+        tuple(asked) if all(conditions) else (),
+        collective.attributes,
+    )

@@ -1,0 +1,46 @@
+"""Recipes that no matrix instruction fits: their kernels compile, and leave nothing in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusegen import api
+from fusegen.build.library import BuildReport, build
+
+from .test_bundles import register_limit
+
+pytestmark = pytest.mark.compile
+
+TESTS = Path(__file__).parents[1]
+RECIPES = {
+    "fp8_block_1x64": TESTS / "walkthroughs" / "recipe_1x64" / "specs",
+    "fp8_mixed": TESTS / "numerics" / "specs",
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
+    """It has the namespace of the committed bundle, so that units which both have compile once."""
+    out = tmp_path_factory.mktemp("any_scaling")
+    request = api.Request(
+        out=out,
+        archs=("sm_90a",),
+        modules=("grouped_linear",),
+        recipes=tuple(RECIPES),
+        folders=api.Folders(specs=tuple(RECIPES.values())),
+    )
+    api.generate(request)
+    return build(out / "sm_90a")
+
+
+def test_no_warnings_and_no_spills(built: BuildReport) -> None:
+    names = [unit.name for unit in built.units]
+    assert any("quantize_sm90_e4m3_block_1x64" in name for name in names)
+    assert any("dequantize_groups_e5m2_row_turned" in name for name in names)
+    for unit in built.units:
+        assert unit.report.warnings == (), unit.name
+        for kernel in unit.report.kernels:
+            assert (kernel.spill_stores, kernel.spill_loads) == (0, 0), (unit.name, kernel.name)
+            assert kernel.registers <= register_limit(unit.name), (unit.name, kernel.registers)

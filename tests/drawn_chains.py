@@ -1,0 +1,95 @@
+"""Chains drawn at random out of shipped ops, valid by construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+SPECS = Path(__file__).parent / "chains" / "specs"
+"""Ops and modules of chains that are not shipped."""
+
+_SAME_WIDTH = ("silu", "gelu", "relu", "srelu", "residual", "soft_sign")
+_HALF_WIDTH = ("swiglu", "geglu")
+_SCALED = {"H": "scaled_srelu", "2 * H": "scaled_swiglu"}
+
+
+@dataclass
+class _Chain:
+    """What is drawn so far.
+
+    Attributes:
+        rng: what decides.
+        grouped: whether linear layers are of groups.
+        leading: whether there are several leading dimensions, which ops with scales do not have.
+        widths: of every tensor, by its name.
+        read: names of tensors that an op reads.
+        items: of the chain, as YAML.
+    """
+
+    rng: Random
+    grouped: bool
+    leading: bool
+    widths: dict[str, str] = field(default_factory=lambda: {"x": "H"})
+    read: set[str] = field(default_factory=set)
+    items: list[str] = field(default_factory=list)
+
+    def add(self) -> None:
+        """One more op, which reads any tensors that are there."""
+        number = len(self.items)
+        read = "x" if not number else self.rng.choice([*self.widths])
+        width = self.widths[read]
+        words = {"x": read}
+        op, result, dims = self._op(width)
+        if op == "residual":
+            words["residual"] = self.rng.choice([n for n, w in self.widths.items() if w == width])
+        if op in _SCALED.values():
+            words["scales"] = "probs"
+        self.read |= {*words.values()}
+        self.widths[f"t{number}"] = result
+        with_ = ", ".join(f"{name}: {tensor}" for name, tensor in words.items())
+        self.items.append(
+            f"  - {{op: {op}, as: o{number}, out: t{number}, with: {{{with_}}}, dims: {{{dims}}}}}"
+        )
+
+    def _op(self, width: str) -> tuple[str, str, str]:
+        """An op that reads such a width first, the width of its result, and its dimensions."""
+        kinds = ["linear", "linear", "same"]
+        kinds += ["half"] if width == "2 * H" else []
+        kinds += [] if self.leading else ["scaled"]
+        match self.rng.choice(kinds):
+            case "linear":
+                wide = self.rng.choice(["H", "2 * H"])
+                return "grouped_linear" * self.grouped or "linear", wide, f"K: {width}, N: {wide}"
+            case "scaled":
+                return _SCALED[width], "H", "D: H"
+            case "half":
+                return self.rng.choice(_HALF_WIDTH), "H", "D: H"
+        op = self.rng.choice(_SAME_WIDTH)
+        return op, width, "" if op == "silu" else f"D: {width}"
+
+    def outputs(self) -> list[str]:
+        """Every result that no op reads, and some of the others, in any order."""
+        results = [name for name in self.widths if name != "x"]
+        chosen = [n for n in results if n not in self.read or self.rng.random() < 0.2]
+        self.rng.shuffle(chosen)
+        return chosen
+
+
+def draw_chain(name: str, rng: Random) -> str:
+    """The spec of a module that any recipe can be asked for."""
+    grouped = rng.random() < 0.4
+    chain = _Chain(rng, grouped, leading=not grouped and rng.random() < 0.5)
+    for _ in range(rng.randint(1, 7)):
+        chain.add()
+    items = "\n".join(chain.items)
+    sizes = "grouped_linear" in items
+    lines = [
+        f"edition: 1\nmodule: {name}\nclass: Drawn\nsummary: drawn at random",
+        f"dims: {{T: tokens, {'E: groups, ' if sizes else ''}H: hidden}}",
+        f"inputs:\n  x: {{shape: [T{'...' if chain.leading else ''}, H], role: input}}",
+        *(["  split_sizes: {shape: [E], dtype: int64, differentiable: false}"] if sizes else []),
+        *(["  probs: {shape: [T], dtype: float32}"] if "probs" in items else []),
+        f"outputs: [{', '.join(chain.outputs())}]\nchain:\n{items}\n",
+    ]
+    return "\n".join(lines)
