@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c3313e121eabd83d
+# checksum sha256:1a767a0d33fdafd6
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "d7d7d66a7b3876cfac1750fe71701aae5ec867ab27eefb9a55cf9db7d0cc3ad6"
+DIGEST = "97149e921fcc483b6030641ab337ab997fcdfeee20b1bf6619d467a0cb07bce7"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b0423622112bc13a
+# checksum sha256:fb22c1937ee53e88
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "cadfe7e19aef81b255cf57f3fb217bfafddc1da3acb3d7b25490303ebae5ef39"
+DIGEST = "18c3321999fd4051b575620d3f098717c9d8e164dd2e460a70f92e63d6d45b3b"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

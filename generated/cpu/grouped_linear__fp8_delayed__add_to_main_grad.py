@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:370a5cc7b68c36f0
+# checksum sha256:8870f5720279f665
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "4f9df39c2dfdfe5beef8c297552f807d0fed0c8671b652ca7374ec4a1a97379d"
+DIGEST = "59d9908c4fdfc0cc59b84c049cc239bb6138f7c767142eec5969fa21db93e484"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

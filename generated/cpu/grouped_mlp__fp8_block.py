@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7c8f447aa4be2a59
+# checksum sha256:02ec880f444aa2a3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "6b07a69ffb9a6d81df3a94fd038faf7acdb8bdacaf00a8166287b635c9f84d7d"
+DIGEST = "eef028ce949e2d714fcf371b76b818b7de079a87bdf5641e8068cfb344331f0e"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

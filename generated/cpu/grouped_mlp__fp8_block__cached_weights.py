@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:07b4dab51b2b3de3
+# checksum sha256:6325b7cccf875838
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "21f4de2f4ac0c34f91809630ec0ec566c186ac238db2e1be0df2beb2c9bb648a"
+DIGEST = "19447124a96e689e560bb2661b47d135d8186ebc1b71340128efdf02be9c106e"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

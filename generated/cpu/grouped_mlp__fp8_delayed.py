@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e2845f72e148e579
+# checksum sha256:a8a6084bcd1df311
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "affc13833423dbbfc822672703e65ad7eba71fc072ea9d77cf5b648324334c01"
+DIGEST = "ec1b4d1211d207ec222290d71163274bfc2b5075ba51a176dfec6056bb2c1856"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:41a7f226e24cb44a
+# checksum sha256:65f8db8799957c56
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "7ab5b6be7a734873b94d7f902f217997c89c915b3aa432344a75d95a63cfe428"
+DIGEST = "e6d1654aa2631b16bcf27d8b5bffad82bc98b3d0b1a7159b52377f9a1fc6dbac"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0ee7057ec89ed752
+# checksum sha256:fd74565678af1333
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "f6b1c2e2620eea53036bfac9f3f15d9e29d8d4a2254fe7d51b346201586b3ca1"
+DIGEST = "73a56a3df5d6721ea2f69452442f57dd7eb623d45c0a98df2e417c5ed8d2e74c"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

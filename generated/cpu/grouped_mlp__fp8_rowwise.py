@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a99df01c66a4c155
+# checksum sha256:a41f9f90cf5a461d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "03f26f602997777f09cf199b0e2df42632f7ec4405a066e08747802b637aba09"
+DIGEST = "49e82dbddb54be1e82ef454c094802ae8d476972817fbeba2c4cc73879484c4e"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

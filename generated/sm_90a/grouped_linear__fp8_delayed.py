@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:09ce7f4d082f93d1
+# checksum sha256:681269efa4948ba3
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "fe8d4e777562a556602112075578612ecaa32d1edb5a7a647911c0d4d5159f3a"
+DIGEST = "3333cc64370586fd14bac55872b7f5a956864aceb59b298efcf9d836e50a242f"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ee5a6513e6a3ca46
+# checksum sha256:70b5a73c2051bd31
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "2cc0abfbd9e981dd9c90dab53fdf00836c93bb94c4660eb8c2a640585d8a4d8f"
+DIGEST = "ed85f8cc9813d23e97ac3158674b640d3f000114df326b01eb22c0313a4bc2ac"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0ade18f36cc8ada5
+# checksum sha256:6c76c7704710ed7e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "000d5ad72e328795154879a40fde2345236f39f24ca10af9d98f8c4390626c2d"
+DIGEST = "08127dafc2a46dae4de0eede2775764066578a3ff11eef53aff895e86b272c41"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

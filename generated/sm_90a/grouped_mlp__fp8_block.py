@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:5ba06d516e5f5a12
+# checksum sha256:f60be3b7c945cd1a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "04d7a2b5219e401e7595b0c5571aadd6a25b948faca6bf8c14f1db6826cc4379"
+DIGEST = "aa632ef25d2cca0a858657011ca02c78184322a01c7e5fa9b5a2314234dca801"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

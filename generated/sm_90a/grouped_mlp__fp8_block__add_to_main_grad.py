@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:553808dc819e8c5f
+# checksum sha256:58d2ccf2d1e27fd4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "27aabfaefcbc137ab9347e44d517656d7256099bcc2702ed7e61c32233a83e9d"
+DIGEST = "01582db1b798b82e28387f0a0195deebe4b21353f0acea86efc6bf474d07e74a"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

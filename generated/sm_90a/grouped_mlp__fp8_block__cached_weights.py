@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4d059891765a0b3c
+# checksum sha256:67d1c41ae998246c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "d8cea2d68f71b66b41dad8b3391aede00a03a48b114d5360d9aba05ce439a43f"
+DIGEST = "932287375cb4925064adacb970aedb89d64da8e383852db9e75a36fece9dc586"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:f3ca29998809e887
+# checksum sha256:19811bb0a2c0991b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "492950b1729d7c3e1631d2db9362b1c2de35a8f716d5f51f872e54313611011a"
+DIGEST = "549981376e4bbe2c7b66919ebd38657064f9dc3987d057643359fa2d66d719b5"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -19,7 +19,6 @@ from .test_docs import PAGES, write_files
 FUSIONS = {
     "linear_activation_again": "joint",
     "linear_placeholder": "forward",
-    "placeholder_gradient": "backward",
 }
 RECIPES = ("bf16", "fp8_block")
 

@@ -95,7 +95,7 @@ class Twin(torch.autograd.Function):
     def backward(cls, ctx, *grads):
         if grads[0] is None:
             return (None,) * len(ctx.needs_input_grad)
-        given = (ctx.needs_input_grad, dict(vars(ctx)), *grads[: cls.outputs])
+        given = (cls.outputs, ctx.needs_input_grad, dict(vars(ctx)), *grads[: cls.outputs])
         return _Once.apply(cls, *given, *ctx.saved_tensors)
 
     @classmethod
@@ -119,8 +119,8 @@ class _Once(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(twin, needs, carried, *tensors):
-        incoming, saved = tensors[: twin.outputs], tensors[twin.outputs :]
+    def forward(twin, count, needs, carried, *tensors):
+        incoming, saved = tensors[:count], tensors[count:]
         ctx = SimpleNamespace(needs_input_grad=needs, saved_tensors=saved, **carried)
         return twin.ordinary.backward(ctx, *incoming)
 
