@@ -59,7 +59,7 @@ HOPPER = (
     "generator/fusegen/families/wgmma.py",
     "generator/fusegen/families/*_sm90.py",
     "templates/csrc/*_sm90.*",
-    "templates/static/csrc/fusegen/*_sm90.cuh",
+    "templates/static/csrc/fusegen/*/*.sm90.cuh",
 )
 """What is Hopper's alone, besides the lines of its families in their registry."""
 

@@ -258,13 +258,16 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def compile_for_cpu(header: str, folder: Path) -> Path:
-    """A library of a header's C functions, whose kernels `cuda_on_cpu` runs."""
+    """A library of a header's C functions, whose kernels `cuda_on_cpu` runs.
+
+    A header's own folder is searched first, as that of a bundle's sources.
+    """
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "this test compiles C++: install g++"
     source, output = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text(f'#include "{header}"\n')
     strict = ["-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
-    includes = [f"-I{each}" for each in (HERE / "cuda_on_cpu", HERE, CSRC)]
+    includes = [f"-I{each}" for each in (HERE / "cuda_on_cpu", (HERE / header).parent, HERE, CSRC)]
     command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *includes]
     subprocess.run([*command, str(source), "-o", str(output)], check=True)
     return output

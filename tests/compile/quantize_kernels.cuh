@@ -1,10 +1,10 @@
 // Every instantiation of the quantise kernels behind C functions, for the CPU and for nvcc alike.
-#include "fusegen/amax_sm90.cuh"
-#include "fusegen/dequantize.cuh"
-#include "fusegen/quantize_sm90.cuh"
-#include "fusegen/quantize_step.cuh"
-#include "fusegen/quantize_state.cuh"
-#include "fusegen/row_sums.cuh"
+#include "fusegen/quantize/amax.cuh"
+#include "fusegen/quantize/dequantize.cuh"
+#include "fusegen/quantize/quantize.cuh"
+#include "fusegen/quantize/step.cuh"
+#include "fusegen/quantize/state.cuh"
+#include "fusegen/quantize/row_sums.cuh"
 #include "scalings.cuh"
 
 using namespace fusegen;

@@ -74,8 +74,8 @@ Outcome twice(const float* x, float* y, int64_t n, cudaStream_t stream) {
 
 # The CPU implementation exercises the glue that a CPU-only PyTorch can run.
 LAUNCHER = """\
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
 #include "toy.h"
 using fusegen::ScalarType;
 using fusegen::Tensor;

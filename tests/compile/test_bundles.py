@@ -33,7 +33,7 @@ REGISTERS = {
     "/gemm_": 168,
     "ward_quantize_e2m1": 128,
     "ward_quantize_": 80,
-    "/quantize_sm90_": 80,
+    "/quantize_": 80,
     "/statistics_": 128,
     "": 64,
 }

@@ -28,7 +28,7 @@ from .gemm_on_cpu.without_ptx import headers_on_cpu
 HERE = Path(__file__).parent
 SIMULATION = HERE / "gemm_on_cpu"
 HEADERS = HERE.parents[1] / "templates" / "static" / "csrc" / "fusegen"
-FIRST_HEADERS = ("gemm_decoded_sm90.cuh", "launch_fp8_sm90.cuh")
+FIRST_HEADERS = ("gemm/gemm_decoded.sm90.cuh", "gemm/launch_fp8.sm90.cuh")
 SECONDS = 60
 
 
@@ -188,7 +188,7 @@ class Fault:
 FAULTS = (
     # Stages are given away while their multiplications still read them.
     Fault(
-        "mainloop_sm90.cuh",
+        "mainloop/mainloop.sm90.cuh",
         "cute::warpgroup_wait<1>();",
         "cute::warpgroup_wait<8>();",
         PLAIN_FPROP,
@@ -196,7 +196,7 @@ FAULTS = (
     ),
     # Stages whose scales were read are never given back.
     Fault(
-        "mainloop_fp8_sm90.cuh",
+        "mainloop/mainloop_fp8.sm90.cuh",
         "if (Sum::kReadsStage) release_stage();",
         "",
         BLOCK_WGRAD,
@@ -204,7 +204,7 @@ FAULTS = (
     ),
     # Old values come into a buffer before what was stored from it has been read.
     Fault(
-        "epilogue.cuh",
+        "sink/epilogue.sm90.cuh",
         "cute::tma_store_wait<Buffers == 1 ? 0 : 1>();",
         "",
         Product(Family.SPLIT, "wgrad", WIDE, "tensor", "e4m3_e4m3", store="add"),
@@ -248,9 +248,10 @@ class Program:
     def _write(self, folder: Path) -> None:
         (folder / "program.cpp").write_text(self.source())
         shutil.rmtree(folder / "fusegen", ignore_errors=True)
-        (folder / "fusegen").mkdir()
         for name, text in self.headers.items():
-            (folder / "fusegen" / name).write_text(text)
+            header = folder / "fusegen" / name
+            header.parent.mkdir(parents=True, exist_ok=True)
+            header.write_text(text)
 
 
 def _command(folder: Path) -> list[str]:

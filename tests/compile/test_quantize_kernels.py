@@ -55,7 +55,7 @@ CASES: dict[str, tuple[tuple[int, ...], list[int] | None, bool]] = {
 
 def test_workspaces_have_room_for_all_partial_amaxes() -> None:
     declared = f"kAmaxPartials = {AMAX_PARTIALS};"
-    assert declared in (CSRC / "fusegen" / "quantize.h").read_text()
+    assert declared in (CSRC / "fusegen" / "quantize" / "quantize.h").read_text()
     assert Const(AMAX_PARTIALS) == copies.AMAX_PARTIALS
 
 

@@ -17,7 +17,7 @@ from fusegen.spec.load import parse_spec
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("walk_schedule.cpp")
 CSRC = ROOT / "templates" / "static" / "csrc"
-SCHEDULE = Path("fusegen", "schedule.cuh")
+SCHEDULE = Path("fusegen", "tile_source", "schedule.cuh")
 ARCH = ROOT / "specs" / "archs" / "sm_90a.yaml"
 
 # No spec names a cluster of one, yet the header has branches for it.

@@ -155,7 +155,7 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
   return std::max<std::common_type_t<A, B>>(a, b);
 }
 
-#include "fusegen/schedule.cuh"
+#include "fusegen/tile_source/schedule.cuh"
 
 // ---- Cases and their expected tiles -------------------------------------------------------------
 

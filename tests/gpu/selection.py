@@ -20,7 +20,7 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 _CONDITION = re.compile(r"(\w+) (?:% (\d+) )?(<=|>=|<|>|==) (\d+)")
 _HEADING = "kernels, first rule that holds"
 
-# As profilers print the kernels of gemm_sm90.cuh, gemm_fp8_sm90.cuh and gemm_decoded_sm90.cuh.
+# As profilers print the kernels of gemm/gemm{,_fp8,_decoded}.sm90.cuh.
 _GEMM = re.compile(
     r"ragged_(?:fp8_|decoded_)?gemm<\(fusegen::Gemm\)(\d), (?:__nv_fp8_\w+, __nv_fp8_\w+, )?(\w+), "
     r"(?:\(fusegen::Fp8Scaling\)\d, \(fusegen::Accumulation\)\d, )?fusegen::Config<"

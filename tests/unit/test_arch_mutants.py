@@ -369,7 +369,7 @@ def test_all_kinds_of_verdicts_occur() -> None:
     for path, value, expected in (
         (("limits", "shared_memory"), 232449, Verdict.REFUSED),
         (("layout", "token_major"), False, Verdict.REFUSED),
-        (("kernels", "quantize_sm90", "row_alignment"), 16, Verdict.REFUSED),
+        (("kernels", "quantize", "row_alignment"), 16, Verdict.REFUSED),
         (("kernels", "gemm_fp8_block_sm90", "accumulations", 0), "fast", Verdict.REFUSED),
         (("kernels", "gemm_sm90", "kinds", "fprop", "select", 0, "when", "rows", "lt"), 1,
          Verdict.TILES),

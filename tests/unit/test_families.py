@@ -59,21 +59,21 @@ def known(name: str) -> Family:
 
 def test_numbers_are_those_of_the_device_code() -> None:
     layout = known("gemm_fp8_sm90").layout
-    assert layout and layout.token_alignments == (constant("gemm_fp8.h", "kTokenAlignment"),)
-    assert constant("gemm_fp8.h", "kScaleBlock") == BLOCK_1X128.columns
-    for family in ("quantize_sm90", "pointwise_quantize_sm90"):
-        assert known(family).most_history == constant("quantize.h", "kMostSlots")
+    assert layout and layout.token_alignments == (constant("gemm/gemm_fp8.h", "kTokenAlignment"),)
+    assert constant("gemm/gemm_fp8.h", "kScaleBlock") == BLOCK_1X128.columns
+    for family in ("quantize", "pointwise_quantize"):
+        assert known(family).most_history == constant("quantize/quantize.h", "kMostSlots")
     pitches = {family.layout.pitch for family in FAMILIES if family.layout}
-    assert pitches == {constant("rows.h", "kPitch")}
+    assert pitches == {constant("common/rows.h", "kPitch")}
     alignments = {family.row_alignment for family in FAMILIES}
-    assert alignments == {1, constant("rows.h", "kRowAlignment")}
+    assert alignments == {1, constant("common/rows.h", "kRowAlignment")}
 
 
 def test_scalings_are_those_of_the_device_code() -> None:
     """The blocks that `Scaling` can be instantiated for, and names of `Fp8Scaling` and its sums."""
     bounds = re.search(
         r"kLeastBlock = (\d+), kMostBlock = (\d+);",
-        (CSRC / "quantize_config.cuh").read_text(encoding="utf-8"),
+        (CSRC / "quantize/config.cuh").read_text(encoding="utf-8"),
     )
     assert bounds
     least, most = map(int, bounds.groups())
@@ -82,12 +82,12 @@ def test_scalings_are_those_of_the_device_code() -> None:
     blocks = [each for each in scalings.ALL if each.columns is not Extent.ALL]
     assert {each.extents for each in blocks} == {(r, n) for n in sizes for r in (1, n)}
     rules = {each.rule for each in scalings.ALL}
-    assert len(enumerators("quantize_config.cuh", "Rule")) == len(rules) == len(ScaleRule)
+    assert len(enumerators("quantize/config.cuh", "Rule")) == len(rules) == len(ScaleRule)
     fp8 = known("gemm_fp8_sm90")
     words = {fp8.enumerator(word) for word in fp8.scalings}
-    assert enumerators("gemm_fp8.h", "Fp8Scaling") == words
+    assert enumerators("gemm/gemm_fp8.h", "Fp8Scaling") == words
     ways = {fp8.enumerator(way.value) for way in fp8.accumulations}
-    assert enumerators("gemm_fp8.h", "Accumulation") == ways
+    assert enumerators("gemm/gemm_fp8.h", "Accumulation") == ways
 
 
 def enumerators(file: str, name: str) -> set[str]:
@@ -165,7 +165,7 @@ def demands(family: Family) -> Iterator[Demand]:
 
 
 def test_a_family_says_what_it_has_no_code_for() -> None:
-    fp8, quantize = known("gemm_fp8_sm90"), known("quantize_sm90")
+    fp8, quantize = known("gemm_fp8_sm90"), known("quantize")
     blocks = ("block_1x128", "block_128x128")
 
     def product_of(scaled: tuple[str, ...], way: str, kind: GemmKind) -> str | None:
@@ -184,7 +184,7 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
     )
     assert quantised("nv_1x16", "hadamard") is None
     assert quantised("mx_1x32", "hadamard") == (
-        "a transform before mx_1x32, quantize_sm90 has it before nv_1x16"
+        "a transform before mx_1x32, quantize has it before nv_1x16"
     )
     assert quantised("tensor", history=1024) is None
     assert "a history of 1025" in str(quantised("tensor", history=1025))
@@ -249,7 +249,7 @@ def test_only_grids_of_products_know_how_many_multiprocessors_there_are() -> Non
     assert asking == {name for name in (f.name for f in FAMILIES) if name.startswith("gemm_")}
     lines = [
         line.split("//")[0].strip()
-        for path in CSRC.glob("*.cuh")
+        for path in CSRC.rglob("*.cuh")
         for line in path.read_text(encoding="utf-8").splitlines()
         if "sm_count" in line
     ]
@@ -280,7 +280,7 @@ def test_units_state_what_families_derive() -> None:
 def compared() -> set[str]:
     """Constants that device code holds against its own, each with its name in the message."""
     found = set()
-    for path in CSRC.glob("*.*h"):
+    for path in CSRC.rglob("*.*h"):
         claims = r"static_assert\(Stated::(\w+) == [^;]*?\"(\w+): unit against"
         for name, said in re.findall(claims, path.read_text(encoding="utf-8"), re.S):
             assert name == said

@@ -180,7 +180,7 @@ def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str,
     plan = resolve(SPECS, "sm_90a", [cell]).modules[0]
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     text = "\n".join(explain(plan))
-    assert "fusegen/range.h" in context.headers and len(context.programs) == 2 + len(options)
+    assert "fusegen/host/range.h" in context.headers and len(context.programs) == 2 + len(options)
     for (_, program), launched in zip(plan.ops, context.programs, strict=True):
         for step, launch in zip(program.steps, launched.steps, strict=True):
             range_, words = f"{cell} {program.name} ", launch.comment.partition(":")[0]

@@ -55,10 +55,10 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 FILES = {
     "csrc/kernels/a.cu": '#include "fusegen/gemm.cuh"\nint a;\n',
     "csrc/kernels/b.cu": '// b\n#include "fusegen/sum.cuh"\n#include <cuda.h>\nint b;\n',
-    "csrc/cell.cpp": '#include "fusegen/checks.h"\nint cell;\n',
+    "csrc/cell.cpp": '#include "fusegen/host/checks.h"\nint cell;\n',
     "csrc/fusegen/gemm.cuh": '#pragma once\n#include "status.h"\nint gemm;\n',
     "csrc/fusegen/sum.cuh": '#pragma once\n#include "status.h"\nint sum;\n',
-    "csrc/fusegen/checks.h": "#pragma once\nint checks;\n",
+    "csrc/fusegen/host/checks.h": "#pragma once\nint checks;\n",
     "csrc/fusegen/status.h": "#pragma once\nint status;\n",
 }
 
@@ -98,7 +98,7 @@ def test_a_changed_header_makes_its_users_stale_and_nothing_else(bundle: Path) -
     assert changed(bundle, {"csrc/fusegen/sum.cuh": "#pragma once\nlong sum;\n"}) == {
         "kernels/b.cu"
     }
-    assert changed(bundle, {"csrc/fusegen/checks.h": "#pragma once\nlong checks;\n"}) == {
+    assert changed(bundle, {"csrc/fusegen/host/checks.h": "#pragma once\nlong checks;\n"}) == {
         "cell.cpp"
     }
     write(bundle, FILES)

@@ -115,7 +115,7 @@ def test_the_buffer_holds_the_fields() -> None:
     plan = PAIRS[0][1]
     assert str(plan.buffer(plan.records[0]).shape) == f"[{len(fields)}]"
     assert plan.state(plan.records[0]).fill is StateFill.RECORD
-    header = builtin_templates() / "static" / "csrc" / "fusegen" / "statistics.h"
+    header = builtin_templates() / "static" / "csrc" / "fusegen" / "quantize" / "statistics.h"
     assert f"[{len(fields)}]: amax" in header.read_text(encoding="utf-8")
 
 

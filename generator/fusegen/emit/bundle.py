@@ -227,7 +227,7 @@ def _reachable(
     waiting = list(texts)
     while waiting:
         for name in pattern.findall(waiting.pop()):
-            path = next((p for p in (name, f"{name}.py", f"fusegen/{name}") if p in static), None)
+            path = next((p for p in (name, f"{name}.py") if p in static), None)
             if path is not None and path not in found:
                 found.add(path)
                 waiting.append(static[path])

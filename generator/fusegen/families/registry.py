@@ -13,8 +13,8 @@ from .gemm_sm90 import GEMM_SM90
 from .group_row_dot import GROUP_ROW_DOT
 from .group_sum import GROUP_SUM
 from .pointwise import POINTWISE
-from .pointwise_quantize_sm90 import POINTWISE_QUANTIZE_SM90
-from .quantize_sm90 import QUANTIZE_SM90
+from .pointwise_quantize import POINTWISE_QUANTIZE
+from .quantize import QUANTIZE
 from .statistics import STATISTICS
 from .update_scale import UPDATE_SCALE
 
@@ -22,8 +22,8 @@ SHIPPED: tuple[Family, ...] = (
     GEMM_SM90,
     GEMM_FP8_SM90,
     GEMM_DECODED_SM90,
-    QUANTIZE_SM90,
-    POINTWISE_QUANTIZE_SM90,
+    QUANTIZE,
+    POINTWISE_QUANTIZE,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
     STATISTICS,

@@ -1,4 +1,4 @@
-"""Products by warpgroup MMA on Hopper: what ``config_sm90.cuh`` computes and refuses, once more.
+"""Products by warpgroup MMA on Hopper: what ``gemm/config.sm90.cuh`` computes and refuses, again.
 
 A producer warpgroup loads tiles of both operands into a ring of stages; two or three warpgroups
 multiply, each into accumulators of its own, and store through buffers in shared memory.
@@ -24,9 +24,9 @@ LIMITS: Mapping[str, int] = {"shared_memory": 232448, "registers": 65536}
 """Bytes that one CTA may have, and registers of an SM: ``Limits``."""
 
 _WARPGROUP = 128  # threads
-_SWIZZLE_BYTES = 128  # `kSwizzleBytes` of mma_sm90.cuh
+_SWIZZLE_BYTES = 128  # `kSwizzleBytes` of mainloop/wgmma.sm90.cuh
 _MMA_ROWS = 64  # `kMmaRows`
-_CHUNK_COLUMNS = 64  # `kChunkColumns` of epilogue.cuh
+_CHUNK_COLUMNS = 64  # `kChunkColumns` of sink/epilogue.sm90.cuh
 _CHUNK_BYTES = 2048  # `kChunkBytes`: 16 rows of 16 bits
 _BUFFERS = 2  # `Buffers` of `Config`
 _COLUMNS = (64, 128, 192, 256)  # `select_mma`
@@ -45,7 +45,7 @@ class Schedule(str, Enum):
 
 @validated(frozen=True, slots=True, config=STRICT)
 class WgmmaConfig:
-    """One configuration of a kernel: ``Config`` of ``config_sm90.cuh``.
+    """One configuration of a kernel: ``Config`` of ``gemm/config.sm90.cuh``.
 
     Attributes:
         schedule: of the math warpgroups.
@@ -154,7 +154,7 @@ class Operands:
     def constants(
         self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Constants:
-        """What ``agrees`` of ``config_sm90.cuh`` and ``config_fp8_sm90.cuh`` compares.
+        """What ``agrees`` of ``gemm/config.sm90.cuh`` and ``gemm/config_fp8.sm90.cuh`` compares.
 
         Of scale blocks, 0 stands for a whole dimension, or for no scale.
         """

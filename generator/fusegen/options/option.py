@@ -13,7 +13,7 @@ class Scope:
     Attributes:
         python: ``templates/static/reference/_<python>.py`` has ``step(name, *, runs=True)``, a
             context manager of the reference; ``runs`` says whether the step does.
-        cpp: ``templates/static/csrc/fusegen/<cpp>.h`` has a class, named by the same words in
+        cpp: ``templates/static/csrc/fusegen/host/<cpp>.h`` has a class, named by the same words in
             capitals (``step_log``: ``StepLog``), which launchers make of the step's name.
     """
 

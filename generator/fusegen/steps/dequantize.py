@@ -31,7 +31,7 @@ _COPY = frozenset(("a", "a_scale", "a_amax", "groups"))
 
 PLAIN = Launch(
     "DequantizeArguments",
-    "quantize.h",
+    "quantize/quantize.h",
     (
         Field("data", Source.OPERAND, "a"),
         Field("scale", Source.OPERAND, "a_scale"),
@@ -47,7 +47,7 @@ PLAIN = Launch(
 )
 PADDED = Launch(
     "DequantizeGroupsArguments",
-    "quantize.h",
+    "quantize/quantize.h",
     (
         Field("data", Source.OPERAND, "a"),
         Field("scale", Source.OPERAND, "a_scale"),

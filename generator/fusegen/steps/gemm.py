@@ -15,7 +15,7 @@ _SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": "K"}
 
 PLAIN = Launch(
     "GemmArguments",
-    "gemm.h",
+    "gemm/gemm.h",
     (
         Field("a", Source.OPERAND, "a"),
         Field("b", Source.OPERAND, "b"),
@@ -29,7 +29,7 @@ PLAIN = Launch(
 )
 OF_COPIES = Launch(
     "Fp8GemmArguments",
-    "gemm_fp8.h",
+    "gemm/gemm_fp8.h",
     (
         Field("pitch_a", Source.PITCH, "a"),
         Field("pitch_b", Source.PITCH, "b"),
@@ -40,7 +40,7 @@ OF_COPIES = Launch(
 )
 DECODED = Launch(
     "DecodedGemmArguments",
-    "gemm.h",
+    "gemm/gemm.h",
     (
         Field("amax_a", Source.FLOAT_OPERAND, "a_amax"),
         Field("amax_b", Source.FLOAT_OPERAND, "b_amax"),

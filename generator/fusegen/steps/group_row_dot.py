@@ -10,7 +10,7 @@ from .launch import GROUP_SIZES, Field, Launch, Source, sizes
 
 LAUNCH = Launch(
     "GroupRowDotArguments",
-    "group_row_dot.h",
+    "reduce/group_row_dot.h",
     (
         Field("a", Source.OPERAND, "a"),
         Field("b", Source.OPERAND, "b"),

@@ -14,7 +14,7 @@ can be called so."""
 
 LAUNCH = Launch(
     "PointwiseArguments",
-    "pointwise.h",
+    "pointwise/pointwise.h",
     (Field("", Source.EXPRESSION), Field("", Source.ROW_GROUPS, ROW_GROUPS)),
 )
 

@@ -39,7 +39,7 @@ def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Resul
 
 LAUNCH = Launch(
     "PointwiseQuantizeArguments",
-    "pointwise_quantize.h",
+    "pointwise/pointwise_quantize.h",
     (Field("", Source.PARTS, ROW_PARTIALS),),
     assigned=True,
 )

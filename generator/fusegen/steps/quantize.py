@@ -44,7 +44,7 @@ def infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Result
 
 LAUNCH = Launch(
     "QuantizeStepArguments",
-    "quantize_step.h",
+    "quantize/step.h",
     (Field("quantize.input", Source.OPERAND, "a"), Field("", Source.QUANTIZATION)),
     assigned=True,
 )

@@ -31,7 +31,7 @@ def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Resul
 
 LAUNCH = Launch(
     "StatisticsArguments",
-    "statistics.h",
+    "quantize/statistics.h",
     (
         Field("input", Source.OPERAND, "a"),
         Field("group_sizes", Source.INTEGER_OPERAND, "groups", optional=True),

@@ -11,7 +11,7 @@ from .launch import GROUP_SIZES, Field, Launch, Source, sizes
 _SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": ""}
 LAUNCH = Launch(
     "GroupSumArguments",
-    "group_sum.h",
+    "reduce/group_sum.h",
     (
         Field("a", Source.OPERAND, "a"),
         Field("out", Source.RESULT, "out"),

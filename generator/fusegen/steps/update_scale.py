@@ -12,7 +12,7 @@ _ROLE = AttributeDef("role", AttributeType.STRING)
 
 LAUNCH = Launch(
     "UpdateScaleArguments",
-    "update_scale.h",
+    "quantize/update_scale.h",
     (Field("amax", Source.FLOAT_OPERAND, "amax"), Field("", Source.DELAYED_STATE)),
     assigned=True,
 )

@@ -21,7 +21,7 @@
 
 namespace sim {
 
-inline constexpr int kMostThreads = 512;  // of one CTA, as in config_sm90.cuh
+inline constexpr int kMostThreads = 512;  // of one CTA, as in gemm/config.sm90.cuh
 inline constexpr int kMostCtas = 2;
 inline constexpr uint32_t kSharedBytes = 232448;
 inline constexpr size_t kStackBytes = 128 << 10;

@@ -178,7 +178,7 @@ inline CUresult encode(CUtensorMap* handle, CUtensorMapDataType type, cuuint32_t
 }
 
 // Calls visit(offset in the box, global address) for every element; the address of one that the
-// tensor does not have is 0. Addresses wrap around at 2^64, which ragged.cuh relies on.
+// tensor does not have is 0. Addresses wrap around at 2^64, which load/ragged.sm90.cuh relies on.
 template <class Visit>
 void for_each_element(const TensorMap& map, const Coordinates& at, Visit visit) {
   if (int(at.size()) != map.rank) fail("a copy with coordinates of another rank");

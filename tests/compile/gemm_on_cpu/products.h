@@ -11,8 +11,8 @@
 #include <sstream>
 
 #include "device.h"
-#include "fusegen/gemm_decoded_sm90.cuh"
-#include "fusegen/launch_fp8_sm90.cuh"
+#include "fusegen/gemm/gemm_decoded.sm90.cuh"
+#include "fusegen/gemm/launch_fp8.sm90.cuh"
 
 namespace sim {
 

@@ -17,14 +17,14 @@ class Replacement:
 
 
 REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
-    "epilogue.cuh": (
+    "sink/epilogue.sm90.cuh": (
         Replacement(
             "stmatrix.sync", "sim::store_matrices(address, {out[0], out[1], out[2], out[3]});"
         ),
         Replacement("ldmatrix.sync", "sim::load_matrices(address, old);"),
         Replacement("st.shared.v2.f32", "sim::store_shared(address, out);"),
     ),
-    "memory_sm90.cuh": (
+    "load/tma.sm90.cuh": (
         Replacement("tensor.4d.global", "sim::store_box(map, buffer, {at.x, at.y, at.z, at.w});"),
         Replacement("cp.async.bulk.tensor.3d", "sim::store_box(map, buffer, {at.x, at.y, at.z});"),
         Replacement(
@@ -34,7 +34,7 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
         Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
         Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
     ),
-    "scales_sm90.cuh": (Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),),
+    "visit/scales.sm90.cuh": (Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),),
 }
 SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"
 SHARED_ON_CPU = "uint8_t* const shared = sim::shared_memory();"
@@ -43,7 +43,9 @@ ASM = "asm volatile("
 
 def _included(folder: Path, name: str) -> Iterator[str]:
     yield name
-    for other in re.findall(r'^#include "(.+)"$', (folder / name).read_text(), re.MULTILINE):
+    for other in re.findall(
+        r'^#include "fusegen/(.+)"$', (folder / name).read_text(), re.MULTILINE
+    ):
         yield from _included(folder, other)
 
 

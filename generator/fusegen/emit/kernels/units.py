@@ -77,7 +77,7 @@ class QuantizedText:
 
     Attributes:
         format: of a kernel that encodes or decodes.
-        scaling: of one, ``Scaling`` of quantize_config.cuh.
+        scaling: of one, ``Scaling`` of quantize/config.cuh.
         stochastic, hadamard: of a quantise kernel, ``true`` or ``false``.
         columnwise: whether a kernel reads a columnwise copy.
         turned: whether a kernel that decodes turns matrices over.

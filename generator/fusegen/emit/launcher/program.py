@@ -114,7 +114,7 @@ def _headers(plan: ModulePlan, programs: Sequence[LaunchProgram]) -> tuple[str, 
     own |= {"changes"} if any(program.changes for program in programs) else set()
     own |= {"workspace"} if any(program.workspace for program in programs) else set()
     dispatch = (f"dispatch/{kernels.name}.h" for kernels in plan.kernel_sets)
-    return tuple(sorted((*dispatch, *(f"fusegen/{name}.h" for name in own))))
+    return tuple(sorted((*dispatch, *(f"fusegen/host/{name}.h" for name in own))))
 
 
 def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:

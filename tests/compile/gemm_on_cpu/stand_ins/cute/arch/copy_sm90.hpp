@@ -1,1 +1,1 @@
-#pragma once  // stmatrix, which epilogue.cuh writes itself: see without_ptx.py
+#pragma once  // stmatrix, which sink/epilogue.sm90.cuh writes itself: see without_ptx.py
