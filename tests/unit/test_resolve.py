@@ -372,8 +372,7 @@ def test_choices_that_lead_nowhere_say_why() -> None:
     specs = builtin()
     cells = [Cell("silu", RECIPE, ("add_to_main_grad",)), Cell("linear", RECIPE, ("reduced_amax",))]
     assert {cell.reason for cell in resolve(specs, "cpu", cells).unsupported} == {
-        "module 'silu' offers no option 'add_to_main_grad': no product gives the gradient of a"
-        " weight",
+        "module 'silu' offers no option 'add_to_main_grad': no GEMM gives the gradient of a weight",
         "recipe 'bf16' keeps no amaxes that ranks could share",
     }
     plain = Cell("linear", RECIPE, ("high_precision_backward",))
@@ -422,7 +421,7 @@ def test_rows_that_are_padded_take_a_weight_of_their_length_along() -> None:
 
 
 @pytest.mark.parametrize("kept", ["cached_weights", "quantized_weights"])
-def test_what_tells_lengths_is_there_under_every_flag(kept: str) -> None:
+def test_what_binds_lengths_is_there_under_every_flag(kept: str) -> None:
     """The copies that a module keeps are arguments of every backward, and are checked."""
     for recipe in ("nvfp4", "fp8_block"):
         plan = resolve_module(builtin(), Cell("linear", recipe, (*DEQUANTIZED, kept)), "cpu")

@@ -29,7 +29,7 @@ from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.offers import words_of
-from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_product, reads_decoded
+from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_gemm, reads_decoded
 from fusegen.steps.copies import Formats
 from fusegen.steps.definition import AttributeDef, Reference, StepDef, Trait
 from fusegen.steps.launch import Launch, Source
@@ -270,9 +270,9 @@ def test_launches_are_of_the_structs_of_the_device_code() -> None:
 
 
 def test_products_of_copies_read_them_or_what_they_decode_to() -> None:
-    found = {reads_decoded(step) for _, step in steps() if is_product(step) and step.copies}
+    found = {reads_decoded(step) for _, step in steps() if is_gemm(step) and step.copies}
     assert found == {False, True}
-    assert not any(reads_decoded(step) for _, step in steps() if not is_product(step))
+    assert not any(reads_decoded(step) for _, step in steps() if not is_gemm(step))
     assert any(copies_memory(step) for _, step in steps()) is any(
         step.primitive == "snapshot" for _, step in steps()
     )
@@ -347,7 +347,7 @@ def test_an_expression_without_its_scalars_is_refused() -> None:
         write_backward(expand(SPECS.modules["clamped_swiglu"], SPECS.ops)), Derivations(None)
     )
     lost = replace(draft, forward=tuple(replace(s, attributes=()) for s in draft.forward))
-    with pytest.raises(NotPossible, match=r"pointwise is told \[\], its expression reads \['"):
+    with pytest.raises(NotPossible, match=r"pointwise is given \[\], its expression reads \['"):
         choose_kernels(lost, SPECS.archs["cpu"], SPECS.recipes["bf16"])
 
 

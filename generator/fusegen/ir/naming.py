@@ -52,7 +52,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GemmUnit:
-    """Name of the unit of a matrix product, such as ``gemm_sm90_fprop_pingpong_64x256x64_2x1``.
+    """Name of the unit of a GEMM, such as ``gemm_sm90_fprop_pingpong_64x256x64_2x1``.
 
     The first part is the family; a point is a word and numbers behind it.  Quantised operands put
     their variant before the point:

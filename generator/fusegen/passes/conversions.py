@@ -1,7 +1,7 @@
 """Ops of the public function ``quantize``: a tensor by itself into a role's format.
 
 One op per role and form of tensor, since each has shapes of its own.  Scales are in logical order:
-no product reads these copies.
+no GEMM reads these copies.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def make_copy(
     """The buffers of one copy, named after their source.
 
     Raises:
-        NotPossible: the layout has no room for such a copy.
+        NotPossible: the layout has no place for such a copy.
     """
     if orientation is Orientation.COLUMNWISE:
         _check_layout(spec, layout)

@@ -12,7 +12,7 @@ from ..ir.program import Argument, Binding, Check, CheckKind, Program
 from ..ir.quantization import Role
 from ..ir.shapes import Binary, Const, Expr, Operator, Sym, symbols
 from ..ir.step import INTERLEAVE, LIKE, Copy, Operand, Result, Step
-from ..steps import decodes, is_product, quantizes, takes
+from ..steps import decodes, is_gemm, quantizes, takes
 from .draft import Draft, NotPossible
 from .liveness import flags_of, forward_conditions, joined_results, ordered
 
@@ -20,12 +20,12 @@ Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
 
 
-def tell_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, ...] = ()) -> Draft:
-    """Let steps that decode a copy for the backward take the weight of the same length along.
+def bind_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, ...] = ()) -> Draft:
+    """Let steps that decode a copy for the backward read a weight that binds their length's symbol.
 
-    A copy's rows are padded, so that it does not tell how long they are; the columns of another
-    argument may, if it is there whenever the step runs.  A weight costs nothing to keep, and one
-    that is kept in the recipe's format alone has a shape all the same.
+    A copy's rows are padded, so that it does not bind the symbol of their length; the columns of
+    another argument may, if it is there whenever the step runs.  A weight costs nothing to keep,
+    and one that is kept in the recipe's format alone has a shape all the same.
 
     Args:
         draft: before kernels are chosen.
@@ -39,28 +39,28 @@ def tell_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, .
     made = {name for step in delayed for name in step.writes}
     kept = {n: when for n, when in _asked_by(delayed, flags).items() if n not in made}
 
-    def told(step: Step) -> set[str]:
+    def bound(step: Step) -> set[str]:
         asking = {*(step.when or flags)}
         beside = kept if step in delayed else left
         known = [n for n, when in (incoming | beside).items() if not when or asking <= {*when}]
         arguments = tuple(Argument(name, False) for name in sorted(known))
         return {binding.symbol for binding in bind_dimensions(draft.buffers, arguments)}
 
-    def with_length(step: Step) -> Step:
+    def with_binding(step: Step) -> Step:
         if not takes(step, LIKE):
             return step
-        untold = draft.buffers[step.out].shape.symbols() - told(step)
-        if not untold:
+        unbound = draft.buffers[step.out].shape.symbols() - bound(step)
+        if not unbound:
             return step
         weight = _weight_beside(draft, step.copies[0])
         return replace(step, inputs=(*step.inputs, Operand(LIKE, weight)))
 
-    return replace(draft, backward=tuple(with_length(step) for step in draft.backward))
+    return replace(draft, backward=tuple(with_binding(step) for step in draft.backward))
 
 
 def _weight_beside(draft: Draft, copy: Copy) -> str:
     """The weight that a copy is of, or is multiplied by in the forward."""
-    read = (step.copies for step in draft.forward if is_product(step))
+    read = (step.copies for step in draft.forward if is_gemm(step))
     copies = next((each for each in read if copy in each), (copy,))
     return next(each.source for each in copies if each.role is Role.WEIGHT)
 

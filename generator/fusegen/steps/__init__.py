@@ -75,9 +75,9 @@ def has(step: Step, trait: Trait) -> bool:
     return trait in definition(step.primitive).traits
 
 
-def is_product(step: Step) -> bool:
+def is_gemm(step: Step) -> bool:
     """Whether it multiplies two operands."""
-    return has(step, Trait.PRODUCT)
+    return has(step, Trait.GEMM)
 
 
 def sums_rows(step: Step) -> bool:
@@ -121,8 +121,8 @@ def moves_state(step: Step) -> bool:
 
 
 def reads_decoded(step: Step) -> bool:
-    """Whether it is a product of quantised copies that reads them decoded to 16 bits."""
-    return is_product(step) and gemm.reads_decoded(step)
+    """Whether it is a GEMM of quantised copies that reads them decoded to 16 bits."""
+    return is_gemm(step) and gemm.reads_decoded(step)
 
 
 def takes(step: Step, slot: str) -> bool:

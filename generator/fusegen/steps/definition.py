@@ -27,7 +27,7 @@ class Trait(str, Enum):
     runs for its sake.  MOVES_STATE moves the state of delayed scaling on, and nothing else.
     """
 
-    PRODUCT = "product"
+    GEMM = "gemm"
     SUMS_ROWS = "sums_rows"
     QUANTIZES = "quantizes"
     DECODES = "decodes"
@@ -80,7 +80,7 @@ class StepDef:
         optional: slots that it may leave out.
         results: slots of results; a step may leave out all but the first.
         kinds: variants; empty where there is one only.
-        attributes: scalars, all of them told; a printed kind has those of its expression.
+        attributes: scalars, all of them given; a printed kind has those of its expression.
         shapes: rule of the dimensions by kind, None where there are no kinds.  Empty for steps
             that passes write.
         infer: its results by slot, where operands and the formats of copies decide them; None where
@@ -91,7 +91,7 @@ class StepDef:
         reference: its function; None where it has none.
         formula: of a step, the expression of its slots that its kernel is printed from, evaluated
             in the order it is written in; None where kernels are not, or an op has the expression.
-        sizes: what a launch is told by name: dimensions of the rule, or 1 where there is none.
+        sizes: what a launch is given by name: dimensions of the rule, or 1 where there is none.
         flops: floating-point operations of a step that has its sizes.
         launch: the arguments of its kernel; None where it has none.
         parts: kinds that it does in one kernel, in order; the reference runs those.

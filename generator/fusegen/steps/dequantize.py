@@ -17,7 +17,7 @@ PADDED_SIZES = "padded_sizes"
 
 
 def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Results:
-    """The tensor that the copy is of, transposed ones turned over and tokens padded as they are."""
+    """The tensor that the copy is of, as rows again, with tokens padded as they are."""
     (copy,) = step.copies
     tensor = Original.of_copy(copy, buffers)
     rows = decoded_rows(tensor, copy, formats.layout)

@@ -50,7 +50,7 @@ DECODED = Launch(
 
 
 def reads_decoded(step: Step) -> bool:
-    """Whether a product of quantised copies reads them decoded to 16 bits."""
+    """Whether a GEMM of quantised copies reads them decoded to 16 bits."""
     return bool(step.copies) and step.input("a") != step.copies[0].data
 
 
@@ -76,7 +76,7 @@ GEMM = StepDef(
         "dgrad": {"a": "T... N", "b": "N K", "out": "T... K"},
         "wgrad": {"a": "T... N", "b": "T... K", "out": "N K"},
     },
-    traits=frozenset((Trait.PRODUCT,)),
+    traits=frozenset((Trait.GEMM,)),
     reference=Reference("steps.gemm", frozenset(("a", "b", "add")) | _COPIES, "quantized.gemm"),
     sizes={**_SIZES, "groups": ""},
     flops=_flops,
@@ -101,7 +101,7 @@ GROUPED_GEMM = StepDef(
         "wgrad": {"a": "T N", "b": "T K", "groups": "E", "out": "E N K"},
     },
     dtypes={"groups": (DType.INT64,), "add_scales": (DType.FLOAT32,)},
-    traits=frozenset((Trait.PRODUCT,)),
+    traits=frozenset((Trait.GEMM,)),
     reference=Reference(
         "steps.grouped_gemm",
         frozenset(("a", "b", "groups", "add", "add_scales")) | _COPIES,

@@ -63,7 +63,7 @@ def bound(rule: Rule, shapes: Mapping[str, Shape]) -> Mapping[str, tuple[Expr, .
 
 
 def with_sizes(step: Step, shapes: Mapping[str, Shape]) -> Step:
-    """The step with the sizes that its launch is told, and its operations; others as they are.
+    """The step with the sizes that its launch is given, and its operations; others as they are.
 
     Args:
         step: of any kind.

@@ -15,7 +15,7 @@ from ..ir.program import Program
 from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, mul, product
 from ..ir.step import HALVES, Access, PointwiseOperand, Step
-from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
+from . import decodes, definition, is_gemm, is_printed, quantizes, reads_decoded
 from .copies import Formats
 from .sizes import Sizes, bind, said
 
@@ -264,14 +264,14 @@ def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
         return _CODES
     if reads_decoded(step) and slot in ("a", "b"):
         return (DType.BFLOAT16,)
-    changed = is_product(step) and name in step.mutates
+    changed = is_gemm(step) and name in step.mutates
     return (DType.IO, DType.FLOAT32) if changed else kind.types(slot)
 
 
 def _copies(view: View, _: Buffers) -> Iterator[Fault]:
     """A step writes all of the copies that it makes, or reads all of those that it is given.
 
-    What decodes a copy may leave its amax to the product that reads what it decoded.
+    What decodes a copy may leave its amax to the GEMM that reads what it decoded.
     """
     for step in view.steps:
         makes = quantizes(step) or bool(step.parts)

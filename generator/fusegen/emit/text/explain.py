@@ -100,7 +100,7 @@ def explain_rewrites(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator
 
 
 def _decoding_traffic(plan: ModulePlan) -> Iterator[Buffer]:
-    """What decoding reads and writes, and what products read in place of codes."""
+    """What decoding reads and writes, and what GEMMs read in place of codes."""
     for step in plan.steps:
         if decodes(step):
             yield from (plan.buffer(name) for name in (*step.reads, *step.writes))
