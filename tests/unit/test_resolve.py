@@ -155,10 +155,10 @@ def test_every_dimension_is_told_by_an_argument(plan: ModulePlan) -> None:
         bound = {binding.symbol for binding in program.bindings}
         known = {argument.buffer: argument for argument in program.arguments}
         for binding in program.bindings:
-            assert binding.sources
-            assert {name for name, _, _ in binding.sources} <= set(known)
-            last = known[binding.sources[-1][0]]
-            if len(binding.sources) == 1 and program is plan.forward:
+            assert binding.candidates
+            assert {name for name, _, _ in binding.candidates} <= set(known)
+            last = known[binding.candidates[-1][0]]
+            if len(binding.candidates) == 1 and program is plan.forward:
                 assert not last.optional
         used = {
             symbol for step in program.steps for _, size in step.sizes for symbol in symbols(size)
@@ -444,7 +444,7 @@ def test_sizes_of_what_is_there_are_known(arch: str, module: str) -> None:
         for _, program in plan.ops:
             there = {a.buffer: present(a, program) for a in program.arguments}
             told = {
-                b.symbol: set().union(*(there[name] for name, *_ in b.sources))
+                b.symbol: set().union(*(there[name] for name, *_ in b.candidates))
                 for b in program.bindings
             }
             for check in program.checks:

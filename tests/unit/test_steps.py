@@ -32,7 +32,7 @@ from fusegen.spec.offers import words_of
 from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_gemm, reads_decoded
 from fusegen.steps.copies import Formats
 from fusegen.steps.definition import AttributeDef, Reference, StepDef, Trait
-from fusegen.steps.launch import Launch, Source
+from fusegen.steps.launch import Launch, Origin
 from fusegen.steps.sizes import bound, with_sizes
 
 PACKAGE = Path(fusegen.__file__).parent
@@ -164,7 +164,7 @@ def test_names_are_looked_up() -> None:
 def operand(plan: ModulePlan, step: Step, slot: str, buffer: str) -> Buffer:
     """An operand, or the tensor that it is a quantised copy of."""
     if step.copies and slot in ("a", "b"):
-        return plan.buffer(step.copies[slot == "b"].source)
+        return plan.buffer(step.copies[slot == "b"].original)
     return plan.buffer(buffer)
 
 
@@ -219,18 +219,18 @@ def test_an_operand_of_another_shape_is_refused() -> None:
 
 
 TYPES = {
-    Source.OPERAND: "const void*",
-    Source.FLOAT_OPERAND: "const float*",
-    Source.INTEGER_OPERAND: "const int64_t*",
-    Source.RESULT: "void*",
-    Source.FLOAT_RESULT: "float*",
-    Source.INTEGER_RESULT: "int64_t*",
-    Source.LENGTH: "int64_t",
-    Source.SIZE: "int64_t",
-    Source.PITCH: "int64_t",
-    Source.TOKEN_PITCH: "int64_t",
-    Source.ALIGNMENT: "int64_t",
-    Source.MULTIPROCESSORS: "int",
+    Origin.OPERAND: "const void*",
+    Origin.FLOAT_OPERAND: "const float*",
+    Origin.INTEGER_OPERAND: "const int64_t*",
+    Origin.RESULT: "void*",
+    Origin.FLOAT_RESULT: "float*",
+    Origin.INTEGER_RESULT: "int64_t*",
+    Origin.LENGTH: "int64_t",
+    Origin.SIZE: "int64_t",
+    Origin.PITCH: "int64_t",
+    Origin.TOKEN_PITCH: "int64_t",
+    Origin.ALIGNMENT: "int64_t",
+    Origin.MULTIPROCESSORS: "int",
 }
 """What a field of each source is in C++."""
 
@@ -264,9 +264,9 @@ def test_launches_are_of_the_structs_of_the_device_code() -> None:
             assert own.pop(0)[0] == launch.base.arguments
         places = {name: kind for kind, name in own}
         for position, field in enumerate(launch.fields):
-            if field.source in TYPES and "." not in field.name:
+            if field.origin in TYPES and "." not in field.name:
                 found = places[field.name] if launch.assigned else own[position][0]
-                assert found == TYPES[field.source], (launch.arguments, field)
+                assert found == TYPES[field.origin], (launch.arguments, field)
 
 
 def test_products_of_copies_read_them_or_what_they_decode_to() -> None:

@@ -29,9 +29,9 @@ from .draft import NotPossible
 from .kernels import DECODED, demand_of, family_of, variant_of
 
 
-def whole_copy(source: Buffer, copy: Copy, out: str) -> Step:
+def whole_copy(original: Buffer, copy: Copy, out: str) -> Step:
     """What a rowwise copy stands for, tensor scale included."""
-    tensor = Original.of(source.shape, copy.role, None)
+    tensor = Original.of(original.shape, copy.role, None)
     groups = [Operand("groups", copy.groups)] if copy.groups else []
     return Step(
         primitive=DEQUANTIZE.name,
@@ -140,6 +140,6 @@ def _with_padded_sizes(
     """The step that decodes a GEMM's first operand tells the sizes of its padded groups, too."""
     copy = step.copies[0]
     assert copy.groups is not None, copy
-    sizes = replace(buffers[copy.groups], name=f"{copy.source}_{PADDED_SIZES}", optional=False)
+    sizes = replace(buffers[copy.groups], name=f"{copy.original}_{PADDED_SIZES}", optional=False)
     outputs = (*step.outputs, Operand(PADDED_SIZES, sizes.name))
     return replace(step, outputs=outputs), (*made, sizes)

@@ -62,7 +62,7 @@ def _weight_beside(draft: Draft, copy: Copy) -> str:
     """The weight that a copy is of, or is multiplied by in the forward."""
     read = (step.copies for step in draft.forward if is_gemm(step))
     copies = next((each for each in read if copy in each), (copy,))
-    return next(each.source for each in copies if each.role is Role.WEIGHT)
+    return next(each.original for each in copies if each.role is Role.WEIGHT)
 
 
 def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
@@ -70,7 +70,7 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
     arguments += _states(draft, draft.forward)
     sent = frozenset(
-        name for each in draft.collectives if each.direction == "forward" for name in each.sources
+        name for each in draft.collectives if each.direction == "forward" for name in each.operands
     )
     given = {argument.buffer for argument in arguments} | {*draft.outputs}
     kept = tuple(result for result in saved if result.buffer not in given)
@@ -231,7 +231,7 @@ def _symbols_used(draft: Draft, steps: Iterable[Step], results: Iterable[Result]
             used |= symbols(size)
         if step.pointwise:
             used |= symbols(step.pointwise.rows) | symbols(step.pointwise.columns)
-        for name in (*step.writes, *(copy.source for copy in step.copies)):
+        for name in (*step.writes, *(copy.original for copy in step.copies)):
             used |= draft.buffers[name].shape.symbols()
     for result in results:
         used |= draft.buffers[result.buffer].shape.symbols()
@@ -265,21 +265,21 @@ def bind_dimensions(
                     multiple.setdefault(symbol, []).append((argument.buffer, axis, factor))
     bindings = []
     for symbol in dict.fromkeys((*plain, *multiple)):
-        sources = _until_certain(plain.get(symbol, []), certain)
-        if not any(source[0] in certain for source in sources):
-            sources += _until_certain(multiple.get(symbol, []), certain)
-        bindings.append(Binding(symbol, tuple(sources)))
+        candidates = _until_certain(plain.get(symbol, []), certain)
+        if not any(each[0] in certain for each in candidates):
+            candidates += _until_certain(multiple.get(symbol, []), certain)
+        bindings.append(Binding(symbol, tuple(candidates)))
     return tuple(bindings)
 
 
 def _until_certain(
-    sources: list[tuple[str, int | None, int]], certain: set[str]
+    candidates: list[tuple[str, int | None, int]], certain: set[str]
 ) -> list[tuple[str, int | None, int]]:
-    """Candidates: one that is always there alone, otherwise all."""
-    for source in sources:
-        if source[0] in certain:
-            return [source]
-    return list(sources)
+    """One that is always there alone, otherwise all."""
+    for each in candidates:
+        if each[0] in certain:
+            return [each]
+    return list(candidates)
 
 
 def _checks(
@@ -294,7 +294,7 @@ def _checks(
     bound = {
         (tensor, axis)
         for binding in bindings
-        for tensor, axis, factor in binding.sources
+        for tensor, axis, factor in binding.candidates
         if factor == 1
     }
     for argument in arguments:
@@ -370,10 +370,10 @@ def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
     for step in steps:
         if step.alignment == 1:
             continue
-        sources = [copy.source for copy in step.copies]
+        originals = [copy.original for copy in step.copies]
         operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
         results = () if quantizes(step) or decodes(step) else step.writes
-        for name in (*(sources or operands), *results):
+        for name in (*(originals or operands), *results):
             *outer, inner = draft.buffers[name].shape.flat
             if not outer:  # a vector has no rows: one number for each row of another operand
                 continue

@@ -126,10 +126,10 @@ class _Copies:
     def _with_copies(self, draft: Draft, step: Step, again: frozenset[str]) -> tuple[Step, ...]:
         """The step, where it is a GEMM of copies, or after those that its operands are."""
         if decodes(step):
-            source = draft.buffers[step.reads[0]]
-            if source.role not in self.recipe.roles or source.role is None:
-                raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {source.name}")
-            key = _Tensor(source.name, source.role, source.name in again)
+            tensor = draft.buffers[step.reads[0]]
+            if tensor.role not in self.recipe.roles or tensor.role is None:
+                raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {tensor.name}")
+            key = _Tensor(tensor.name, tensor.role, tensor.name in again)
             return (self._whole(draft, key, step, step.out),)
         if not is_gemm(step):
             return (step,)
@@ -155,9 +155,9 @@ class _Copies:
             if role not in (Role.INPUT, Role.WEIGHT) or role not in self.recipe.roles:
                 inputs.append(operand)
                 continue
-            source = draft.buffers[operand.buffer]
-            key = _Tensor(source.name, role, source.name in again)
-            value = replace(source, name=_value(source.name), role=None, optional=False)
+            tensor = draft.buffers[operand.buffer]
+            key = _Tensor(tensor.name, role, tensor.name in again)
+            value = replace(tensor, name=_value(tensor.name), role=None, optional=False)
             if value.name not in self.buffers:  # else a GEMM before it has asked for it
                 self.buffers[value.name] = value
                 before.append(self._whole(draft, key, step, value.name))
@@ -205,7 +205,7 @@ class _Copies:
         there: set[str] = set()
         for step in program:
             for copy in step.copies:
-                key = _Tensor(copy.source, copy.role, copy.source in again)
+                key = _Tensor(copy.original, copy.role, copy.original in again)
                 if key not in done:
                     done.add(key)
                     quantized = self._step(draft, key, step.item)

@@ -18,7 +18,7 @@ from .launch import Launch
 class Trait(str, Enum):
     """What generic code may ask of a kind of step.
 
-    PRODUCT multiplies two operands, and reads quantised copies of them where a recipe says so.
+    GEMM multiplies two operands, and reads quantised copies of them where a recipe says so.
     SUMS_ROWS adds up all rows, or those of each group.  QUANTIZES makes copies of a tensor, DECODES
     goes back from one to 16 bits.  PRINTED has its math in an expression, from which references
     and kernels are printed; DERIVED, too, and that expression is the derivative of an op's.

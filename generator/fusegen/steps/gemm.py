@@ -7,7 +7,7 @@ from ..ir.kernel import GemmKind
 from ..ir.shapes import Const, Expr, mul, product
 from ..ir.step import Step
 from .definition import Reference, StepDef, Trait
-from .launch import GROUP_SIZES, MULTIPROCESSORS, Field, Launch, Source, sizes
+from .launch import GROUP_SIZES, MULTIPROCESSORS, Field, Launch, Origin, sizes
 
 _KINDS = tuple(kind.value for kind in GemmKind)
 _COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
@@ -17,24 +17,24 @@ PLAIN = Launch(
     "GemmArguments",
     "gemm.h",
     (
-        Field("a", Source.OPERAND, "a"),
-        Field("b", Source.OPERAND, "b"),
-        Field("bias", Source.OPERAND, "add"),
-        Field("out", Source.RESULT, "out"),
+        Field("a", Origin.OPERAND, "a"),
+        Field("b", Origin.OPERAND, "b"),
+        Field("bias", Origin.OPERAND, "add"),
+        Field("out", Origin.RESULT, "out"),
         GROUP_SIZES,
         *sizes("tokens", "groups", "n", "k"),
         MULTIPROCESSORS,
-        Field("row_scales", Source.FLOAT_OPERAND, "add_scales", optional=True),
+        Field("row_scales", Origin.FLOAT_OPERAND, "add_scales", optional=True),
     ),
 )
 OF_COPIES = Launch(
     "Fp8GemmArguments",
     "gemm_fp8.h",
     (
-        Field("pitch_a", Source.PITCH, "a"),
-        Field("pitch_b", Source.PITCH, "b"),
-        Field("scale_a", Source.FLOAT_OPERAND, "a_scale"),
-        Field("scale_b", Source.FLOAT_OPERAND, "b_scale"),
+        Field("pitch_a", Origin.PITCH, "a"),
+        Field("pitch_b", Origin.PITCH, "b"),
+        Field("scale_a", Origin.FLOAT_OPERAND, "a_scale"),
+        Field("scale_b", Origin.FLOAT_OPERAND, "b_scale"),
     ),
     base=PLAIN,
 )
@@ -42,8 +42,8 @@ DECODED = Launch(
     "DecodedGemmArguments",
     "gemm.h",
     (
-        Field("amax_a", Source.FLOAT_OPERAND, "a_amax"),
-        Field("amax_b", Source.FLOAT_OPERAND, "b_amax"),
+        Field("amax_a", Origin.FLOAT_OPERAND, "a_amax"),
+        Field("amax_b", Origin.FLOAT_OPERAND, "b_amax"),
     ),
     base=PLAIN,
 )

@@ -263,7 +263,7 @@ def _gemm_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
 
 
 def _saved_copy(plan: ModulePlan, copy: Copy) -> str:
-    flat = plan.buffer(copy.source).shape.fixed()
+    flat = plan.buffer(copy.original).shape.fixed()
     if copy.role is not Role.WEIGHT:
         flat = Shape(None, (product(flat.dims[:-1]), flat.dims[-1]))
     shape = ", ".join(to_code(dim) for dim in flat.dims)

@@ -278,7 +278,7 @@ def _same_records(plan: ModulePlan) -> list[str]:
     """Copies of what a call is given: no GEMM is before them, so that all devices agree."""
     given = {*plan.arguments, *(gradient(name) for name in plan.outputs)}
     observed = [s.copies[0] for s in plan.steps if observes(s)]
-    return [copy.data for copy in observed if copy.source in given]
+    return [copy.data for copy in observed if copy.original in given]
 
 
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
@@ -483,7 +483,7 @@ def _size_refusal(
     """A dimension that is 8 too large; one too large where the tensor itself tells the size."""
     shape = plan.buffer(name).shape
     size = evaluate(shape.dims[axis], sizes)
-    bound = {(tensor, at) for b in plan.forward.bindings for tensor, at, _ in b.sources}
+    bound = {(tensor, at) for b in plan.forward.bindings for tensor, at, _ in b.candidates}
     extra = 1 if (name, axis) in bound else 8
     place = rank + axis + (2 if shape.leading else 0)
     text = f"expected {label} = {size} in dimension {place}, got {size + extra}"

@@ -156,8 +156,8 @@ def _direction(plan: ModulePlan, direction: Direction) -> Iterator[str]:
                 yield from _program(plan, segment)
             case Start():
                 words = "".join(f" {value}" for _, value in segment.attributes)
-                sources = ", ".join(segment.sources)
-                head = f"start {segment.kind}{words} over {segment.group.name}: {sources}"
+                operands = ", ".join(segment.operands)
+                head = f"start {segment.kind}{words} over {segment.group.name}: {operands}"
                 yield f"{head} -> {segment.future}{_under(segment.when)}"
             case Wait():
                 results = ", ".join(segment.results)
