@@ -12,6 +12,9 @@ from .names import prefixed
 UPDATE_STATE = "update_state"
 """Name of the flag that lets a refresh move on what delayed scaling keeps."""
 
+SPLIT_SIZES = "split_sizes"
+"""Keyword of the public function `quantize` for the rows per group, and that of its ops."""
+
 _DERIVED = re.compile(
     r"need_d.+|rng_state|(?:forward|backward|refresh)_state(?:_\d+)?|.+_(?:rowwise|columnwise)(?:_.+)?"
     r"|(?:.+_)?(?:input|weight|grad_output)_(?:amax_history|scale)"
