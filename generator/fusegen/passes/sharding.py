@@ -9,7 +9,8 @@ It is valid if every step gives on shards what it gives on the whole:
   scale that does not grow with the dimension spans all of it;
 - groups of rows start where all groups before them end, so neither rows in groups nor the groups
   can be split;
-- a pointwise step that reads halves of a row needs the whole row.
+- a pointwise step that reads halves of a row needs the whole row;
+- other steps are split along the dimensions of which their kind says so.
 
 Partial sums leave the ops, where they are added; no step reads one, but for the bias that a GEMM
 adds: it is divided among the ranks beforehand.  Modules that keep state between calls are not
@@ -29,9 +30,10 @@ from ..ir.program import Program
 from ..ir.quantization import QuantizationSpec, Role
 from ..ir.shapes import split, symbols
 from ..ir.step import HALVES, Access, Step
-from ..steps import decodes, is_gemm, quantizes, sums_rows
+from ..steps import decodes, definition, is_gemm, quantizes, sums_rows
 from ..steps.pointwise import ROW_GROUPS
 from ..steps.quantize import SUMMED
+from ..steps.sizes import name_of
 
 Axis = tuple[str, int]
 
@@ -50,6 +52,17 @@ def module_shardings(plan: ModulePlan) -> tuple[Sharding, ...]:
         known = {_of(way, plan.forward) for way in ways.values()}
         ways |= {w.axes: w for w in alone.shardings() if _of(w, plan.forward) not in known}
     return tuple(ways.values())
+
+
+def undivided(plan: ModulePlan) -> tuple[str, ...]:
+    """Kinds of steps of a plan that say of no dimension that ranks may have shards of it."""
+    names = dict.fromkeys(step.primitive for program in plan.programs for step in program.steps)
+    kinds = [definition(name) for name in names]
+    return tuple(
+        kind.name
+        for kind in kinds
+        if not (kind.independent or kind.traits or kind.in_groups or kind.of_passes)
+    )
 
 
 def op_shardings(
@@ -157,7 +170,21 @@ class _Ops:
             return self._valid_pointwise(step, parts)
         if quantizes(step):
             return {*self._writes(step)} - {*self._partial_sums(step, parts)} <= parts.keys()
-        return decodes(step) and step.out in parts
+        if decodes(step):
+            return step.out in parts
+        return self._independent(step, parts)
+
+    def _independent(self, step: Step, parts: Mapping[str, int]) -> bool:
+        """Whether the kind of a step says that shards of its results need shards alone."""
+        kind = definition(step.primitive)
+        rule = kind.shapes.get(step.kind, {})
+        split_names = {
+            name_of(rule[each.slot], self.buffers[each.buffer].shape, parts[each.buffer])
+            for each in (*step.inputs, *step.outputs)
+            if each.buffer in parts and each.slot in rule
+        }
+        whole = {*self._writes(step)} - parts.keys()
+        return bool(split_names) and split_names <= {*kind.independent} and not whole
 
     def _partial_sums(self, step: Step, parts: Mapping[str, int]) -> tuple[str, ...]:
         """Results that are split into partial sums, and operands that then have to be."""

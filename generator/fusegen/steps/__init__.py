@@ -50,6 +50,10 @@ def _unfit(kind: StepDef) -> str:
         return f"has no {missing[0]}; every kind has a function of the reference and a kernel"
     if kind.of_passes:
         return "has no shapes; a kind that no op names is of no use without a pass"
+    for name in kind.independent:
+        if name not in kind.dimensions:
+            known = ", ".join(sorted(kind.dimensions))
+            return f"is independent along {name!r}; its rule has {known}"
     return ""
 
 

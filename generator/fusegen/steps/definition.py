@@ -87,6 +87,8 @@ class StepDef:
             ``shapes`` or an expression do.
         dtypes: types that operands and results may have by slot, where it is not the module's own
             alone.
+        independent: dimensions of the rule along which it computes every part of its results from
+            the same part of its operands alone, so that ranks may have shards of them.
         traits: what generic code may ask.
         reference: its function; None where it has none.
         formula: of a step, the expression of its slots that its kernel is printed from, evaluated
@@ -106,6 +108,7 @@ class StepDef:
     shapes: Mapping[str | None, Rule] = field(default_factory=dict)
     infer: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
     dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
+    independent: tuple[str, ...] = ()
     traits: frozenset[Trait] = frozenset()
     reference: Reference | None = None
     formula: Callable[[Step], str] | None = None
@@ -128,6 +131,12 @@ class StepDef:
     def types(self, slot: str) -> tuple[DType, ...]:
         """Types that an operand or a result may have, quantised copies apart."""
         return self.dtypes.get(slot, (DType.IO,))
+
+    @property
+    def dimensions(self) -> frozenset[str]:
+        """Names of the rule."""
+        rules = (rule for kind in self.shapes.values() for rule in kind.values())
+        return frozenset(name.removesuffix("...") for rule in rules for name in rule.split())
 
     @property
     def of_passes(self) -> bool:

@@ -32,6 +32,13 @@ def bind(rule: str, shape: Shape, sizes: Sizes) -> bool:
     return fits
 
 
+def name_of(rule: str, shape: Shape, axis: int) -> str:
+    """The name of a rule that an axis of a shape is of; leading dimensions count as one axis."""
+    names = rule.split()
+    behind = len(shape.flat) - axis
+    return names[max(len(names) - behind, 0)].removesuffix("...")
+
+
 def said(rule: str, sizes: Sizes) -> str:
     """A rule as ``[T, K]``, with what names stand for where they are bound."""
     words = (", ".join(map(str, sizes.get(name, (name,)))) for name in rule.split())

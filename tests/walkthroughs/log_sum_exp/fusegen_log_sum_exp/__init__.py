@@ -53,6 +53,7 @@ FORWARD = StepDef(
     dtypes={"lse": (DType.FLOAT32,)},
     reference=Reference("log_sum_exp.forward", frozenset(("a",))),
     sizes=_SIZES,
+    independent=("T",),
     flops=_flops,
     launch=lambda _: FORWARD_LAUNCH,
 )
@@ -63,6 +64,7 @@ BACKWARD = StepDef(
     dtypes={"lse": (DType.FLOAT32,)},
     reference=Reference("log_sum_exp.backward", frozenset(("a", "b", "lse"))),
     sizes=_SIZES,
+    independent=("T",),
     flops=_flops,
     launch=lambda _: BACKWARD_LAUNCH,
 )
