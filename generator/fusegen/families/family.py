@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind, LayoutSpec, Store
 from ..ir.kernel_set import Variant
-from ..ir.quantization import OPERANDS, Accumulation, Role, Scaling
+from ..ir.quantization import OPERANDS, Accumulation, Extent, Role, Scaling
 from ..steps.launch import Launch
 
 HADAMARD = "hadamard"
@@ -286,6 +286,8 @@ class Family:
                 stated["token_alignment"] = self.layout.token_alignments[0]
         if self.most_history:
             stated["most_history"] = self.most_history
+        if self.converts and variant:
+            stated |= _scale_block(variant)
         if self.configured is None or config is None or kind is None:
             return tuple(stated.items())
         store = variant or Variant((DType.IO,), (), ())
@@ -337,6 +339,14 @@ class Family:
     def enumerator(self, word: str) -> str:
         """C++ name of a scaling or an accumulation."""
         return self.enumerators.get(word, word)
+
+
+def _scale_block(variant: Variant) -> dict[str, int]:
+    """Rows and columns that share a scale in a copy that is made or read; 0 is all of them."""
+    scaling = Scaling.parse(variant.scalings[0])
+    assert scaling is not None, variant.scalings
+    rows, columns = (0 if each is Extent.ALL else each for each in scaling.extents)
+    return {"scale_rows": rows, "scale_columns": columns}
 
 
 def _names(scalings: tuple[Scaling, ...]) -> tuple[str, ...]:
