@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e9bc7f17b0fbc848
+# checksum sha256:3b1a6cc9149c111c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "05f3f5883223fdfbd7deaa6bced0df5946ef0793d8a42e3c9393de4f76171c8e"
+DIGEST = "226a8b8ea2e502d654ca7bf0ee0fd133646f93140c25214759841436b4798eb9"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

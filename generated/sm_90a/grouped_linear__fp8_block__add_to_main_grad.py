@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3d9d1e51e843e640
+# checksum sha256:f01485b0cffd4ffe
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "fbb5d3f5a5c268c1bc1fdabd3c85030eec921aab9c8ee9bcaad5cd772a586568"
+DIGEST = "774c4030baa19c486341e6e3aa35a00b396a7891412b4f393db7dbc6c9fe18c8"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:eb692bde8a9af69c
+# checksum sha256:1a3b24cae0d648e9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "5782c526ab2ab23eb2a06419511b0356cf0e76c8288ae9f110137bdd4fac0d8b"
+DIGEST = "df42bdba4d4713db64acaf2e53f54b165aac7b1ce7f1a5820880f9832f0286a7"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:681269efa4948ba3
+# checksum sha256:f4739d8f9d516f66
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "3333cc64370586fd14bac55872b7f5a956864aceb59b298efcf9d836e50a242f"
+DIGEST = "7c7c8939f26d46f50d08b31ec4c48e661bdf52966a4aad0e668b77f24e92c3e6"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:443c2736252a1447
+# checksum sha256:8b8c0432f1fe652c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "625c1f637caea91aa327e65efe0abb01a3fc87af0e5c5dfc5f8a834e1ff1f762"
+DIGEST = "7af1c98a0b81fa430667fe967da09cc5004e392b083424913146af8b035c2d53"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

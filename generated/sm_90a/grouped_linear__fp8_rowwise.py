@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:70b5a73c2051bd31
+# checksum sha256:e8bc8c6eadaa0a37
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "ed85f8cc9813d23e97ac3158674b640d3f000114df326b01eb22c0313a4bc2ac"
+DIGEST = "abfc1e8cd0922eee788ec3aeae12ab02c10df1f5d08e6ca3974a752a07cd4029"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

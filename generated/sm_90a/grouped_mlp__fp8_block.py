@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:f60be3b7c945cd1a
+# checksum sha256:c32c30c8ed8e17f7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "aa632ef25d2cca0a858657011ca02c78184322a01c7e5fa9b5a2314234dca801"
+DIGEST = "58290eaf80549e1f6d537402f6728ef65d817f75e40a11b169b898595a87e518"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

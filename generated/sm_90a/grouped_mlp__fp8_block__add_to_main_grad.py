@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:58d2ccf2d1e27fd4
+# checksum sha256:67cb9753b6a8e8cf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "01582db1b798b82e28387f0a0195deebe4b21353f0acea86efc6bf474d07e74a"
+DIGEST = "0097d4f18ccec598f64097697d7a7f925b402479b6192b7ea5b09cea0961e6c2"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:67d1c41ae998246c
+# checksum sha256:34859fa660095d15
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "932287375cb4925064adacb970aedb89d64da8e383852db9e75a36fece9dc586"
+DIGEST = "6386b0ca02ce4797f77fe1eef5b4156ddcaadedaae9828ff31c54dd6a6b892fd"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:7b1336a2efda43d9
+# checksum sha256:76fb4df5dd2e7d5a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "bfbb58a556da1df41ef5244f3d38d7a5ca833e953c5f2684db3a21076c1c86d2"
+DIGEST = "d48fae60ff01ec30fafd54bd9a174c8d7efbddbb367cab5dbde892b625204347"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

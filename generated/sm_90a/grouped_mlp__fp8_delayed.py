@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:db729c3746b74942
+# checksum sha256:66c3dd5648d74417
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "b3b7c592945e1190dcdcb52f4192840dedc74f81b40cbaf937f5fa17c40a8612"
+DIGEST = "f3409a93970d13a923f3aa07c8f3aa539cdf674ee82b802a8a81fb72d1307d92"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

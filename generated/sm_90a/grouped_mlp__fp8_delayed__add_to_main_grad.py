@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:7fac233315213564
+# checksum sha256:46d39ea27b1b0828
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "031c5e38e13ef407db60bab0dc8cf5bae4a9461371a67d2de7599538d0d2ccbe"
+DIGEST = "031c22a2264fab483fd3c8c9475fb48983f1cb75b960724f34d7742a6893a745"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

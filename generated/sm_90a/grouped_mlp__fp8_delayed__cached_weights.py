@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:5215299b291001d8
+# checksum sha256:60ce5ffb43288b16
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "63c75dfc2c782a0263c85b6a327420c5fbc81ab62c8138132cd1bcac13afc3a6"
+DIGEST = "2cfbc3830c3c47bb085edd7db8bceadb71f7d28350321d8d4b07bbf57e3db119"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

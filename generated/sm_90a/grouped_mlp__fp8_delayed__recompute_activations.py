@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:91b27f49ecc0fae5
+# checksum sha256:90ff2d1cd99c50e5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "741fe868aacdeb68bb3186fd818fc39b40f7eaf2039fca5ea4f4f304c7beafad"
+DIGEST = "dcda7d508846192a89885e0b48e6713ef4109fac59605e8cc2624c7d7c6f5587"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

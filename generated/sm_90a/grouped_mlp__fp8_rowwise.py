@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:19811bb0a2c0991b
+# checksum sha256:d1d68ab69cfce595
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "549981376e4bbe2c7b66919ebd38657064f9dc3987d057643359fa2d66d719b5"
+DIGEST = "d9e6d6525dc5eb8b56a296cf03b29cb2263ebbfac54d677b8dd421f28dda6581"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

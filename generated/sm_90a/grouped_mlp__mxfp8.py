@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1664029d3d37c74e
+# checksum sha256:e06f84106306a784
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "ee3fc099b35ec6db79d180763ff1f446ec490cce397d751b747dcf4e8eace9bf"
+DIGEST = "8eb773c23400ae3eff318a2581a025f4c13ace6c4be86aedbb88bcd1f11ac961"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:16f98bc889b05b4e
+# checksum sha256:82fcdc4b410c4cc2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "38512186f9e517ec357c62833ca2c2650a6ecc9c711d63bdfec42305070b1372"
+DIGEST = "cd68fc78d09478b3e562cad7fc5dd85d3dffc61dd149c63774da361572c71bf9"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
