@@ -121,28 +121,29 @@ struct MathWarp {
   }
 
   __device__ void compute(const Tile& tile) {
+    const int32_t rows = tile.rows - first_row;
+    const bool nothing = tile.k == 0 || (rows <= 0 && !stays_in_step<T>(tile));
     const Place place{row, tile.column};
     sink.start(tile, place);
     auto visitors = visits.template begin<Values>(tile, place, columns, lane);
     Sums sums;
     sums.clear();
     turns.wait();
-    multiply(sums, tile);
+    if (nothing) {
+      skip(tile);
+    } else {
+      mainloop.run(sums, tile, rows, columns - tile.column, [this] { turns.pass(); });
+    }
     const Values fragment = sums.fragment(lane);
     visitors.visit_whole(fragment, tile, place);
     if (adds(T::kStore) && tile.k == 0) return;
     store_fragment(fragment, visitors, sink, tile, place, columns);
   }
 
-  __device__ void multiply(Sums& sums, const Tile& tile) {
-    const int32_t rows = tile.rows - first_row;
-    if (tile.k == 0 || (rows <= 0 && !stays_in_step<T>(tile))) {
-      mainloop.skip(tile.k);
-      if (T::kPingpong) __syncwarp();  // all lanes have seen this turn before it is passed on
-      turns.pass();
-    } else {
-      mainloop.run(sums, tile, rows, columns - tile.column, [this] { turns.pass(); });
-    }
+  __device__ void skip(const Tile& tile) {
+    mainloop.skip(tile.k);
+    if (T::kPingpong) __syncwarp();  // all lanes have seen this turn before it is passed on
+    turns.pass();
   }
 };
 
