@@ -160,7 +160,7 @@ CASES = (
 )
 # Tiles of long groups are added by TMA, of short ones by warps.
 LONG_GROUP = Case("long_group", 1360, 72, 136, (20, 1300, 0, 40))
-# Contractions so deep and groups so large that a warpgroup without rows multiplies as well.
+# Contractions so long and groups so large that a warpgroup without rows multiplies as well.
 IN_STEP = {
     PLAIN_DGRAD: Case("in_step", 1030, 4096, 8, (1030,)),
     BLOCK_FPROP: Case("in_step", 1030, 8, 8192, (1030,)),
