@@ -1,5 +1,5 @@
-// Results into global memory by TMA, each warp its own: no barrier among warps, so that one's stores
-// overlap its neighbours' conversions and the next tile's loads.
+// Results into global memory by TMA, each warp its own: no barrier among warps, so that one's
+// stores overlap its neighbours' conversions and the next tile's loads.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
