@@ -17,24 +17,28 @@ class Replacement:
 
 
 REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
-    "sink/epilogue.sm90.cuh": (
+    "sink/chunk.sm90.cuh": (
         Replacement(
             "stmatrix.sync", "sim::store_matrices(address, {out[0], out[1], out[2], out[3]});"
         ),
         Replacement("ldmatrix.sync", "sim::load_matrices(address, old);"),
         Replacement("st.shared.v2.f32", "sim::store_shared(address, out);"),
     ),
-    "load/tma.sm90.cuh": (
+    "sink/tma_store.sm90.cuh": (
         Replacement("tensor.4d.global", "sim::store_box(map, buffer, {at.x, at.y, at.z, at.w});"),
         Replacement("cp.async.bulk.tensor.3d", "sim::store_box(map, buffer, {at.x, at.y, at.z});"),
         Replacement(
             "cp.reduce.async.bulk.tensor.3d",
             "sim::store_box(map, buffer, {at.x, at.y, at.z}, true);",
         ),
+    ),
+    "load/tma.sm90.cuh": (
         Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
         Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
     ),
-    "visit/scales.sm90.cuh": (Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),),
+    "mainloop/promotion.sm90.cuh": (
+        Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),
+    ),
 }
 SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"
 SHARED_ON_CPU = "uint8_t* const shared = sim::shared_memory();"

@@ -1,37 +1,14 @@
-// Grouped and dense GEMM for sm_90a over operands decoded to bf16: the kernel of gemm/gemm.sm90.cuh, its
-// result times what scales of the operands' groups leave for the end.
-//
-// An NVFP4 product's end is amax_a amax_b / (448 6)^2, in fp32: see the numerics of its recipe.
+// Grouped and dense GEMM for sm_90a over operands decoded to bf16: the kernel of
+// gemm/gemm.sm90.cuh, its result times what scales of the operands' groups leave for the end.
 #pragma once
 
 #include <cstdint>
 
 #include "fusegen/gemm/gemm.sm90.cuh"
 #include "fusegen/gemm/launch.sm90.cuh"
-#include "fusegen/visit/scales.sm90.cuh"
+#include "fusegen/visit/group_amaxes.cuh"
 
 namespace fusegen {
-
-struct GroupAmaxes {
-  const float* a;  // [groups]; nullptr: nothing is left for the end
-  const float* b;
-
-  __device__ TileFactor of(const Tile& tile) const {
-    constexpr float kRange = 448.0f * 6.0f;
-    if (a == nullptr) return {1.0f};
-    if (tile.depth == 0) return {0.0f};
-    return {__ldg(a + tile.group) * __ldg(b + tile.group) / (kRange * kRange)};
-  }
-};
-
-template <Gemm kind, class T, class Config>
-struct DecodedOperands : PlainOperands<kind, T, Config> {
-  GroupAmaxes amaxes;
-
-  __device__ TileFactor scales(const Tile& tile, int32_t, int32_t, uint32_t) const {
-    return amaxes.of(tile);
-  }
-};
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class Element, class Config, Store store>
@@ -41,8 +18,9 @@ static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config, sto
                         const __grid_constant__ CUtensorMap map_d, const GroupAmaxes amaxes,
                         const Bias<Element> bias, const __grid_constant__ Shape shape) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
-  run_cta<kind, Element, store, T, Config>(
-      DecodedOperands<kind, T, Config>{{&map_a, &map_b}, amaxes}, &map_d, bias, shape);
+  const PlainLoader<T> loader{&map_a, &map_b, {}};
+  run_cta<T, Stored<Element, store>, RunningSums<T>>(
+      loader, nullptr, gemm_visitors<kind, store>(bias, shape, amaxes), &map_d, shape);
 }
 
 // Internal linkage: see launch_gemm.
