@@ -17,7 +17,7 @@ from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import modules_with
-from fusegen.steps import decodes, is_product
+from fusegen.steps import decodes, is_gemm
 
 DELAYED = "delayed_wgrad"
 ARCHS = ("cpu", "sm_90a")
@@ -65,7 +65,7 @@ def wgrad_of(plan: ModulePlan) -> Program:
 
 
 def gives_weight_gradient(step: Step) -> bool:
-    return is_product(step) and GemmKind(step.kind) is GemmKind.WGRAD
+    return is_gemm(step) and GemmKind(step.kind) is GemmKind.WGRAD
 
 
 def test_every_module_with_weights_offers_it() -> None:

@@ -191,7 +191,7 @@ def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str,
 
 
 @pytest.mark.parametrize("recipe", ["fp8_block", "nvfp4"])
-def test_what_tells_lengths_alone_is_not_copied(recipe: str) -> None:
+def test_what_binds_lengths_alone_is_not_copied(recipe: str) -> None:
     """A weight without memory is one element, expanded: packed, it would be as large as it says."""
     cell = Cell("linear", recipe, ("quantized_weights", "dequantized_backward"))
     (plan,) = resolve(SPECS, "sm_90a", [cell]).modules

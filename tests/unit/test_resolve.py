@@ -155,10 +155,10 @@ def test_every_dimension_is_told_by_an_argument(plan: ModulePlan) -> None:
         bound = {binding.symbol for binding in program.bindings}
         known = {argument.buffer: argument for argument in program.arguments}
         for binding in program.bindings:
-            assert binding.sources
-            assert {name for name, _, _ in binding.sources} <= set(known)
-            last = known[binding.sources[-1][0]]
-            if len(binding.sources) == 1 and program is plan.forward:
+            assert binding.candidates
+            assert {name for name, _, _ in binding.candidates} <= set(known)
+            last = known[binding.candidates[-1][0]]
+            if len(binding.candidates) == 1 and program is plan.forward:
                 assert not last.optional
         used = {
             symbol for step in program.steps for _, size in step.sizes for symbol in symbols(size)
@@ -372,8 +372,7 @@ def test_choices_that_lead_nowhere_say_why() -> None:
     specs = builtin()
     cells = [Cell("silu", RECIPE, ("add_to_main_grad",)), Cell("linear", RECIPE, ("reduced_amax",))]
     assert {cell.reason for cell in resolve(specs, "cpu", cells).unsupported} == {
-        "module 'silu' offers no option 'add_to_main_grad': no product gives the gradient of a"
-        " weight",
+        "module 'silu' offers no option 'add_to_main_grad': no GEMM gives the gradient of a weight",
         "recipe 'bf16' keeps no amaxes that ranks could share",
     }
     plain = Cell("linear", RECIPE, ("high_precision_backward",))
@@ -422,7 +421,7 @@ def test_rows_that_are_padded_take_a_weight_of_their_length_along() -> None:
 
 
 @pytest.mark.parametrize("kept", ["cached_weights", "quantized_weights"])
-def test_what_tells_lengths_is_there_under_every_flag(kept: str) -> None:
+def test_what_binds_lengths_is_there_under_every_flag(kept: str) -> None:
     """The copies that a module keeps are arguments of every backward, and are checked."""
     for recipe in ("nvfp4", "fp8_block"):
         plan = resolve_module(builtin(), Cell("linear", recipe, (*DEQUANTIZED, kept)), "cpu")
@@ -445,7 +444,7 @@ def test_sizes_of_what_is_there_are_known(arch: str, module: str) -> None:
         for _, program in plan.ops:
             there = {a.buffer: present(a, program) for a in program.arguments}
             told = {
-                b.symbol: set().union(*(there[name] for name, *_ in b.sources))
+                b.symbol: set().union(*(there[name] for name, *_ in b.candidates))
                 for b in program.bindings
             }
             for check in program.checks:

@@ -73,7 +73,7 @@ def test_one_step_behind_each_copy(pair: tuple[ModulePlan, ModulePlan]) -> None:
             followers = program.steps[index + 1 : index + 1 + len(copies)]
             for copy, follower in zip(copies, followers, strict=True):
                 assert observes(follower) and follower.copies == (copy,)
-                assert follower.reads[0] == copy.source
+                assert follower.reads[0] == copy.original
                 assert follower.when == (step.wanted(copy.data) or step.when)
                 seen.append(copy.data)
     assert len({*seen}) == len(seen) == sum(map(observes, plan.steps))

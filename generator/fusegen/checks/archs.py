@@ -176,7 +176,7 @@ def _check_device_code(
 def _check_scalings(
     template: str, name: str, family: FamilySpec, known: Family, source: Source
 ) -> Iterator[Problem]:
-    """Operands of a product scale in pairs, and each pair in sums that there is code for."""
+    """Operands of a GEMM scale in pairs, and each pair in sums that there is code for."""
     path = ("kernels", name)
     scalings = listed_scalings(name, family)
     for pair in known.multiplies:
@@ -229,7 +229,7 @@ def _point_problems(
     known: Family,
     limits: Mapping[str, int],
 ) -> Iterable[str]:
-    """Problems of a configuration in any product that a spec lists, each once.
+    """Problems of a configuration in any GEMM that a spec lists, each once.
 
     None where a limit is missing, which is a problem of its own.
     """
@@ -259,7 +259,7 @@ def _each(ways: tuple[Accumulation, ...]) -> Iterable[tuple[Accumulation, ...]]:
 def _scalings_of(
     kind: GemmKind, name: str, family: FamilySpec, known: Family
 ) -> tuple[tuple[str, ...], ...]:
-    """Scalings of the operands of the products that a spec lists; none where they have none."""
+    """Scalings of the operands of the GEMMs that a spec lists; none where they have none."""
     listed = {*listed_scalings(name, family)}
     pairs = (pair.of(kind) for pair in known.multiplies)
     return tuple(pair for pair in pairs if {*pair} <= listed) or ((),)

@@ -1,4 +1,4 @@
-"""Products by ``mma.sync`` of 16-bit operands that were decoded from quantised ones."""
+"""GEMMs by ``mma.sync`` of 16-bit operands that were decoded from quantised ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of 16-bit operands by ``mma.sync``."""
+"""GEMMs of 16-bit operands by ``mma.sync``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products by ``mma.sync``, of warps by themselves: what ``gemm/config.mma.cuh`` computes, again.
+"""GEMMs by ``mma.sync``, of warps by themselves: what ``gemm/config.mma.cuh`` computes, again.
 
 All warps of a CTA load tiles of both operands into a ring of stages by ``cp.async``, and each
 multiplies its part of the tile.
@@ -23,7 +23,7 @@ _ELEMENT_BYTES = 2
 _MMA_ROWS = 16
 _COLUMNS = 16  # that one `ldmatrix` of four matrices reads of B
 _SWIZZLED = 64  # rows or columns of a tile whose chunks of 16 bytes are swizzled together
-_DEPTHS = (32, 64)
+_TILE_K = (32, 64)
 _LEAST_STAGES = 2
 _MOST_ACCUMULATORS = 128  # registers of a thread; no thread has more than 255
 _OTHER_REGISTERS = 32  # operands of one step and addresses, at least
@@ -78,8 +78,8 @@ class MmaConfig:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: all stages of both operands."""
-        rows, columns, depth = self.tile
-        return self.stages * (rows + columns) * depth * _ELEMENT_BYTES
+        rows, columns, k = self.tile
+        return self.stages * (rows + columns) * k * _ELEMENT_BYTES
 
     def cpp(self, limits: Mapping[str, int]) -> str:
         """Arguments of ``MmaConfig``, on an architecture of these limits."""
@@ -128,9 +128,9 @@ def problems(
 
 
 def _shape_problems(config: MmaConfig) -> Iterator[str]:
-    rows, columns, depth = config.tile
-    if depth not in _DEPTHS:
-        yield f"expected {' or '.join(map(str, _DEPTHS))} elements along K"
+    rows, columns, k = config.tile
+    if k not in _TILE_K:
+        yield f"expected {' or '.join(map(str, _TILE_K))} elements along K"
     for extent, what in ((rows, "rows"), (columns, "columns")):
         if extent % _SWIZZLED:
             yield f"expected a multiple of {_SWIZZLED} {what}"
@@ -143,4 +143,4 @@ def _shape_problems(config: MmaConfig) -> Iterator[str]:
 
 
 CONFIGURED = Configured(MmaConfig, (SHARED_MEMORY, REGISTERS), problems, constants)
-"""What families of such products know of their configurations."""
+"""What families of such GEMMs know of their configurations."""
