@@ -14,7 +14,7 @@
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/launch/shared_memory.cuh"
 #include "fusegen/launch/stream.h"
-#include "fusegen/tile_source/schedule.cuh"
+#include "fusegen/tile_source/tile.cuh"
 
 namespace fusegen {
 
