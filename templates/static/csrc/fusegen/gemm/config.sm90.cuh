@@ -8,7 +8,7 @@
 #include "fusegen/gemm/limits.h"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
 #include "fusegen/load/ring.sm90.cuh"
-#include "fusegen/tile_source/schedule.cuh"
+#include "fusegen/tile_source/tile_source.cuh"
 
 namespace fusegen {
 
@@ -43,7 +43,7 @@ struct TileTraits {
       (Config::registers / 128 - kLoaderRegisters) / kMathGroups / 8 * 8;
 
   static constexpr int kWaves = Config::tile_m / kMmaRows / (kPingpong ? 1 : kMathGroups);
-  static constexpr int kMmaDepth = kMmaDepthBytes / ElementBytes;
+  static constexpr int kMmaK = kMmaKBytes / ElementBytes;
 
   // Boxes: 64 rows of A each, so that missing rows are not loaded and halves can be shared.
   static constexpr int kBoxesA = Config::tile_m / 64;
@@ -92,8 +92,8 @@ inline constexpr int kBoxesOfB = kind == Gemm::fprop ? 2 : Config::tile_n / 64;
 // 16-bit operands.
 template <Gemm kind, class Element, class Config, Store store>
 struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>, store> {
+  using Source = TileSource<kind, Config>;
   static constexpr bool kRaggedRows = kind != Gemm::wgrad;
-  static constexpr int kSortedGroups = DepthWalk<Config>::kSortedGroups;
   static constexpr Major kMajorA = kind == Gemm::wgrad ? Major::MN : Major::K;
   static constexpr Major kMajorB = kind == Gemm::fprop ? Major::K : Major::MN;
   static constexpr int kRankA = kind == Gemm::wgrad ? 4 : 2;
@@ -101,13 +101,13 @@ struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>, store> {
   using Mma = WarpgroupMma<Element, kMajorA, kMajorB>;
 };
 
-template <class Traits, class Config>
+template <class Traits>
 struct Control {
   StageBarriers<Traits::kStages> stages;
   Barrier turn[2];
   TileRing ring;
   CopyBarrier loaded[Traits::kMathWarps][Traits::kBuffers];  // old values, of kernels that add
-  uint16_t order[Traits::kSortedGroups];
+  typename Traits::Source::Order order;
 };
 
 // What a unit states of its kernel, as the generator derived it, is what this file derives: two

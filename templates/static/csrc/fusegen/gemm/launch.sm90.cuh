@@ -20,22 +20,22 @@ static_assert(kMostTokens <= kRaggedRows);
 // `Element` of the operands, `Result` of the product.
 template <Gemm kind, class Element, class Result, class T, class Config>
 Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, CUtensorMap* d) {
-  constexpr int kDepth = Config::tile_k;
+  constexpr int kTileK = Config::tile_k;
   if constexpr (kind == Gemm::wgrad) {
     // Without tokens nothing is read, but a descriptor refuses the null address of an empty tensor.
     const void* const dy = in.tokens > 0 ? in.a : in.d;
     const void* const x = in.tokens > 0 ? in.b : in.d;
-    Status status = encode_ragged<Element>(a, dy, in.n, kDepth, 64);
-    if (status.ok()) status = encode_ragged<Element>(b, x, in.k, kDepth, 64);
+    Status status = encode_ragged<Element>(a, dy, in.n, kTileK, 64);
+    if (status.ok()) status = encode_ragged<Element>(b, x, in.k, kTileK, 64);
     if (!status.ok()) return status;
     return encode_matrices<Result>(d, in.d, in.groups, in.n, in.k, kChunkRows,
                                    kStoreColumns<Result>);
   } else {
     constexpr bool kForward = kind == Gemm::fprop;
-    constexpr int kBoxRowsB = kForward ? T::kBoxWidthB : kDepth;
-    constexpr int kBoxColumnsB = kForward ? kDepth : T::kBoxWidthB;
+    constexpr int kBoxRowsB = kForward ? T::kBoxWidthB : kTileK;
+    constexpr int kBoxColumnsB = kForward ? kTileK : T::kBoxWidthB;
     Status status =
-        encode_matrix<Element>(a, in.a, in.tokens, kForward ? in.k : in.n, 64, kDepth);
+        encode_matrix<Element>(a, in.a, in.tokens, kForward ? in.k : in.n, 64, kTileK);
     if (status.ok()) {
       status = encode_matrices<Element>(b, in.b, in.groups, in.n, in.k, kBoxRowsB, kBoxColumnsB);
     }
