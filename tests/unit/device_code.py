@@ -55,7 +55,7 @@ def traits(
         "pingpong": point.schedule is Schedule.PINGPONG,
         "adds": adds,
         "kMmaRows": constant("mainloop/wgmma.sm90.cuh", "kMmaRows"),
-        "kMmaDepthBytes": constant("mainloop/wgmma.sm90.cuh", "kMmaDepthBytes"),
+        "kMmaKBytes": constant("mainloop/wgmma.sm90.cuh", "kMmaKBytes"),
         "kChunkColumns": chunk_columns,
         "kChunkBytes": constant("sink/epilogue.sm90.cuh", "kChunkRows") * chunk_columns * 2,
     }

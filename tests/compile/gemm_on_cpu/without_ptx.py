@@ -34,7 +34,9 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
         Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
         Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
     ),
-    "visit/scales.sm90.cuh": (Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),),
+    "mainloop/promotion.sm90.cuh": (
+        Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),
+    ),
 }
 SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"
 SHARED_ON_CPU = "uint8_t* const shared = sim::shared_memory();"

@@ -5,20 +5,14 @@
 
 #include "fusegen/sink/epilogue.sm90.cuh"
 #include "fusegen/gemm/gemm.h"
+#include "fusegen/gemm/limits.h"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
 #include "fusegen/load/ring.sm90.cuh"
-#include "fusegen/tile_source/schedule.cuh"
+#include "fusegen/tile_source/tile_source.cuh"
 
 namespace fusegen {
 
 enum class Schedule { cooperative, pingpong };
-
-// What the architecture has: bytes of shared memory that one CTA may take, registers of an SM.
-template <int SharedMemory, int Registers>
-struct Limits {
-  static constexpr int shared_memory = SharedMemory;
-  static constexpr int registers = Registers;
-};
 
 // Names one kernel: tile, cluster size, schedule, limits, least number of store buffers per warp.
 template <int M, int N, int K, int Cluster, Schedule schedule_, class Limits, int Buffers = 2>
@@ -42,13 +36,14 @@ struct TileTraits {
   static constexpr int kMathGroups = !kPingpong && Config::tile_m == 3 * kMmaRows ? 3 : 2;
   static constexpr int kMathWarps = 4 * kMathGroups;
   static constexpr int kThreads = 128 + 32 * kMathWarps;
+  static constexpr int kCtas = 1;  // on an SM
   static constexpr int kLoaderRegisters = kMathGroups == 2 ? 40 : ExtraBytes > 0 ? 56 : 32;
   // What loaders leave of an SM's registers, shared by one thread of each warpgroup; in eights.
   static constexpr int kMathRegisters =
       (Config::registers / 128 - kLoaderRegisters) / kMathGroups / 8 * 8;
 
   static constexpr int kWaves = Config::tile_m / kMmaRows / (kPingpong ? 1 : kMathGroups);
-  static constexpr int kMmaDepth = kMmaDepthBytes / ElementBytes;
+  static constexpr int kMmaK = kMmaKBytes / ElementBytes;
 
   // Boxes: 64 rows of A each, so that missing rows are not loaded and halves can be shared.
   static constexpr int kBoxesA = Config::tile_m / 64;
@@ -97,8 +92,8 @@ inline constexpr int kBoxesOfB = kind == Gemm::fprop ? 2 : Config::tile_n / 64;
 // 16-bit operands.
 template <Gemm kind, class Element, class Config, Store store>
 struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>, store> {
+  using Source = TileSource<kind, Config>;
   static constexpr bool kRaggedRows = kind != Gemm::wgrad;
-  static constexpr int kSortedGroups = DepthWalk<Config>::kSortedGroups;
   static constexpr Major kMajorA = kind == Gemm::wgrad ? Major::MN : Major::K;
   static constexpr Major kMajorB = kind == Gemm::fprop ? Major::K : Major::MN;
   static constexpr int kRankA = kind == Gemm::wgrad ? 4 : 2;
@@ -106,13 +101,13 @@ struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>, store> {
   using Mma = WarpgroupMma<Element, kMajorA, kMajorB>;
 };
 
-template <class Traits, class Config>
+template <class Traits>
 struct Control {
   StageBarriers<Traits::kStages> stages;
   Barrier turn[2];
   TileRing ring;
   CopyBarrier loaded[Traits::kMathWarps][Traits::kBuffers];  // old values, of kernels that add
-  uint16_t order[Traits::kSortedGroups];
+  typename Traits::Source::Order order;
 };
 
 // What a unit states of its kernel, as the generator derived it, is what this file derives: two

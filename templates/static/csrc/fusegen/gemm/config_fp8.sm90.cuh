@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "fusegen/gemm/config.sm90.cuh"
 #include "fusegen/gemm/gemm_fp8.h"
+#include "fusegen/load/block_scales.sm90.cuh"
 #include "fusegen/mainloop/wgmma_fp8.sm90.cuh"
+#include "fusegen/visit/scales.cuh"
 
 namespace fusegen {
 
@@ -20,6 +23,12 @@ struct StageScales {
   static_assert(kBytesA % 128 == 0 && kBytesB % 128 == 0, "TMA writes at multiples of 128 bytes");
 };
 
+// What a kernel is told of its scales.
+template <Gemm kind, Fp8Scaling scaling>
+using Scales = std::conditional_t<
+    scaling == Fp8Scaling::block, BlockScales<kind>,
+    std::conditional_t<scaling == Fp8Scaling::row, RowAndColumnScales<kind>, TensorScales>>;
+
 // Only wgrad sorts its groups; without that order the barriers and tile records fit into 1 KiB.
 template <Gemm kind>
 inline constexpr int kFp8ControlBytes = kind == Gemm::wgrad ? 2048 : 1024;
@@ -30,8 +39,8 @@ struct Fp8Traits : TileTraits<Config, 1, 2, store, StageScales<kind, scaling, Co
                               kFp8ControlBytes<kind>> {
   using InStage = StageScales<kind, scaling, Config>;
   using Mma = Fp8WarpgroupMma<A, B>;
+  using Source = TileSource<kind, Config>;
   static constexpr bool kRaggedRows = kind != Gemm::wgrad;
-  static constexpr int kSortedGroups = kind == Gemm::wgrad ? DepthWalk<Config>::kSortedGroups : 1;
   // Elements of the contraction whose products one set of partial sums adds up; 0: all of them.
   static constexpr int kPromotionInterval =
       accumulation == Accumulation::split ? Config::tile_k : 0;

@@ -20,13 +20,14 @@
 #include "fusegen/gemm/config.sm90.cuh"
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/mainloop/mainloop.sm90.cuh"
+#include "fusegen/visit/gemm_visitors.cuh"
 
 namespace fusegen {
 
 // Finds the CTA's tiles for all other warps, running ahead of them. One warp.
 template <class Walk>
 __device__ void write_tiles(Walk walk, TileRing& ring, uint32_t lane) {
-  Cursor<TileRing::kDepth> record;
+  Cursor<TileRing::kSlots> record;
   Tile tile;
   do {
     tile = walk.next();
@@ -43,16 +44,16 @@ template <class T>
 __device__ bool stays_in_step(const Tile& tile) {
   constexpr int32_t kLargeGroup = 1024;  // tokens
   constexpr int32_t kDeepBytes = 8192;   // of one row
-  constexpr int32_t kElementBytes = kMmaDepthBytes / T::kMmaDepth;
+  constexpr int32_t kElementBytes = kMmaKBytes / T::kMmaK;
   return T::kRaggedRows && !T::kPingpong && tile.rows > 0 && tile.tokens >= kLargeGroup &&
-         tile.depth >= kDeepBytes / kElementBytes;
+         tile.k >= kDeepBytes / kElementBytes;
 }
 
 // Multiplies and stores. One warpgroup, the `part`-th of those that do.
-template <Gemm kind, class Element, Store store, class T, class Config, class Operands>
+template <Gemm kind, class Element, Store store, class T, class Config, class Operands, class Visits>
 __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
-                         const Bias<Element> bias, uint8_t* stages, uint8_t* buffers,
-                         Control<T, Config>& control, const Shape& shape, uint32_t part,
+                         const Visits visits, uint8_t* stages, uint8_t* buffers,
+                         Control<T>& control, const Shape& shape, uint32_t part,
                          uint32_t warp, uint32_t lane) {
   using Stores =
       WarpStores<Element, store, T::kRaggedRows, T::kWaves, Config::tile_n, T::kBuffers>;
@@ -67,21 +68,24 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
   const uint32_t math_warp = part * 4 + warp;
   Stores stores{map_d, buffers + math_warp * T::kBuffers * kChunkBytes, control.loaded[math_warp],
                 lane};
-  Cursor<TileRing::kDepth> record;
+  Cursor<TileRing::kSlots> record;
   uint32_t turn_phase = part == 0;  // the first turn is the first warpgroup's, without waiting
   bool mine = !T::kPingpong || part == 0;
   for (Tile tile = control.ring.read(record); tile.group >= 0; tile = control.ring.read(record)) {
     if (T::kPingpong && !mine) {
-      contraction.at.advance(blocks(tile.depth, Config::tile_k));
+      contraction.at.advance(blocks(tile.k, Config::tile_k));
       mine = true;
       continue;
     }
     mine = !T::kPingpong;
     const int32_t rows = tile.rows - first_row;
-    const bool nothing = tile.depth == 0 || (rows <= 0 && !stays_in_step<T>(tile));
+    const bool nothing = tile.k == 0 || (rows <= 0 && !stays_in_step<T>(tile));
     stores.start(tile, warp_row, columns);
-    const auto scales = operands.scales(tile, warp_row, columns, lane);
+    const Place place{warp_row, tile.column};
     Accumulators<T::kWaves, Config::tile_n> d;
+    const auto fragment = d.fragment(lane);
+    auto visitors =
+        visits.template begin<std::decay_t<decltype(fragment)>>(tile, place, columns, lane);
     d.clear();
     if constexpr (T::kPingpong) control.turn[part].wait(turn_phase);
     turn_phase ^= 1;
@@ -89,7 +93,7 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
       if (T::kPingpong && lane == 0) control.turn[part ^ 1].arrive();
     };
     if (nothing) {
-      contraction.skip(tile.depth);
+      contraction.skip(tile.k);
       if (T::kPingpong) __syncwarp();  // all lanes have seen this turn before it is passed on
       pass_turn();
     } else if (T::kWaves == 2 && rows <= kMmaRows) {
@@ -97,26 +101,22 @@ __device__ void multiply(const Operands operands, const CUtensorMap* map_d,
     } else {
       contraction.template run_width<T::kWaves>(d, tile, columns - tile.column, pass_turn);
     }
-    scales.apply(d);
-    if (adds(store) && tile.depth == 0) continue;
-    const Element* group_bias =
-        kind == Gemm::fprop && bias.values != nullptr && tile.group < shape.groups
-            ? bias.values + int64_t(tile.group) * shape.n
-            : nullptr;
-    stores.finish(d.values, tile, warp_row, columns, {group_bias, bias.row_scales});
+    visitors.visit_whole(fragment, tile, place);
+    if (adds(store) && tile.k == 0) continue;
+    stores.finish(fragment, tile, warp_row, columns, visitors);
   }
   if (lane == 0) cute::tma_store_wait<0>();
 }
 
 // One CTA of a kernel. `Operands` fills the stages, multiplies them and scales the result.
-template <Gemm kind, class Element, Store store, class T, class Config, class Operands>
-__device__ void run_cta(const Operands operands, const CUtensorMap* map_d,
-                        const Bias<Element> bias, const Shape& shape) {
+template <Gemm kind, class Element, Store store, class T, class Config, class Operands, class Visits>
+__device__ void run_cta(const Operands operands, const CUtensorMap* map_d, const Visits visits,
+                        const Shape& shape) {
   extern __shared__ __align__(1024) uint8_t shared[];
   uint8_t* const stages = shared;
   uint8_t* const buffers = shared + T::kBuffersAt;
-  auto& control = *reinterpret_cast<Control<T, Config>*>(shared + T::kControlAt);
-  static_assert(sizeof(Control<T, Config>) <= T::kControlBytes);
+  auto& control = *reinterpret_cast<Control<T>*>(shared + T::kControlAt);
+  static_assert(sizeof(Control<T>) <= T::kControlBytes);
 
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const uint32_t lane = threadIdx.x % 32;
@@ -147,27 +147,19 @@ __device__ void run_cta(const Operands operands, const CUtensorMap* map_d,
 
   const Walker<kind, Config> walker{shape, lane, rank, blockIdx.x / Config::cluster,
                                     gridDim.x / Config::cluster};
-  if constexpr (kind == Gemm::wgrad) {
-    static_assert(T::kSortedGroups == DepthWalk<Config>::kSortedGroups);
-    static_assert(T::kSortedGroups * sizeof(uint32_t) <= T::kBufferBytes);
-    DepthWalk<Config>::template sort<T::kThreads>(
-        walker, reinterpret_cast<uint32_t*>(buffers), control.order);
-  }
+  static_assert(T::Source::Order::kScratchBytes <= T::kBufferBytes);
+  control.order.template sort<T::kThreads>(walker, buffers);
   if (warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<T::kLoaderRegisters>();
     if (warp == 0 && lane == 0) {
       operands.load(stages, control, kind == Gemm::fprop ? shape.n : shape.k, rank);
       let_next_kernel_start();
     } else if (warp == 1) {
-      if constexpr (kind == Gemm::wgrad) {
-        write_tiles(DepthWalk<Config>(walker, control.order), control.ring, lane);
-      } else {
-        write_tiles(RowWalk<kind, Config>(walker), control.ring, lane);
-      }
+      write_tiles(typename T::Source(walker, control.order), control.ring, lane);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
-    multiply<kind, Element, store, T, Config>(operands, map_d, bias, stages,
+    multiply<kind, Element, store, T, Config>(operands, map_d, visits, stages,
                                               buffers, control, shape, warp / 4 - 1, warp % 4,
                                               lane);
   }
@@ -188,7 +180,7 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config, store>::k
                 const __grid_constant__ Shape shape) {
   using T = Traits<kind, Element, Config, store>;
   run_cta<kind, Element, store, T, Config>(PlainOperands<kind, T, Config>{&map_a, &map_b}, &map_d,
-                                           bias, shape);
+                                           gemm_visitors<kind, store>(bias, shape), shape);
 }
 
 }  // namespace fusegen

@@ -8,30 +8,9 @@
 
 #include "fusegen/gemm/gemm.sm90.cuh"
 #include "fusegen/gemm/launch.sm90.cuh"
-#include "fusegen/visit/scales.sm90.cuh"
+#include "fusegen/visit/group_amaxes.cuh"
 
 namespace fusegen {
-
-struct GroupAmaxes {
-  const float* a;  // [groups]; nullptr: nothing is left for the end
-  const float* b;
-
-  __device__ TileFactor of(const Tile& tile) const {
-    constexpr float kRange = 448.0f * 6.0f;
-    if (a == nullptr) return {1.0f};
-    if (tile.depth == 0) return {0.0f};
-    return {__ldg(a + tile.group) * __ldg(b + tile.group) / (kRange * kRange)};
-  }
-};
-
-template <Gemm kind, class T, class Config>
-struct DecodedOperands : PlainOperands<kind, T, Config> {
-  GroupAmaxes amaxes;
-
-  __device__ TileFactor scales(const Tile& tile, int32_t, int32_t, uint32_t) const {
-    return amaxes.of(tile);
-  }
-};
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class Element, class Config, Store store>
@@ -42,7 +21,8 @@ static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config, sto
                         const Bias<Element> bias, const __grid_constant__ Shape shape) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
   run_cta<kind, Element, store, T, Config>(
-      DecodedOperands<kind, T, Config>{{&map_a, &map_b}, amaxes}, &map_d, bias, shape);
+      PlainOperands<kind, T, Config>{&map_a, &map_b}, &map_d,
+      gemm_visitors<kind, store>(bias, shape, amaxes), shape);
 }
 
 // Internal linkage: see launch_gemm.
@@ -50,10 +30,7 @@ template <Gemm kind, class Element, class Config, Store store = Store::io>
 static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
   const GemmArguments& gemm = in.gemm;
-  if (Status status = check_arguments(gemm); !status.ok()) return status;
-  if ((in.amax_a == nullptr) != (in.amax_b == nullptr)) {
-    return {static_cast<int>(cudaErrorInvalidValue), "amax_a and amax_b, or neither"};
-  }
+  if (Status status = check_arguments(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
   CUtensorMap a, b, d;

@@ -9,6 +9,14 @@
 
 namespace fusegen {
 
+// Scales of blocks are applied to partial sums, others to the whole.
+template <Gemm kind, Fp8Scaling scaling, Store store, class Element>
+__device__ auto fp8_visitors(const Bias<Element>& bias, const Shape& shape,
+                             const Scales<kind, scaling>& scales) {
+  if constexpr (scaling == Fp8Scaling::block) return gemm_visitors<kind, store>(bias, shape);
+  else return gemm_visitors<kind, store>(bias, shape, scales);
+}
+
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class A, class B, class Element, Fp8Scaling scaling, Accumulation accumulation,
           class Config, Store store>
@@ -21,8 +29,8 @@ static __global__ void __launch_bounds__(
                     const __grid_constant__ Shape shape) {
   using T = Fp8Traits<kind, A, B, scaling, accumulation, Config, store>;
   run_cta<kind, Element, store, T, Config>(
-      Fp8Operands<kind, scaling, accumulation, T, Config>{&map_a, &map_b, &scales}, &map_d, bias,
-      shape);
+      Fp8Operands<kind, scaling, accumulation, T, Config>{&map_a, &map_b, &scales}, &map_d,
+      fp8_visitors<kind, scaling, store>(bias, shape, scales), shape);
 }
 
 }  // namespace fusegen

@@ -11,18 +11,18 @@
 namespace fusegen {
 
 template <Gemm kind>
-__device__ BoxCoordinates coordinates_a(const Tile& tile, int32_t row, int32_t depth) {
-  if constexpr (kind == Gemm::wgrad) return ragged_coordinates(row, tile.begin, tile.tokens, depth);
-  return {depth, tile.begin + row, 0, 0};
+__device__ BoxCoordinates coordinates_a(const Tile& tile, int32_t row, int32_t k) {
+  if constexpr (kind == Gemm::wgrad) return ragged_coordinates(row, tile.begin, tile.tokens, k);
+  return {k, tile.begin + row, 0, 0};
 }
 
 template <Gemm kind>
-__device__ BoxCoordinates coordinates_b(const Tile& tile, int32_t column, int32_t depth) {
+__device__ BoxCoordinates coordinates_b(const Tile& tile, int32_t column, int32_t k) {
   if constexpr (kind == Gemm::wgrad) {
-    return ragged_coordinates(column, tile.begin, tile.tokens, depth);
+    return ragged_coordinates(column, tile.begin, tile.tokens, k);
   }
-  if constexpr (kind == Gemm::dgrad) return {column, depth, tile.group, 0};
-  return {depth, column, tile.group, 0};
+  if constexpr (kind == Gemm::dgrad) return {column, k, tile.group, 0};
+  return {k, column, tile.group, 0};
 }
 
 // The boxes of one operand that exist; a shared operand's boxes alternate between the two CTAs.
@@ -33,17 +33,17 @@ __device__ inline int existing_boxes(int32_t extent, int width, int boxes) {
 // Loads every stage of every tile. One thread.
 template <Gemm kind, class T, class Config>
 __device__ void load_operands(const CUtensorMap* map_a, const CUtensorMap* map_b,
-                              uint8_t* stages, Control<T, Config>& control, int32_t columns,
+                              uint8_t* stages, Control<T>& control, int32_t columns,
                               uint32_t rank) {
   Cursor<T::kStages> at;
-  Cursor<TileRing::kDepth> record;
+  Cursor<TileRing::kSlots> record;
   for (Tile tile = control.ring.read(record); tile.group >= 0; tile = control.ring.read(record)) {
     const int boxes_a = existing_boxes(tile.rows, 64, T::kBoxesA);
     const int boxes_b = existing_boxes(columns - tile.column, T::kBoxWidthB, T::kBoxesB);
     const uint32_t bytes = boxes_a * T::kBoxBytesA + boxes_b * T::kBoxBytesB;
     const bool share_a = tile.share == Share::a;
     const bool share_b = tile.share == Share::b;
-    for (int32_t depth = 0; depth < tile.depth; depth += Config::tile_k) {
+    for (int32_t k = 0; k < tile.k; k += Config::tile_k) {
       control.stages.empty[at.slot].wait(at.phase ^ 1);
       CopyBarrier& full = control.stages.full[at.slot];
       full.arrive_and_expect_tx(bytes);
@@ -52,14 +52,14 @@ __device__ void load_operands(const CUtensorMap* map_a, const CUtensorMap* map_b
       for (int box = 0; box < T::kBoxesA; ++box) {
         if (box >= boxes_a || (share_a && box % 2 != rank)) continue;
         load_box<T::kRankA>(map_a, full, stage + box * T::kBoxBytesA,
-                            coordinates_a<kind>(tile, tile.row + box * 64, depth), share_a);
+                            coordinates_a<kind>(tile, tile.row + box * 64, k), share_a);
       }
 #pragma unroll
       for (int box = 0; box < T::kBoxesB; ++box) {
         if (box >= boxes_b || (share_b && box % 2 != rank)) continue;
         load_box<T::kRankB>(
             map_b, full, stage + T::kBytesA + box * T::kBoxBytesB,
-            coordinates_b<kind>(tile, tile.column + box * T::kBoxWidthB, depth), share_b);
+            coordinates_b<kind>(tile, tile.column + box * T::kBoxWidthB, k), share_b);
       }
       at.advance();
     }
@@ -70,7 +70,7 @@ __device__ void load_operands(const CUtensorMap* map_a, const CUtensorMap* map_b
 template <class T, class Config>
 struct StageReader {
   uint64_t a, b;  // descriptors of this warpgroup's operands in stage 0
-  Control<T, Config>& control;
+  Control<T>& control;
   uint32_t lane;
   Cursor<T::kStages> at;
 
@@ -81,8 +81,8 @@ struct StageReader {
   }
 
   // A warpgroup without rows of its own still takes part in every stage's handshake.
-  __device__ void skip(int32_t depth) {
-    for (; depth > 0; depth -= Config::tile_k) {
+  __device__ void skip(int32_t k) {
+    for (; k > 0; k -= Config::tile_k) {
       control.stages.full[at.slot].wait(at.phase);
       __syncwarp();
       release(at.slot);
@@ -98,15 +98,15 @@ struct Contraction : StageReader<T, Config> {
   using Base = StageReader<T, Config>;
   using Base::a, Base::b, Base::control, Base::at, Base::release, Base::stage_offset;
   using Mma = typename T::Mma;
-  static constexpr int kSteps = Config::tile_k / T::kMmaDepth;
+  static constexpr int kSteps = Config::tile_k / T::kMmaK;
 
   uint32_t previous = 0;  // stage of the batch in flight
   bool in_flight = false;
 
   template <int Used, int Width>
   __device__ void issue(Accumulators<T::kWaves, Config::tile_n>& d, int step) {
-    Mma::template step<Used, Width>(d, a + stage_offset() + step * kDepthStep<T::kMajorA>,
-                                    b + stage_offset() + step * kDepthStep<T::kMajorB>);
+    Mma::template step<Used, Width>(d, a + stage_offset() + step * kKStep<T::kMajorA>,
+                                    b + stage_offset() + step * kKStep<T::kMajorB>);
   }
 
   // One stage, or the first `Steps` MMA steps of it. Returns with its MMAs in flight and the stage
@@ -128,10 +128,10 @@ struct Contraction : StageReader<T, Config> {
   // Calls `issued` when the last MMA is on its way. Where the contraction runs over tokens, the
   // last stage gets no more MMA steps than it has tokens for.
   template <int Used, int Width, class Issued>
-  __device__ void run(Accumulators<T::kWaves, Config::tile_n>& d, int32_t depth, Issued issued) {
+  __device__ void run(Accumulators<T::kWaves, Config::tile_n>& d, int32_t k, Issued issued) {
     static_assert(kSteps == 4);
-    const int last_steps = kind == Gemm::wgrad ? blocks(depth, T::kMmaDepth) % kSteps : 0;
-    const int whole = int(blocks(depth, Config::tile_k)) - (last_steps > 0);
+    const int last_steps = kind == Gemm::wgrad ? blocks(k, T::kMmaK) % kSteps : 0;
+    const int whole = int(blocks(k, Config::tile_k)) - (last_steps > 0);
     in_flight = false;
     d.fence();
     for (int i = 0; i < whole; ++i) multiply_stage<Used, Width, kSteps>(d);
@@ -149,18 +149,13 @@ struct Contraction : StageReader<T, Config> {
   __device__ void run_width(Accumulators<T::kWaves, Config::tile_n>& d, const Tile& tile,
                             int32_t width, Issued issued) {
     if (Config::tile_n > 64 && width <= 64) {
-      run<Used, Config::tile_n < 64 ? Config::tile_n : 64>(d, tile.depth, issued);
+      run<Used, Config::tile_n < 64 ? Config::tile_n : 64>(d, tile.k, issued);
     } else if (Config::tile_n > 128 && width <= 128) {
-      run<Used, Config::tile_n < 128 ? Config::tile_n : 128>(d, tile.depth, issued);
+      run<Used, Config::tile_n < 128 ? Config::tile_n : 128>(d, tile.k, issued);
     } else {
-      run<Used, Config::tile_n>(d, tile.depth, issued);
+      run<Used, Config::tile_n>(d, tile.k, issued);
     }
   }
-};
-
-struct NoScales {
-  template <class Accumulators>
-  __device__ void apply(Accumulators&) const {}
 };
 
 // 16-bit operands, as run_cta wants them.
@@ -176,14 +171,12 @@ struct PlainOperands {
     prefetch_descriptor(b);
   }
 
-  __device__ void load(uint8_t* stages, Control<T, Config>& control, int32_t columns,
+  __device__ void load(uint8_t* stages, Control<T>& control, int32_t columns,
                        uint32_t rank) const {
     load_operands<kind, T, Config>(a, b, stages, control, columns, rank);
   }
 
   __device__ void prepare(Product&, uint8_t*, uint32_t) const {}
-
-  __device__ NoScales scales(const Tile&, int32_t, int32_t, uint32_t) const { return {}; }
 };
 
 }  // namespace fusegen

@@ -12,27 +12,27 @@
 
 #include "fusegen/gemm/config_fp8.sm90.cuh"
 #include "fusegen/mainloop/mainloop.sm90.cuh"
-#include "fusegen/visit/scales.sm90.cuh"
+#include "fusegen/mainloop/promotion.sm90.cuh"
 
 namespace fusegen {
 
 template <Gemm kind>
-__device__ BoxCoordinates fp8_coordinates_a(const Tile& tile, int32_t row, int32_t depth) {
-  if constexpr (kind == Gemm::wgrad) return {padded_begin(tile) + depth, row, 0, 0};
-  return {depth, tile.begin + row, 0, 0};
+__device__ BoxCoordinates fp8_coordinates_a(const Tile& tile, int32_t row, int32_t k) {
+  if constexpr (kind == Gemm::wgrad) return {padded_begin(tile) + k, row, 0, 0};
+  return {k, tile.begin + row, 0, 0};
 }
 
 template <Gemm kind>
-__device__ BoxCoordinates fp8_coordinates_b(const Tile& tile, int32_t column, int32_t depth) {
-  if constexpr (kind == Gemm::wgrad) return {padded_begin(tile) + depth, column, 0, 0};
-  return {depth, column, tile.group, 0};
+__device__ BoxCoordinates fp8_coordinates_b(const Tile& tile, int32_t column, int32_t k) {
+  if constexpr (kind == Gemm::wgrad) return {padded_begin(tile) + k, column, 0, 0};
+  return {k, column, tile.group, 0};
 }
 
 // Block scales of one stage, for this CTA alone.
 template <Gemm kind, class T>
-__device__ void load_stage_scales(const Scales<kind, Fp8Scaling::block>& scales, CopyBarrier& full,
-                                  uint8_t* to, const Tile& tile, int32_t depth) {
-  const int32_t block = depth / kScaleBlock;
+__device__ void load_stage_scales(const BlockScales<kind>& scales, CopyBarrier& full,
+                                  uint8_t* to, const Tile& tile, int32_t k) {
+  const int32_t block = k / kScaleBlock;
   if constexpr (kind == Gemm::wgrad) {
     const int32_t at = first_scale_block(tile) + block;
     load_box<2>(&scales.a, full, to, {tile.row, at, 0, 0}, false);
@@ -46,9 +46,9 @@ __device__ void load_stage_scales(const Scales<kind, Fp8Scaling::block>& scales,
 template <Gemm kind, Fp8Scaling scaling, class T, class Config>
 __device__ void load_fp8_operands(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                   const Scales<kind, scaling>& scales, uint8_t* stages,
-                                  Control<T, Config>& control, int32_t columns, uint32_t rank) {
+                                  Control<T>& control, int32_t columns, uint32_t rank) {
   Cursor<T::kStages> at;
-  Cursor<TileRing::kDepth> record;
+  Cursor<TileRing::kSlots> record;
   for (Tile tile = control.ring.read(record); tile.group >= 0; tile = control.ring.read(record)) {
     const int boxes_a = existing_boxes(tile.rows, 64, T::kBoxesA);
     const int boxes_b = existing_boxes(columns - tile.column, T::kBoxWidthB, T::kBoxesB);
@@ -56,7 +56,7 @@ __device__ void load_fp8_operands(const CUtensorMap* map_a, const CUtensorMap* m
         boxes_a * T::kBoxBytesA + boxes_b * T::kBoxBytesB + T::InStage::kBytes;
     const bool share_a = tile.share == Share::a;
     const bool share_b = tile.share == Share::b;
-    for (int32_t depth = 0; depth < tile.depth; depth += Config::tile_k) {
+    for (int32_t k = 0; k < tile.k; k += Config::tile_k) {
       control.stages.empty[at.slot].wait(at.phase ^ 1);
       CopyBarrier& full = control.stages.full[at.slot];
       full.arrive_and_expect_tx(bytes);
@@ -64,20 +64,20 @@ __device__ void load_fp8_operands(const CUtensorMap* map_a, const CUtensorMap* m
       if constexpr (scaling == Fp8Scaling::block) {
         load_stage_scales<kind, T>(scales, full,
                                    stages + T::kExtraAt + at.slot * T::InStage::kBytes, tile,
-                                   depth);
+                                   k);
       }
 #pragma unroll
       for (int box = 0; box < T::kBoxesA; ++box) {
         if (box >= boxes_a || (share_a && box % 2 != rank)) continue;
         load_box<T::kRankA>(map_a, full, stage + box * T::kBoxBytesA,
-                            fp8_coordinates_a<kind>(tile, tile.row + box * 64, depth), share_a);
+                            fp8_coordinates_a<kind>(tile, tile.row + box * 64, k), share_a);
       }
 #pragma unroll
       for (int box = 0; box < T::kBoxesB; ++box) {
         if (box >= boxes_b || (share_b && box % 2 != rank)) continue;
         load_box<T::kRankB>(
             map_b, full, stage + T::kBytesA + box * T::kBoxBytesB,
-            fp8_coordinates_b<kind>(tile, tile.column + box * T::kBoxWidthB, depth), share_b);
+            fp8_coordinates_b<kind>(tile, tile.column + box * T::kBoxWidthB, k), share_b);
       }
       at.advance();
     }
@@ -91,7 +91,7 @@ struct SplitContraction : StageReader<T, Config> {
   using Base::a, Base::b, Base::control, Base::lane, Base::at, Base::release, Base::stage_offset;
   using Mma = typename T::Mma;
   using Total = Accumulators<1, Config::tile_n>;
-  static constexpr int kSteps = Config::tile_k / T::kMmaDepth;
+  static constexpr int kSteps = Config::tile_k / T::kMmaK;
   static constexpr int kParts = Config::tile_n / kScaleBlock;
   static constexpr uint32_t kPartStep = kScaleBlock * kSwizzleBytes / 16;  // of B's descriptor
   static_assert(T::kWaves == 1 && Config::tile_n % kScaleBlock == 0 && kSteps == 4);
@@ -116,8 +116,8 @@ struct SplitContraction : StageReader<T, Config> {
           scales->weights + int64_t(tile.group) * scales->row_blocks * pitch;
       WeightScaledSum<Parts> sum;
       sum.rows = stage_scales + row * uint32_t(sizeof(float));
-      sum.depth_step = kForward ? 1 : pitch;
-      sum.stages = blocks(tile.depth, kScaleBlock);
+      sum.k_step = kForward ? 1 : pitch;
+      sum.stages = blocks(tile.k, kScaleBlock);
 #pragma unroll
       for (int part = 0; part < Parts; ++part) {
         const int64_t block = tile.column / kScaleBlock + part;
@@ -135,7 +135,7 @@ struct SplitContraction : StageReader<T, Config> {
     cute::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < Steps; ++step) {
-      const uint64_t offset = stage_offset() + step * kDepthStep<Major::K>;
+      const uint64_t offset = stage_offset() + step * kKStep<Major::K>;
       Mma::template step<1, kScaleBlock>(d, a + offset, b + offset + part * kPartStep,
                                          step == 0 ? ScaleOut::Zero : ScaleOut::One);
     }
@@ -189,7 +189,7 @@ struct SplitContraction : StageReader<T, Config> {
   __device__ void run(Total& total, const Tile& tile) {
     auto sum = this->template sum<Parts>(tile);
     Accumulators<1, kScaleBlock> partial;
-    int left = blocks(tile.depth, T::kMmaDepth);
+    int left = blocks(tile.k, T::kMmaK);
     add_stage<Parts, true>(total, partial, sum, left);
     while ((left -= kSteps) > 0) add_stage<Parts, false>(total, partial, sum, left);
   }
@@ -222,7 +222,7 @@ struct Fp8Operands {
     if constexpr (T::InStage::kColumns) prefetch_descriptor(&factors->b);
   }
 
-  __device__ void load(uint8_t* stages, Control<T, Config>& control, int32_t columns,
+  __device__ void load(uint8_t* stages, Control<T>& control, int32_t columns,
                        uint32_t rank) const {
     load_fp8_operands<kind, scaling, T, Config>(a, b, *factors, stages, control, columns, rank);
   }
@@ -234,10 +234,6 @@ struct Fp8Operands {
       product.stage_scales = cute::cast_smem_ptr_to_uint(stages + T::kExtraAt);
       product.row = row;
     }
-  }
-
-  __device__ auto scales(const Tile& tile, int32_t row, int32_t columns, uint32_t lane) const {
-    return factors->template of<T::kWaves, Config::tile_n>(tile, row, columns, lane);
   }
 };
 

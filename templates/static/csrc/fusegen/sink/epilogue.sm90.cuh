@@ -19,12 +19,14 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "fusegen/fragment/fragment.cuh"
+#include "fusegen/fragment/pairs.cuh"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/load/tma.sm90.cuh"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
 #include "fusegen/load/ring.sm90.cuh"
 #include "fusegen/load/ragged.sm90.cuh"
-#include "fusegen/tile_source/schedule.cuh"
+#include "fusegen/tile_source/tile.cuh"
 
 namespace fusegen {
 
@@ -37,80 +39,6 @@ template <class Element, Store store>
 using Stored = std::conditional_t<is_wide(store), float, Element>;
 template <class Result>
 inline constexpr int kStoreColumns = 128 / sizeof(Result);
-
-__device__ inline uint32_t round_pair(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-__device__ inline uint32_t round_pair(float low, float high, __half) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-__device__ inline float2 widen_pair(__nv_bfloat162 pair) { return __bfloat1622float2(pair); }
-__device__ inline float2 widen_pair(__half2 pair) { return __half22float2(pair); }
-
-template <class Element>
-struct PairOf;
-template <>
-struct PairOf<__nv_bfloat16> {
-  using type = __nv_bfloat162;
-};
-template <>
-struct PairOf<__half> {
-  using type = __half2;
-};
-
-template <class Element>
-__device__ uint32_t add_pairs(uint32_t a, uint32_t b) {
-  using Pair = typename PairOf<Element>::type;
-  const Pair sum = __hadd2(reinterpret_cast<const Pair&>(a), reinterpret_cast<const Pair&>(b));
-  return reinterpret_cast<const uint32_t&>(sum);
-}
-
-// What fprop adds.
-template <class Element>
-struct Bias {
-  const Element* values;    // [groups, n] or nullptr
-  const float* row_scales;  // [tokens]; read for Store::scaled_bias alone
-};
-
-// Factors of the bias in the two rows that a thread holds.
-struct RowScales {
-  float first, second;
-
-  // Of rows lane / 4 and that + 8 of a chunk whose first row of the tile is `row`. Rows past the
-  // group's end are never stored, so they may have its last token's.
-  __device__ static RowScales of(const float* row_scales, const Tile& tile, int32_t row,
-                                 uint32_t lane) {
-    const int32_t last = tile.begin + tile.tokens - 1;
-    const int32_t token = tile.begin + tile.row + row + int32_t(lane / 4);
-    return {__ldg(row_scales + min(token, last)), __ldg(row_scales + min(token + 8, last))};
-  }
-};
-
-// Adds bias[0..64) of this chunk to the 32 accumulators of a thread; columns beyond are not read.
-template <bool scaled, class Element>
-__device__ void add_bias(float (&out)[kChunkColumns / 2], const Element* bias, RowScales scales,
-                         int32_t columns, uint32_t lane) {
-  using Pair = typename PairOf<Element>::type;
-#pragma unroll
-  for (int i = 0; i < kChunkColumns / 8; ++i) {
-    const int32_t column = i * 8 + (lane % 4) * 2;
-    if (column >= columns) continue;
-    const float2 value = widen_pair(*reinterpret_cast<const Pair*>(bias + column));
-    if constexpr (scaled) {
-      out[i * 4 + 0] += scales.first * value.x;
-      out[i * 4 + 1] += scales.first * value.y;
-      out[i * 4 + 2] += scales.second * value.x;
-      out[i * 4 + 3] += scales.second * value.y;
-    } else {
-      out[i * 4 + 0] += value.x;
-      out[i * 4 + 1] += value.y;
-      out[i * 4 + 2] += value.x;
-      out[i * 4 + 3] += value.y;
-    }
-  }
-}
 
 // 16 rows by 64 columns into a swizzled buffer, or added to what is there. In the accumulator layout
 // a thread holds, per 8 columns, two neighbours of row lane / 4 and two of that row + 8: one 8x8
@@ -167,7 +95,7 @@ __device__ void stage_chunk(const float (&in)[kStoreColumns<float> / 2], uint32_
 // Whether a tile takes less time to multiply than to add to memory.
 __device__ inline bool is_short(const Tile& tile) {
   constexpr int32_t kShort = 1280;  // tokens; measured: 1024 to 1536, with 8 and 16 bits
-  return tile.depth > 0 && tile.depth <= kShort;
+  return tile.k > 0 && tile.k <= kShort;
 }
 
 // How one warp stores its part of every tile, 16 rows of each wave by N columns, through a ring of
@@ -176,7 +104,6 @@ template <class Element, Store store, bool Ragged, int Waves, int N, int Buffers
 struct WarpStores {
   using Result = Stored<Element, store>;
   static constexpr int kColumns = kStoreColumns<Result>;
-  static constexpr bool kScaled = store == Store::scaled_bias;
   static_assert(N % kColumns == 0);
 
   const CUtensorMap* map;
@@ -203,47 +130,38 @@ struct WarpStores {
     for (int i = 0; i < Buffers; ++i) load_next(tile, columns);
   }
 
-  // When it has been. `bias` is that of its group, or has no values.
-  __device__ void finish(const float (&values)[Waves][N / 2], const Tile& tile, int32_t row,
-                         int32_t columns, const Bias<Element>& bias) {
+  // When it has been: parts are visited, then stored.
+  template <class Values, class Visits>
+  __device__ void finish(const Values& fragment, const Tile& tile, int32_t row, int32_t columns,
+                         Visits& visitors) {
 #pragma unroll
     for (int wave = 0; wave < Waves; ++wave, row += kMmaRows) {
       if (row >= tile.rows) return;
       if (adds(store) && loads) {
-        store_wave<adds(store)>(values[wave], tile, row, columns, bias);
+        store_wave<adds(store)>(fragment, wave, tile, row, columns, visitors);
       } else {
-        store_wave<false>(values[wave], tile, row, columns, bias);
+        store_wave<false>(fragment, wave, tile, row, columns, visitors);
       }
     }
   }
 
  private:
   // 16 rows from `row`.
-  template <bool Loaded>
-  __device__ void store_wave(const float (&values)[N / 2], const Tile& tile, int32_t row,
-                             int32_t columns, const Bias<Element>& bias) {
-    RowScales scales{1.0f, 1.0f};
-    if constexpr (kScaled) {
-      if (bias.values != nullptr) scales = RowScales::of(bias.row_scales, tile, row, lane);
-    }
+  template <bool Loaded, class Values, class Visits>
+  __device__ void store_wave(const Values& fragment, int wave, const Tile& tile, int32_t row,
+                             int32_t columns, Visits& visitors) {
 #pragma unroll
     for (int chunk = 0; chunk < N / kColumns; ++chunk) {
       const int32_t column = tile.column + chunk * kColumns;
       if (column >= columns) return;
-      float out[kColumns / 2];
-#pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) out[i] = values[chunk * (kColumns / 2) + i];
-      if constexpr (store == Store::io || kScaled) {
-        if (bias.values != nullptr) {
-          add_bias<kScaled>(out, bias.values + column, scales, columns - column, lane);
-        }
-      }
+      const auto part = fragment.template part<kColumns>(wave, chunk);
+      visitors.visit_part(part, tile, {row, column});
       wait_for_buffer<Loaded>();
       const uint32_t buffer = cute::cast_smem_ptr_to_uint(buffers) + slot * kChunkBytes;
       if constexpr (is_wide(store)) {
-        stage_chunk<Loaded>(out, buffer, lane);
+        stage_chunk<Loaded>(part.values[0], buffer, lane);
       } else {
-        stage_chunk<Loaded, Element>(out, buffer, lane);
+        stage_chunk<Loaded, Element>(part.values[0], buffer, lane);
       }
       cute::tma_store_fence();
       __syncwarp();
