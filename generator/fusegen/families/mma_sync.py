@@ -20,13 +20,15 @@ from .limits import REGISTERS, RESERVED, SHARED_MEMORY
 
 _WARP = 32  # threads
 _ELEMENT_BYTES = 2
-_MMA_ROWS = 16
-_COLUMNS = 16  # that one `ldmatrix` of four matrices reads of B
-_SWIZZLED = 64  # rows or columns of a tile whose chunks of 16 bytes are swizzled together
+_CHUNK = 8  # elements of 16 bytes, which one `cp.async` copies: `kChunkElements`
 _TILE_K = (32, 64)
+_OF_A_WARP = (16, 32, 64, 128)  # rows or columns: `ldmatrix` reads 16, and steps are powers of two
+_SWIZZLED = 64  # rows or columns of a tile whose chunks are permuted together
+_SLAB_BYTES = 2048  # `kSlabBytes`: of a warp, for results on their way out
+_CONTROL_BYTES = 2048  # `kControlBytes`: tiles, order of groups
 _LEAST_STAGES = 2
 _MOST_ACCUMULATORS = 128  # registers of a thread; no thread has more than 255
-_OTHER_REGISTERS = 32  # operands of one step and addresses, at least
+_OTHER_REGISTERS = 64  # operands and addresses
 _NAME = re.compile(r"mma_(\d+)x(\d+)x(\d+)_(\d+)x(\d+)_(\d+)_(\d+)")
 
 
@@ -77,9 +79,10 @@ class MmaConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a CTA: all stages of both operands."""
+        """Shared memory of a CTA: stages of both operands, a slab of each warp, control."""
         rows, columns, k = self.tile
-        return self.stages * (rows + columns) * k * _ELEMENT_BYTES
+        stages = self.stages * (rows + columns) * k * _ELEMENT_BYTES
+        return stages + prod(self.warps) * _SLAB_BYTES + _CONTROL_BYTES
 
     def cpp(self, limits: Mapping[str, int]) -> str:
         """Arguments of ``MmaConfig``, on an architecture of these limits."""
@@ -128,18 +131,17 @@ def problems(
 
 
 def _shape_problems(config: MmaConfig) -> Iterator[str]:
-    rows, columns, k = config.tile
+    *extents, k = config.tile
     if k not in _TILE_K:
         yield f"expected {' or '.join(map(str, _TILE_K))} elements along K"
-    for extent, what in ((rows, "rows"), (columns, "columns")):
+    for extent, warps, what in zip(extents, config.warps, ("rows", "columns"), strict=True):
+        if extent % warps or extent // warps not in _OF_A_WARP:
+            yield f"expected {', '.join(map(str, _OF_A_WARP))} {what} of a warp"
         if extent % _SWIZZLED:
             yield f"expected a multiple of {_SWIZZLED} {what}"
-    for extent, warps, least, what in (
-        (rows, config.warps[0], _MMA_ROWS, "rows"),
-        (columns, config.warps[1], _COLUMNS, "columns"),
-    ):
-        if extent % (warps * least):
-            yield f"expected a multiple of {least} {what} to a warp"
+        # Each thread copies the same chunks of eight lines, whichever way a tile lies.
+        elif config.threads % extent or extent * k // _CHUNK % config.threads:
+            yield f"{config.threads} threads do not share {extent} {what} of {k} elements evenly"
 
 
 CONFIGURED = Configured(MmaConfig, (SHARED_MEMORY, REGISTERS), problems, constants)
