@@ -107,10 +107,14 @@ def library_of(folder: Path) -> Path | None:
 
 
 def bundles_to_test(capability: tuple[int, int]) -> list[Path]:
-    """Built bundles that a device of this capability runs, or the one that is asked for."""
+    """Built bundles that a device of this capability runs, or the one that is asked for.
+
+    Those whose machine code it runs come first.
+    """
     wanted = os.environ.get(BUNDLE_VARIABLE)
     folders = [Path(wanted).resolve()] if wanted else compiled_bundles()
-    return [folder for folder in folders if code_on(folder, capability) and library_of(folder)]
+    codes = {folder: code_on(folder, capability) for folder in folders if library_of(folder)}
+    return [folder for code in Code for folder in folders if codes.get(folder) is code]
 
 
 def quantized_bundles() -> list[Path]:
