@@ -27,7 +27,7 @@ from fusegen.ir.program import Program
 from fusegen.ir.shapes import evaluate
 from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve_module
-from fusegen.steps import is_product
+from fusegen.steps import is_gemm
 from fusegen.tuning.cases import Case
 
 QUANTISED = (DType.E4M3, DType.E5M2)
@@ -96,7 +96,7 @@ def modes(plan: ModulePlan) -> set[Mode]:
     """Whose rates a floor needs."""
     sets = _sets(plan)
     steps = (step for program in _programs(plan) for step in program.steps)
-    return {_mode(sets, step) for step in steps if is_product(step)}
+    return {_mode(sets, step) for step in steps if is_gemm(step)}
 
 
 def floor(
@@ -118,7 +118,7 @@ def floor(
                 continue
             moved = _bytes(plan, program, step, sets, lengths)
             seconds, crossing = moved / rates.copy, moved
-            if is_product(step):
+            if is_gemm(step):
                 assert step.flops is not None
                 operations = evaluate(step.flops, lengths)
                 seconds = max(seconds, operations / rates.products[_mode(sets, step)])
@@ -137,7 +137,7 @@ def _sets(plan: ModulePlan) -> dict[str, KernelSet]:
 
 
 def _part(step: Step) -> str:
-    if is_product(step):
+    if is_gemm(step):
         return "products"
     return "activation" if step.pointwise is not None else "quantise"
 

@@ -43,7 +43,7 @@ from fusegen.spec import points
 from fusegen.spec.arch import Every, FamilySpec
 from fusegen.spec.offered import offered
 from fusegen.steps import definition
-from fusegen.steps.launch import Source
+from fusegen.steps.launch import Origin
 
 from .device_code import CSRC, constant, traits
 
@@ -244,7 +244,7 @@ def test_only_grids_of_products_know_how_many_multiprocessors_there_are() -> Non
         family.name
         for family in FAMILIES
         for launch in (family.launch, family.launch.base)
-        if launch and any(field.source is Source.MULTIPROCESSORS for field in launch.fields)
+        if launch and any(field.origin is Origin.MULTIPROCESSORS for field in launch.fields)
     }
     assert asking == {name for name in (f.name for f in FAMILIES) if name.startswith("gemm_")}
     lines = [

@@ -64,7 +64,7 @@ def test_an_op_may_run_while_a_collective_does() -> None:
 def test_plans_with_collectives_read_back(make: object) -> None:
     plan = exchanged() if make is exchanged else overlapped()
     assert parse(text(plan)) == plan
-    assert "      start:{all_reduce sources=(h) future=sent_h" in text(plan)
+    assert "      start:{all_reduce operands=(h) future=sent_h" in text(plan)
 
 
 def test_a_direction_may_end_with_a_collective() -> None:
@@ -103,15 +103,19 @@ WAIT_A = "      wait:{sent_a results=(a_max)}\n"
     [
         (WAIT_H, WAIT_H * 2, "segment 4 wait: sent_h is waited for, but not started, or waited"),
         (WAIT_A, "", "forward: sent_a is started, but nothing waits for it"),
-        ("sources=(a)", "sources=(sent_h)", "start all_reduce: sent_h is a future, which its wait"),
+        (
+            "operands=(a)",
+            "operands=(sent_h)",
+            "start all_reduce: sent_h is a future, which its wait",
+        ),
         ("future=sent_a", "future=sent_h", "segment 5 start all_reduce: sent_h is started twice"),
         (RESULT_A, "results=()", "a crosses from op to op, but is no result of the op that gives"),
         (
-            "sources=(a)",
-            "sources=(y)",
+            "operands=(a)",
+            "operands=(y)",
             "segment 5 start all_reduce: y is read, but given by a later",
         ),
-        ("sources=(h)", "sources=(x)", "forward: h is a result, but nothing reads it"),
+        ("operands=(h)", "operands=(x)", "forward: h is a result, but nothing reads it"),
         ("results=(a_max)", "results=(h_max)", "segment 6 wait: h_max is given by two segments"),
         ("results=(a_max)", "results=()", "segment 6 wait: sent_a gives 1 results, got 0"),
         ("results=(a_max)", "results=(none)", "none is no buffer of the module"),
@@ -194,7 +198,7 @@ def test_amaxes_are_shared_between_two_ops(arch: str) -> None:
         quantizing, start, wait, moving = direction.segments
         assert isinstance(quantizing, Program) and isinstance(moving, Program)
         assert isinstance(start, Start) and isinstance(wait, Wait)
-        assert start.sources == sources and {*sources} <= {*quantizing.gives}
+        assert start.operands == sources and {*sources} <= {*quantizing.gives}
         assert not quantizing.mutated and all(map(moves_state, moving.steps))
         assert {*wait.results} < {*moving.takes} and not moving.results and not moving.flags
 

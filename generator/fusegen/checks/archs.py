@@ -150,7 +150,7 @@ def _check_device_code(
 def _check_scalings(
     template: str, name: str, family: FamilySpec, known: Family, source: Source
 ) -> Iterator[Problem]:
-    """Operands of a product scale in pairs, and each pair in sums that there is code for."""
+    """Operands of a GEMM scale in pairs, and each pair in sums that there is code for."""
     path = ("kernels", name)
     scalings = listed_scalings(name, family)
     for pair in known.multiplies:
@@ -210,7 +210,7 @@ def _point_problems(
     family: FamilySpec,
     known: Family,
 ) -> Iterable[str]:
-    """Problems of a configuration in any product that a spec lists, each once."""
+    """Problems of a configuration in any GEMM that a spec lists, each once."""
     if not isinstance(point, configured.config):
         own = ", ".join(each.name for each in fields(configured.config))
         return (f"its points say {own}; this one is another family's",)
@@ -235,7 +235,7 @@ def _each(ways: tuple[Accumulation, ...]) -> Iterable[tuple[Accumulation, ...]]:
 def _scalings_of(
     kind: GemmKind, name: str, family: FamilySpec, known: Family
 ) -> tuple[tuple[str, ...], ...]:
-    """Scalings of the operands of the products that a spec lists; none where they have none."""
+    """Scalings of the operands of the GEMMs that a spec lists; none where they have none."""
     listed = {*listed_scalings(name, family)}
     pairs = (pair.of(kind) for pair in known.multiplies)
     return tuple(pair for pair in pairs if {*pair} <= listed) or ((),)

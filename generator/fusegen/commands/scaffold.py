@@ -204,12 +204,12 @@ edition: 1
 recipe: {name}
 summary: Say in one line what is quantised and how
 source: Where the recipe was published
-# Where partial sums of each product are kept: fp32, fast or split_128.
+# Where partial sums of each GEMM are kept: fp32, fast or split_128.
 gemm: {{fprop: fp32, dgrad: fp32, wgrad: fp32}}
-# Largest relative Frobenius errors that the generated tests accept: a product against float64 of
+# Largest relative Frobenius errors that the generated tests accept: a GEMM against float64 of
 # the operands it read, a whole module against float64 of its inputs, sums kept in fp32.
 tolerance: {{gemm: 4.0e-3, end_to_end: 1.0e-2, float32: 5.0e-5}}
-# How the operands of the products are quantised, by role: input, weight, grad_output. A role that
+# How the operands of the GEMMs are quantised, by role: input, weight, grad_output. A role that
 # is not named stays in the module's own type. For example:
 # roles:
 #   input:

@@ -1,4 +1,4 @@
-"""Products of 16-bit operands on Hopper that were decoded from quantised ones."""
+"""GEMMs of 16-bit operands on Hopper that were decoded from quantised ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of FP8 operands on Hopper."""
+"""GEMMs of FP8 operands on Hopper."""
 
 from __future__ import annotations
 

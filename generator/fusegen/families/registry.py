@@ -64,6 +64,6 @@ def known_family(template: str) -> Family | None:
 def enumerator(template: str, word: str) -> str:
     """C++ name of a scaling or an accumulation in a template.
 
-    Users' own products take the arguments of ``gemm_fp8_sm90``, and are given its names.
+    Users' own GEMMs take the arguments of ``gemm_fp8_sm90``, and are given its names.
     """
     return (known_family(template) or GEMM_FP8_SM90).enumerator(word)

@@ -41,7 +41,7 @@ CODES = (*FP8, DType.E2M1)
 """Formats that quantised tensors have."""
 
 GROUPS_START = (32, 64, 128)
-"""Alignments of groups in transposed copies that kernels other than products can have."""
+"""Alignments of groups in transposed copies that kernels other than GEMMs can have."""
 
 
 def in_words(names: Iterable[str]) -> str:

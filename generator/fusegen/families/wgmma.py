@@ -1,4 +1,4 @@
-"""Products by warpgroup MMA on Hopper: what ``gemm/config.sm90.cuh`` computes and refuses, again.
+"""GEMMs by warpgroup MMA on Hopper: what ``gemm/config.sm90.cuh`` computes and refuses, again.
 
 A producer warpgroup loads tiles of both operands into a ring of stages; two or three warpgroups
 multiply, each into accumulators of its own, and store through buffers in shared memory.
@@ -212,7 +212,7 @@ class Operands:
                 yield "split sums need a multiple of 128 columns"
         stages = self.resources(config, kind, variant, limits).stages
         if stages < _LEAST_STAGES:
-            yield f"room for {stages} stages in shared memory, expected {_LEAST_STAGES} at least"
+            yield f"shared memory holds {stages} stages, expected {_LEAST_STAGES} at least"
 
 
 def _math_groups(config: WgmmaConfig) -> int:

@@ -1,4 +1,4 @@
-"""Which products there are, and how kernels store what they read and write."""
+"""Which GEMMs there are, and how kernels store what they read and write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .fields import STRICT, Positive
 
 
 class Store(str, Enum):
-    """What becomes of a product: written in the module's own type or in fp32, or added in one.
+    """What becomes of a GEMM: written in the module's own type or in fp32, or added in one.
 
     SCALED_BIAS is the module's own type after a bias times a scale of each row was added.
     """
@@ -23,7 +23,7 @@ class Store(str, Enum):
 
 
 class GemmKind(str, Enum):
-    """Which of the three products of a linear layer."""
+    """Which of the three GEMMs of a linear layer."""
 
     FPROP = "fprop"
     DGRAD = "dgrad"

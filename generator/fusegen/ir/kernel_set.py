@@ -17,8 +17,8 @@ class Variant:
     Attributes:
         formats: of its quantised operands or results, in slot order.
         scalings: how their elements share scales.
-        traits: accumulation of a product; rounding and transforms of a quantisation.
-        store: what becomes of a product.
+        traits: accumulation of a GEMM; rounding and transforms of a quantisation.
+        store: what becomes of a GEMM.
     """
 
     formats: tuple[DType, ...]
@@ -50,8 +50,8 @@ class KernelUnit:
         name: also of the file.
         template: name of its templates.
         kernels: one per element type.
-        kind: of a product.
-        point: name of a product's configuration.
+        kind: of a GEMM.
+        point: name of a GEMM's configuration.
         config: its C++ template arguments.
         constants: numbers that the device code derives, too, by name.
         pointwise: math of a pointwise kernel.
@@ -85,7 +85,7 @@ class KernelSet:
     Attributes:
         name: of the dispatch function and its header.
         template: name of its templates.
-        kind: of a product.
+        kind: of a GEMM.
         units: every configuration, each with all of its instantiations.
         row_alignment: elements that innermost dimensions must be multiples of.
         rules: in order, the last one unconditional.

@@ -56,7 +56,7 @@ class Sharding:
         symbol: dimension that is split.
         axes: (buffer, axis) that are split, leading dimensions counted as one axis; all other
             buffers are whole on every rank.
-        partial: buffers of which every rank has a summand.
+        partial: buffers of which every rank has a partial sum.
         unit: number that the dimension of a shard is a multiple of, so that no block with a scale
             of its own lies on two ranks.
         gradients: whether it holds for calls that ask for gradients, too.
@@ -88,7 +88,7 @@ class Conversion:
     Attributes:
         role: whose format.
         form: of the tensor.
-        layout: of the copies; scales are in logical order, as no product reads them.
+        layout: of the copies; scales are in logical order, as no GEMM reads them.
         buffers: of the program.
         copies: rowwise, then columnwise.
         amax: buffer of the largest elements, where one scale spans the tensor or group.
@@ -292,7 +292,7 @@ class ModulePlan:
         return frozenset(prefixed("d", leaf) for leaf in self.differentiated)
 
     def attributes_of(self, program: Program) -> tuple[Attribute, ...]:
-        """Scalars that a program takes; those with products and copies alone ask for none."""
+        """Scalars that a program takes; those with GEMMs and copies alone ask for none."""
         return () if program.name in ("refresh", "wgrad") else self.attributes
 
     def per_group(self, scale: str) -> bool:

@@ -18,7 +18,7 @@ _FP32_MAX = 3.4028234663852886e38
 
 
 class Role(str, Enum):
-    """How a tensor enters a matrix product; recipes say one format per role."""
+    """How a tensor enters a GEMM; recipes say one format per role."""
 
     INPUT = "input"
     WEIGHT = "weight"
@@ -69,7 +69,7 @@ OPERANDS: Mapping[tuple[GemmKind, str], tuple[Role, Orientation]] = {
     (GemmKind.WGRAD, "a"): (Role.GRAD_OUTPUT, Orientation.COLUMNWISE),
     (GemmKind.WGRAD, "b"): (Role.INPUT, Orientation.COLUMNWISE),
 }
-"""What each operand of each product is, and along which dimension its blocks run."""
+"""What each operand of each GEMM is, and along which dimension its blocks run."""
 
 
 class Rounding(str, Enum):
@@ -80,7 +80,7 @@ class Rounding(str, Enum):
 
 
 class Accumulation(str, Enum):
-    """Where partial sums of a product are kept."""
+    """Where partial sums of a GEMM are kept."""
 
     FP32 = "fp32"
     FAST = "fast"

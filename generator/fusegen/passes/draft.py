@@ -27,7 +27,7 @@ class Property(str, Enum):
 
     EXPANDED: the ops' forward steps are there.  DIFFERENTIATED: so are those of the backward.
     MATH: pointwise steps have their programs.  EXACT: the forward in high precision is on record.
-    QUANTIZED: products read what the recipe says.  FLAGGED: each backward step has the flags under
+    QUANTIZED: GEMMs read what the recipe says.  FLAGGED: each backward step has the flags under
     which it runs, and each is needed.  SAVED: what the forward leaves for the backward is settled.
     KERNELS: every step has the kernels that run it.  PROGRAMS: the steps are in programs, with
     arguments and results.  CUT: collectives have their places between ops.
@@ -78,7 +78,7 @@ class Draft:
         buffers: by name, in order of first use.
         inputs, outputs: buffers of the module.
         constants: inputs without a gradient.
-        emulated: why products of quantised copies read them decoded; empty where none does.
+        emulated: why GEMMs of quantised copies read them decoded; empty where none does.
         parameters: of all ops in order.
         attributes: scalar keywords.
         forward, backward: steps.

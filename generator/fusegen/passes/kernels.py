@@ -22,8 +22,8 @@ from ..steps import (
     copies_memory,
     decodes,
     definition,
+    is_gemm,
     is_printed,
-    is_product,
     observes,
     quantizes,
     reads_decoded,
@@ -114,10 +114,10 @@ def _check_expression(step: Step) -> None:
     results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
     if results != {*step.writes}:
         raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
-    told = tuple(attribute for attribute, _ in step.attributes)
-    if step.pointwise and told != step.pointwise.attributes:
+    given = tuple(attribute for attribute, _ in step.attributes)
+    if step.pointwise and given != step.pointwise.attributes:
         raise NotPossible(
-            f"{name}{made_by} is told {list(told)}, its expression reads"
+            f"{name}{made_by} is given {list(given)}, its expression reads"
             f" {list(step.pointwise.attributes)}"
         )
 
@@ -171,8 +171,8 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
 
 
 def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
-    """A product that changes a buffer of the caller's leaves its result there, in that type."""
-    if not is_product(step):
+    """A GEMM that changes a buffer of the caller's leaves its result there, in that type."""
+    if not is_gemm(step):
         return Store.IO
     if step.input("add_scales"):
         return Store.SCALED_BIAS
@@ -210,7 +210,7 @@ def demand_of(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand
     specs = [recipe.roles[copy.role] for copy in step.copies] if makes else []
     return Demand(
         step.primitive,
-        GemmKind(step.kind) if is_product(step) else None,
+        GemmKind(step.kind) if is_gemm(step) else None,
         variant,
         history=max((spec.scale.history for spec in specs), default=0),
     )
@@ -230,7 +230,7 @@ def kernel_set(
     except NotPossible as missing:
         raise NotPossible(f"{missing}; {offered(step.primitive, arch)}") from None
     template = family.template or name
-    if is_product(step):
+    if is_gemm(step):
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")

@@ -29,7 +29,7 @@ class RuleSpec:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class KindSpec:
-    """Configurations of one kind of product and the ordered rules that choose among them."""
+    """Configurations of one kind of GEMM and the ordered rules that choose among them."""
 
     points: tuple[Point, ...]
     select: tuple[RuleSpec, ...]
@@ -50,8 +50,8 @@ class FamilySpec:
         formats: element formats of its quantised operands; ``io`` for none.
         scalings: how their elements share scales, as ``QuantizationSpec.scaling`` says it, or
             ``any``.
-        accumulations: of its products of quantised operands; empty for any.
-        stores: what may become of its products.
+        accumulations: of its GEMMs of quantised operands; empty for any.
+        stores: what may become of its GEMMs.
         template: name of its templates, where it is not the family's own.
         row_alignment: innermost dimensions are multiples of this many elements.
         kinds: configurations per kind; empty where one instantiation serves.

@@ -17,7 +17,7 @@ class _OfAnyFamily:
     """A value of any type of configuration; which one a family has is checked with its spec."""
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
+        self, annotated: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         return handler.generate_schema(functools.reduce(operator.or_, CONFIGS))
 

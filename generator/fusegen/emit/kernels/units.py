@@ -82,9 +82,9 @@ class QuantizedText:
         columnwise: whether a kernel reads a columnwise copy.
         turned: whether a kernel that decodes turns matrices over.
         by_group: whether blocks of lines begin with their groups.
-        a, b: element types of a product's operands.
-        product_scaling: scales of a product.
-        accumulation: of a product.
+        a, b: element types of a GEMM's operands.
+        gemm_scaling: scales of a GEMM.
+        accumulation: of a GEMM.
     """
 
     format: str = ""
@@ -96,7 +96,7 @@ class QuantizedText:
     by_group: str = ""
     a: str = ""
     b: str = ""
-    product_scaling: str = ""
+    gemm_scaling: str = ""
     accumulation: str = ""
 
 
@@ -239,7 +239,7 @@ def _quantized_text(template: str, variant: Variant | None) -> QuantizedText:
         by_group=has("by_group"),
         a=cuda[0],
         b=cuda[-1],
-        product_scaling=enumerator(template, scaling),
+        gemm_scaling=enumerator(template, scaling),
         accumulation=enumerator(template, next(iter(ways), "")),
     )
 

@@ -270,7 +270,7 @@ def _bind_line(binding: Binding, given: dict[str, Argument]) -> str:
         return f"{size} / {number}" if number > 1 else size
 
     text = "0"
-    for tensor, axis, number in reversed(binding.sources):
+    for tensor, axis, number in reversed(binding.candidates):
         if given[tensor].optional:
             text = f"{tensor} ? {source(f'*{tensor}', axis, number)} : {text}"
         else:

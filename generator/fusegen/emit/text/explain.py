@@ -100,7 +100,7 @@ def explain_rewrites(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator
 
 
 def _decoding_traffic(plan: ModulePlan) -> Iterator[Buffer]:
-    """What decoding reads and writes, and what products read in place of codes."""
+    """What decoding reads and writes, and what GEMMs read in place of codes."""
     for step in plan.steps:
         if decodes(step):
             yield from (plan.buffer(name) for name in (*step.reads, *step.writes))
@@ -156,8 +156,8 @@ def _direction(plan: ModulePlan, direction: Direction) -> Iterator[str]:
                 yield from _program(plan, segment)
             case Start():
                 words = "".join(f" {value}" for _, value in segment.attributes)
-                sources = ", ".join(segment.sources)
-                head = f"start {segment.kind}{words} over {segment.group.name}: {sources}"
+                operands = ", ".join(segment.operands)
+                head = f"start {segment.kind}{words} over {segment.group.name}: {operands}"
                 yield f"{head} -> {segment.future}{_under(segment.when)}"
             case Wait():
                 results = ", ".join(segment.results)

@@ -26,6 +26,7 @@ struct Scaling {
   static constexpr bool kTensor = rows == kWhole && columns == kWhole;
   static constexpr bool kRow = rows == 1 && columns == kWhole;
   static constexpr bool kSquare = !kTensor && rows == columns;
+  static constexpr int kRows = rows;      // 0: all
   static constexpr int kBlock = columns;  // 0: not in blocks
   // Scales of a row's blocks may lie token by token: see QuantizeArguments::token_pitch.
   static constexpr bool kTokenMajor = rows == 1 && columns != kWhole && rule == Rule::ratio;
@@ -44,6 +45,14 @@ struct Scaling {
                 "what each rule stores its scales in");
   static_assert(columns != kWhole || rule == Rule::ratio, "other rules are of blocks");
 };
+
+// Whether a unit states the blocks that share a scale as `Scaling` has them.
+template <class Stated, class Scaling>
+constexpr bool agrees_scaling() {
+  static_assert(Stated::scale_rows == Scaling::kRows, "scale_rows: unit against Scaling");
+  static_assert(Stated::scale_columns == Scaling::kBlock, "scale_columns: unit against Scaling");
+  return true;
+}
 
 namespace quantizing {
 
