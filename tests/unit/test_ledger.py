@@ -86,11 +86,11 @@ def test_includes_are_put_in_place_once(bundle: Path) -> None:
     csrc = bundle / "csrc"
     twice = '#include "fusegen/sum.cuh"\n#include "fusegen/gemm.cuh"\n  int   c ;\n\n'
     write(bundle, {"csrc/kernels/c.cu": twice})
-    assert units.expand(csrc / "kernels/c.cu", csrc) == [
+    assert units.Sources(csrc).expand(csrc / "kernels/c.cu") == [
         *("#pragma once", "#pragma once", "int status;", "int sum;"),
         *("#pragma once", "int gemm;", "int c ;"),
     ]
-    assert "#include <cuda.h>" in units.expand(csrc / "kernels/b.cu", csrc)
+    assert "#include <cuda.h>" in units.Sources(csrc).expand(csrc / "kernels/b.cu")
 
 
 def test_comments_and_spaces_make_nothing_stale(bundle: Path) -> None:

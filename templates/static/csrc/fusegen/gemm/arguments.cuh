@@ -15,6 +15,7 @@
 #include "fusegen/launch/shared_memory.cuh"
 #include "fusegen/launch/stream.h"
 #include "fusegen/tile_source/tile.cuh"
+#include "fusegen/visit/bias.cuh"
 
 namespace fusegen {
 
@@ -39,6 +40,11 @@ inline Status check_arguments(const DecodedGemmArguments& in) {
     return {static_cast<int>(cudaErrorInvalidValue), "amax_a and amax_b, or neither"};
   }
   return {};
+}
+
+template <class Element>
+Bias<Element> bias_of(const GemmArguments& in) {
+  return {static_cast<const Element*>(in.bias), in.row_scales};
 }
 
 // CTAs that can have work: never more than tiles exist, whatever the group sizes are.

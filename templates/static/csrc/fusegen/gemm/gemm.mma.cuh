@@ -116,11 +116,6 @@ MmaOperands mma_operands(const GemmArguments& in) {
           uint32_t(2 * in.k)};
 }
 
-template <class Element>
-Bias<Element> mma_bias(const GemmArguments& in) {
-  return {static_cast<const Element*>(in.bias), in.row_scales};
-}
-
 // Internal linkage: see launch_gemm.
 template <Gemm kind, class Element, class Config, Store store = Store::io>
 static Status launch_mma_gemm(const GemmArguments& in, Stream& stream) {
@@ -131,7 +126,7 @@ static Status launch_mma_gemm(const GemmArguments& in, Stream& stream) {
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, MmaOperands, void*, Bias<Element>>(
       &ragged_mma_gemm<kind, Element, Config, store>, shared_memory_allowed, in, stream,
-      mma_operands<kind>(in), in.d, mma_bias<Element>(in));
+      mma_operands<kind>(in), in.d, bias_of<Element>(in));
 }
 
 template <Gemm kind, class Element, class Config, Store store = Store::io>
@@ -145,7 +140,7 @@ static Status launch_decoded_mma_gemm(const DecodedGemmArguments& in, Stream& st
   return launch_cta<kind, T, Config, MmaOperands, void*, GroupAmaxes, Bias<Element>>(
       &ragged_decoded_mma_gemm<kind, Element, Config, store>, shared_memory_allowed, gemm, stream,
       mma_operands<kind>(gemm), gemm.d, GroupAmaxes{in.amax_a, in.amax_b},
-      mma_bias<Element>(gemm));
+      bias_of<Element>(gemm));
 }
 
 }  // namespace fusegen

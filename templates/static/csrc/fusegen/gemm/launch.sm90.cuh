@@ -44,11 +44,6 @@ Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, 
   }
 }
 
-template <class Element>
-Bias<Element> bias_of(const GemmArguments& in) {
-  return {static_cast<const Element*>(in.bias), in.row_scales};
-}
-
 // Internal linkage, as of the kernel: the static below would otherwise be one object for every
 // shared library of the process that was built from this header (STB_GNU_UNIQUE), while each
 // library has kernels of its own to configure.

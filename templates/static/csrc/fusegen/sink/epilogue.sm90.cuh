@@ -26,6 +26,7 @@
 #include "fusegen/mainloop/wgmma.sm90.cuh"
 #include "fusegen/load/ring.sm90.cuh"
 #include "fusegen/load/ragged.sm90.cuh"
+#include "fusegen/sink/stored.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
 namespace fusegen {
@@ -34,9 +35,7 @@ inline constexpr int kChunkRows = 16;
 inline constexpr int kChunkColumns = 64;
 inline constexpr int kChunkBytes = kChunkRows * kChunkColumns * 2;
 
-// What is stored, and how much of a row fills the swizzle's 128 bytes.
-template <class Element, Store store>
-using Stored = std::conditional_t<is_wide(store), float, Element>;
+// How much of a row fills the swizzle's 128 bytes.
 template <class Result>
 inline constexpr int kStoreColumns = 128 / sizeof(Result);
 
