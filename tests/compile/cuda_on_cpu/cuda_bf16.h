@@ -14,7 +14,7 @@ inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   return {uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
 }
 inline __nv_bfloat16 on_cpu_max(__nv_bfloat16 a, __nv_bfloat16 b) {
-  return {uint16_t(__float_as_uint(std::fmax(__bfloat162float(a), __bfloat162float(b))) >> 16)};
+  return __float2bfloat16_rn(on_cpu_max(__bfloat162float(a), __bfloat162float(b)));
 }
 inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) {
   return {on_cpu_max(a.x, b.x), on_cpu_max(a.y, b.y)};
