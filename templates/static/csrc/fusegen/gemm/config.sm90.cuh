@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "fusegen/gemm/gemm.h"
+#include "fusegen/gemm/limits.h"
 #include "fusegen/load/coordinates.sm90.cuh"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
@@ -12,13 +13,6 @@
 namespace fusegen {
 
 enum class Schedule { cooperative, pingpong };
-
-// What the architecture has: bytes of shared memory that one CTA may take, registers of an SM.
-template <int SharedMemory, int Registers>
-struct Limits {
-  static constexpr int shared_memory = SharedMemory;
-  static constexpr int registers = Registers;
-};
 
 // Names one kernel: tile, cluster size, schedule, limits, least number of store buffers per warp.
 template <int M, int N, int K, int Cluster, Schedule schedule_, class Limits, int Buffers = 2>
@@ -46,6 +40,7 @@ struct TileTraits {
   static constexpr int kMathGroups = !kPingpong && Config::tile_m == 3 * kMmaRows ? 3 : 2;
   static constexpr int kMathWarps = 4 * kMathGroups;
   static constexpr int kThreads = 128 + 32 * kMathWarps;
+  static constexpr int kCtas = 1;  // on an SM
   static constexpr int kLoaderRegisters = kMathGroups == 2 ? 40 : ExtraBytes > 0 ? 56 : 32;
   // What loaders leave of an SM's registers, shared by one thread of each warpgroup; in eights.
   static constexpr int kMathRegisters =

@@ -28,10 +28,7 @@ template <Gemm kind, class Element, class Config, Store store = Store::io>
 static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
   const GemmArguments& gemm = in.gemm;
-  if (Status status = check_arguments(gemm); !status.ok()) return status;
-  if ((in.amax_a == nullptr) != (in.amax_b == nullptr)) {
-    return {static_cast<int>(cudaErrorInvalidValue), "amax_a and amax_b, or neither"};
-  }
+  if (Status status = check_arguments(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
   CUtensorMap a, b, d;

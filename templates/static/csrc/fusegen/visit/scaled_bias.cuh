@@ -9,8 +9,8 @@
 
 namespace fusegen {
 
-// The visitor of one tile, of which a warp has `Strips` strips.
-template <class Element, int Strips>
+// The visitor of one tile, of which a warp has `Strips` strips, `Columns` wide.
+template <class Element, int Strips, int Columns>
 struct ScaledBias {
   static constexpr bool kWhole = false;
 
@@ -22,7 +22,7 @@ struct ScaledBias {
   template <class Values>
   __device__ void visit(const Values& fragment, const Tile& tile, Place place) {
     if (!bias.has(tile)) return;
-    if (place.column == tile.column) load_scales(fragment, tile, place);
+    if ((place.column - tile.column) % Columns == 0) load_scales(fragment, tile, place);
     bias.for_each(fragment, tile, place, [this](int strip, float* four, float2 pair) {
       four[0] += scales[strip][0] * pair.x;
       four[1] += scales[strip][0] * pair.y;
@@ -51,8 +51,9 @@ struct AddScaledBias {
   const float* row_scales;
 
   template <class Values>
-  __device__ ScaledBias<Element, Values::kStrips> begin(const Tile&, Place, int32_t,
-                                                        uint32_t) const {
+  __device__ ScaledBias<Element, Values::kStrips, Values::kColumns> begin(const Tile&, Place,
+                                                                          int32_t,
+                                                                          uint32_t) const {
     return {bias, row_scales, {}};
   }
 };

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "matrices.h"
+#include "warps.h"
 
 #ifndef __launch_bounds__
 #define __launch_bounds__(...)
@@ -41,6 +42,19 @@ inline void cudaGridDependencySynchronize() {}  // kernels run one after another
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
 inline void __syncthreads() { sim::sync_block(); }
 inline void __syncwarp() { sim::sync_warp(); }
+inline size_t __cvta_generic_to_shared(const void* pointer) {
+  return sim::shared_address(pointer);
+}
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 inline int __ffs(unsigned value) { return __builtin_ffs(int(value)); }
 
 template <class Value>
@@ -64,6 +78,7 @@ namespace sim {
 inline void leave() {
   if (!mmas[cluster.current].empty()) fail("left before its MMAs were waited for");
   if (!stores[cluster.current].empty()) fail("left before its stores had read shared memory");
+  if (!copies[cluster.current].empty()) fail("left before its copies had landed");
 }
 
 inline unsigned cluster_size(const cudaLaunchConfig_t& config) {

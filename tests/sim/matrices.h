@@ -29,13 +29,6 @@ std::array<float, 256> decoded_codes() {
   return values;
 }
 
-template <class Value>
-Value read_as(const uint8_t* from) {
-  Value value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
 inline float decode(const uint8_t* from, Format format) {
   static const auto e4m3 = decoded_codes<__nv_fp8_e4m3>();
   static const auto e5m2 = decoded_codes<__nv_fp8_e5m2>();

@@ -98,6 +98,13 @@ Value load_global(const Value* from) {
   return *from;
 }
 
+template <class Value>
+Value read_as(const uint8_t* from) {
+  Value value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
 // ---- tensor maps ----
 
 using Coordinates = std::vector<int32_t>;  // innermost first
