@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -23,6 +23,7 @@ BUILT = ROOT / "build" / "kernels"
 sys.path.insert(0, str(ROOT / "generator"))
 
 from fusegen.build.toolchain import find_toolchain  # noqa: E402
+from fusegen.families.mma_sync import MmaConfig  # noqa: E402
 from fusegen.families.wgmma import LIMITS  # noqa: E402
 
 
@@ -243,9 +244,9 @@ class Report:
 
 
 def _sources() -> Iterator[Path]:
-    for folder in (CSRC / "fusegen", HERE, COMPILE_TESTS, COMPILE_TESTS / "cuda_on_cpu"):
+    for folder in (CSRC / "fusegen", HERE, COMPILE_TESTS):
         for suffix in ("*.h", "*.cuh", "*.cu"):
-            yield from folder.glob(suffix)
+            yield from folder.rglob(suffix)
     yield Path(__file__)
 
 
@@ -274,8 +275,8 @@ def _compile(library: Path, words: Callable[[], Sequence[str]]) -> Report:
     return Report(library.stem, seconds, max(registers, default=0), sum(spills), serialised)
 
 
-def _nvcc(source: Path, *flags: str) -> list[str]:
-    """The flags that a bundle's kernels are compiled with."""
+def _nvcc(source: Path, *flags: str, arch: str = "90a") -> list[str]:
+    """The flags that a bundle's kernels are compiled with, for one architecture."""
     tools = find_toolchain()
     return [
         str(tools.nvcc),
@@ -285,7 +286,7 @@ def _nvcc(source: Path, *flags: str) -> list[str]:
         "-DNDEBUG",
         "--expt-relaxed-constexpr",
         "-fmad=false",
-        "-gencode=arch=compute_90a,code=sm_90a",
+        f"-gencode=arch=compute_{arch},code=sm_{arch}",
         "-Xptxas=-v",
         "-Xcompiler=-fPIC",
         "-shared",
@@ -299,10 +300,34 @@ def build_target(target: Target) -> Report:
     macros = [f"-D{name}={value}" for name, value in target.macros().items()]
 
     def words() -> list[str]:
-        includes = [f"-I{CSRC / 'fusegen'}", f"-I{find_toolchain().cutlass_include}"]
+        includes = [f"-I{CSRC}", f"-I{find_toolchain().cutlass_include}"]
         return _nvcc(HERE / "gemm_fp8.cu", *macros, *includes)
 
     return _compile(target.library, words)
+
+
+def mma_library(point: str) -> Path:
+    """Where the three bf16 products of a point of specs/archs/sm_80.yaml are built."""
+    return BUILT / f"{point}.so"
+
+
+def build_mma(point: str, limits: Mapping[str, int]) -> Report:
+    """Build them as sm_90 code; about ten seconds.
+
+    Args:
+        point: by its name.
+        limits: of the architecture that the point is for.
+    """
+    source = mma_library(point).with_suffix(".cu")
+
+    def words() -> list[str]:
+        # In a file: nvcc would cut a macro of its command line at the commas.
+        config = MmaConfig.parse(point).cpp(limits)
+        text = f'#define POINT MmaConfig<{config}>\n#include "{HERE / "gemm_mma.cu"}"\n'
+        source.write_text(text)
+        return _nvcc(source, f"-I{CSRC}", arch="90")
+
+    return _compile(mma_library(point), words)
 
 
 def quantize_library(device: str) -> Path:

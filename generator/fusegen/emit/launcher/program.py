@@ -84,7 +84,7 @@ class LauncherContext:
     arch: str
     major: int
     minor: int
-    exact: str
+    reach: str
     changes: bool
     headers: tuple[str, ...]
     programs: tuple[LaunchProgram, ...]
@@ -101,7 +101,7 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
         arch=arch.name,
         major=arch.capability[0],
         minor=arch.capability[1],
-        exact="true" if arch.isa.endswith("a") else "false",
+        reach=arch.reach.value,
         changes=any(program.changes for program in programs),
         headers=_headers(plan, programs),
         programs=programs,
