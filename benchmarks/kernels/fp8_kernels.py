@@ -16,7 +16,7 @@ _Pointer, _Long = ctypes.c_void_p, ctypes.c_int64
 DTYPES = {Output.BFLOAT16: torch.bfloat16, Output.FLOAT16: torch.float16}
 
 
-class _Gemm(ctypes.Structure):
+class Gemm(ctypes.Structure):
     """GemmArguments of gemm.h."""
 
     _fields_ = [
@@ -44,7 +44,7 @@ class _Fp8Gemm(ctypes.Structure):
     """Fp8GemmArguments of gemm_fp8.h."""
 
     _fields_ = [
-        ("gemm", _Gemm),
+        ("gemm", Gemm),
         ("pitch_a", _Long),
         ("pitch_b", _Long),
         ("scale_a", _Pointer),
@@ -132,7 +132,7 @@ class Kernel:
         splits: Tensor | None,
         bias: Tensor | None,
     ) -> _Fp8Gemm:
-        gemm = _Gemm(
+        gemm = Gemm(
             _address(operands.a),
             _address(operands.b),
             _address(bias),
