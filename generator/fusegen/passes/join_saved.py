@@ -13,7 +13,7 @@ from ..ir.buffers import Buffer, JoinedTensor, is_vector, padded_bytes
 from ..ir.dtypes import DType
 from ..ir.shapes import Shape, total
 from ..ir.step import Step
-from .draft import Draft
+from .draft import Draft, NotPossible
 from .join_amaxes import join_amaxes
 from .programs import Dims, programs_of
 
@@ -25,7 +25,7 @@ def join_saved(draft: Draft, dims: Dims) -> Draft:
     """Put what is saved of copies into one tensor where an op takes more than most.
 
     Scales and amaxes, and codes where these are not enough.  The tensor is there if a part of it
-    is asked for.
+    is asked for.  What alone tells an op a dimension stays a tensor of its own.
     """
     steps = _first_op(draft)
     copies = [copy for step in steps for copy in step.copies]
@@ -36,12 +36,24 @@ def join_saved(draft: Draft, dims: Dims) -> Draft:
     for name, parts in (("saved_scales", scales), ("saved_copies", scales | codes)):
         if _widest(join_amaxes(narrow), dims) <= MOST:
             break
-        narrow = _in_one(draft, name, _saved(draft, parts & made))
+        joined = _in_one(draft, name, _saved(draft, parts & made))
+        if not _tells_dimensions(joined, dims):
+            break
+        narrow = joined
     return narrow
 
 
 def _widest(draft: Draft, dims: Dims) -> int:
     return max(len(program.arguments) for program in programs_of(draft, dims))
+
+
+def _tells_dimensions(draft: Draft, dims: Dims) -> bool:
+    """Whether every op still has an argument for each of its dimensions."""
+    try:
+        programs_of(join_amaxes(draft), dims)
+    except NotPossible:
+        return False
+    return True
 
 
 def _in_one(draft: Draft, name: str, parts: tuple[str, ...]) -> Draft:
