@@ -101,7 +101,8 @@ def sampled(folder: Path) -> set[str]:
 
 @cache
 def spared_cells() -> dict[Path, set[str]]:
-    """By folder of tests: cells with a twin in the bundle for the CPU, but for a sample of them.
+    """By folder of tests: cells with a twin in the bundle for the CPU, but for a sample of them, and
+    those with a twin in a compiled bundle that comes before.
 
     None where there is a GPU, on which a bundle's tests run its kernels too.
     """
@@ -109,12 +110,14 @@ def spared_cells() -> dict[Path, set[str]]:
 
     if torch.cuda.is_available():
         return {}
-    bundles = (path.parent for path in (ROOT / "generated").glob("*/fusegen.lock"))
-    return {
-        bundle / "tests": twins(bundle, CPU) - sampled(bundle / "tests")
-        for bundle in bundles
-        if bundle != CPU
-    }
+    bundles = sorted((p.parent for p in (ROOT / "generated").glob("*/fusegen.lock")), reverse=True)
+    compiled = [bundle for bundle in bundles if bundle != CPU]
+    spared = {}
+    for index, bundle in enumerate(compiled):
+        spared[bundle / "tests"] = twins(bundle, CPU) - sampled(bundle / "tests")
+        for before in compiled[:index]:
+            spared[bundle / "tests"] |= twins(bundle, before)
+    return spared
 
 
 def is_spared(path: Path) -> bool:

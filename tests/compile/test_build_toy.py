@@ -81,7 +81,9 @@ using fusegen::ScalarType;
 using fusegen::Tensor;
 namespace {
 constexpr const char* kCell = "toy__plain__fast";
-constexpr fusegen::Arch kArch{"sm_90a", 9, 0, true};
+constexpr fusegen::Arch kArch{"sm_90a", 9, 0, fusegen::Reach::none};
+constexpr fusegen::Arch kArchs[] = {
+    kArch, {"sm_80", 8, 0, fusegen::Reach::later}, {"sm_80", 8, 0, fusegen::Reach::minor}};
 
 Tensor twice_cuda(const Tensor& x) {
   const int32_t device = fusegen::require_arch(kCell, "x", x, kArch);
@@ -122,21 +124,33 @@ std::tuple<Tensor> refuse_cpu(const Tensor& x, int64_t how) {
   if (how == 5) fusegen::current_stream(kCell, 0);
   return {x};
 }
+
+// On a device that there is none of here.
+std::tuple<Tensor> place_cpu(const Tensor& x, int64_t arch, int64_t major, int64_t minor) {
+  const fusegen::DeviceFacts facts{int(major), int(minor), 1};
+  fusegen::require_capability(kCell, "x", kArchs[arch], facts);
+  return {x};
+}
 }
 STABLE_TORCH_LIBRARY_IMPL(fusegen_toy, CUDA, m) { m.impl("twice", TORCH_BOX(&twice_cuda)); }
 STABLE_TORCH_LIBRARY_IMPL(fusegen_toy, CPU, m) {
   m.impl("twice", TORCH_BOX(&twice_cpu));
   m.impl("make", TORCH_BOX(&make_cpu));
   m.impl("refuse", TORCH_BOX(&refuse_cpu));
+  m.impl("place", TORCH_BOX(&place_cpu));
 }
 """
 
-LOAD = """\
+CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+LOAD = (
+    f"CAPABILITIES = {CAPABILITIES}"
+    + """
 import ctypes, json, sys, torch
 library = sys.argv[1]
 torch.library.define("fusegen_toy::twice", "(Tensor x) -> Tensor")
 torch.library.define("fusegen_toy::make", "(Tensor x, int a, int b, int c) -> Tensor")
 torch.library.define("fusegen_toy::refuse", "(Tensor x, int how) -> Tensor")
+torch.library.define("fusegen_toy::place", "(Tensor x, int arch, int major, int minor) -> Tensor")
 torch.ops.load_library(library)
 ops = torch.ops.fusegen_toy
 
@@ -165,8 +179,13 @@ print(json.dumps({
     "rank": refusal(ops.twice, x[None]),
     "refusals": [refusal(ops.refuse, x, how) for how in range(6)],
     "cuda": torch.version.cuda is not None,
+    "places": [
+        [refusal(ops.place, x, arch, *capability) for capability in CAPABILITIES]
+        for arch in range(3)
+    ],
 }))
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -314,6 +333,29 @@ def test_library_works_in_pytorch(built: tuple[Path, Path, BuildReport]) -> None
     refusals = said["refusals"]
     assert isinstance(refusals, list)
     assert refusals[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "runs_on"),
+    [
+        (0, "sm_90a", [(9, 0)]),
+        (1, "sm_80", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]),
+        (2, "sm_80", [(8, 0), (8, 6), (8, 9)]),
+    ],
+    ids=["own instructions", "with PTX", "machine code alone"],
+)
+def test_devices_that_cannot_run_a_library_are_refused_with_the_command(
+    built: tuple[Path, Path, BuildReport], arch: int, name: str, runs_on: list[tuple[int, int]]
+) -> None:
+    places = load(built[2].library)["places"]
+    assert isinstance(places, list)
+    for said, (major, minor) in zip(places[arch], CAPABILITIES, strict=True):
+        refused = (
+            f"toy__plain__fast: built for {name}, but x is on a device of capability"
+            f" {major}.{minor}; run, where that device is: fusegen generate --arch native"
+            " --module toy --recipe plain"
+        )
+        assert said == ("no error" if (major, minor) in runs_on else refused)
 
 
 def test_second_build_does_nothing(

@@ -167,7 +167,7 @@ def report() -> int:
             print(f"{key}: never ran (compiled only), {len(hashes)} units")
             continue
         latest = max(known.values(), key=lambda entry: entry.date)
-        print(f"{key}: {state.value}, ran on {latest.device} on {latest.date}")
+        print(f"{key}: {state.value}, {latest.where} on {latest.date}")
         for line in gaps(hashes, known):
             print(f"  {line}")
     for each in choices_of(entries):

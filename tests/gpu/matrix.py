@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from bundles import Code
 from entries import Entry, LedgerError, State, combine, state_of
 
 BEGIN = "<!-- matrix:begin -->"
@@ -63,7 +64,9 @@ class BundleFacts:
         # A cell without kernels of its own passes tensors through.
         if not self._units(cell.name):
             return f"{cell.status}, no kernels"
-        words = {State.CURRENT: "ran", State.STALE: "stale", State.NEVER: "compiled only"}
+        ptx = any(entry.code == Code.PTX.value for entry in self.entries.values())
+        ran = "ran as PTX" if ptx else "ran"
+        words = {State.CURRENT: ran, State.STALE: "stale", State.NEVER: "compiled only"}
         return f"{cell.status}, {words[self.state(cell.name)]}"
 
     def state(self, cell: str) -> State:
@@ -82,7 +85,7 @@ class BundleFacts:
             return "compiled only: it has run on no GPU yet"
         latest = max(self.entries.values(), key=lambda entry: entry.date)
         ran = (
-            f"ran on {latest.device}, torch {latest.torch}, CUDA {latest.cuda}, {latest.date}; "
+            f"{latest.where}, torch {latest.torch}, CUDA {latest.cuda}, {latest.date}; "
             f"{latest.tests} tests; compute-sanitizer: {latest.sanitizer}"
         )
         stale = combine(state_of(self.hashes, self.entries).values()) is State.STALE

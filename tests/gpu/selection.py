@@ -26,6 +26,11 @@ _GEMM = re.compile(
     r"(?:\(fusegen::Fp8Scaling\)\d, \(fusegen::Accumulation\)\d, )?fusegen::Config<"
     r"(\d+), (\d+), (\d+), (\d+), \(fusegen::Schedule\)(\d)"
 )
+# As they print those of gemm/gemm.mma.cuh.
+_MMA_GEMM = re.compile(
+    r"ragged_(?:decoded_)?mma_gemm<\(fusegen::Gemm\)(\d), (\w+), fusegen::MmaConfig<"
+    r"(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)"
+)
 KINDS = ("fprop", "dgrad", "wgrad")
 _SCHEDULES = ("cooperative", "pingpong")
 _ELEMENTS = {"__nv_bfloat16": "bfloat16", "__half": "float16"}
@@ -118,11 +123,14 @@ class Launch:
 
 def launch_of(kernel: str) -> Launch | None:
     """The matrix product behind a demangled kernel name, or None for any other kernel."""
-    match = _GEMM.search(kernel)
-    if match is None:
+    if match := _GEMM.search(kernel):
+        m, n, k, cluster = match.group(3, 4, 5, 6)
+        point = f"{_SCHEDULES[int(match[7])]}_{m}x{n}x{k}_{cluster}x1"
+    elif match := _MMA_GEMM.search(kernel):
+        m, n, k, rows, columns, stages, ctas = match.groups()[2:]
+        point = f"mma_{m}x{n}x{k}_{rows}x{columns}_{stages}_{ctas}"
+    else:
         return None
-    m, n, k, cluster = match.group(3, 4, 5, 6)
-    point = f"{_SCHEDULES[int(match[7])]}_{m}x{n}x{k}_{cluster}x1"
     return Launch(KINDS[int(match[1])], _ELEMENTS[match[2]], point)
 
 

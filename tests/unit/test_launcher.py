@@ -16,6 +16,7 @@ from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.passes.pipeline import resolve
 
+HOPPER = "sm_90a"
 OPTIONS = ("cached_weights", "recompute_activations", "delayed_wgrad", "debug")
 CELLS = [
     Cell(module, recipe, options)
@@ -110,7 +111,7 @@ def test_no_step_touches_a_result_while_it_is_a_region(plan: ModulePlan) -> None
     ],
 )
 def test_gradients_have_room_before_they_are_written(cell: str, regions: dict[str, int]) -> None:
-    plan = plan_of("sm_90a", Cell.parse(cell))
+    plan = plan_of(HOPPER, Cell.parse(cell))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
     text = "\n".join(backward.workspace)
@@ -120,7 +121,7 @@ def test_gradients_have_room_before_they_are_written(cell: str, regions: dict[st
 
 def test_numbers_for_rows_and_groups_are_no_regions() -> None:
     """An amax pass has sums before y is written, which are not worth a line."""
-    plan = plan_of("sm_90a", Cell.parse("linear__fp8_current"))
+    plan = plan_of(HOPPER, Cell.parse("linear__fp8_current"))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     forward = next(program for program in context.programs if program.name == "forward")
     assert "const Workspace workspace(lives, x);" in forward.workspace
@@ -128,8 +129,8 @@ def test_numbers_for_rows_and_groups_are_no_regions() -> None:
 
 def test_a_main_grad_holds_values_before_its_step() -> None:
     cell = Cell("grouped_mlp", "bf16", ("add_to_main_grad",))
-    (plan,) = resolve(SPECS, "sm_90a", [cell]).modules
-    context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
+    (plan,) = resolve(SPECS, HOPPER, [cell]).modules
+    context = launcher_context(plan, SPECS.archs[HOPPER], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
     regions = re.findall(REGION, "\n".join(backward.workspace))
     assert [name for name, _ in regions] == ["dx", "dfc1_bias"]
@@ -137,7 +138,7 @@ def test_a_main_grad_holds_values_before_its_step() -> None:
 
 def test_what_only_steps_want_takes_no_tensor() -> None:
     """Without gradients, an expert MLP's activations share memory with what else it needs."""
-    plan = plan_of("sm_90a", Cell.parse("grouped_mlp__bf16"))
+    plan = plan_of(HOPPER, Cell.parse("grouped_mlp__bf16"))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     forward = next(program for program in context.programs if program.name == "forward")
     assert "if (need_dfc2_weight) a_kept = empty({T, F}, io, x);" in forward.results
@@ -148,7 +149,7 @@ def test_what_only_steps_want_takes_no_tensor() -> None:
 
 
 def test_a_refresh_returns_nothing_and_writes_to_its_arguments() -> None:
-    plan = plan_of("sm_90a", Cell.parse("linear__fp8_current__cached_weights"))
+    plan = plan_of(HOPPER, Cell.parse("linear__fp8_current__cached_weights"))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     refresh = next(program for program in context.programs if program.name == "refresh")
     assert (refresh.returns, refresh.returned, refresh.results) == ("void", "", ())
@@ -160,7 +161,7 @@ def test_a_refresh_returns_nothing_and_writes_to_its_arguments() -> None:
 
 
 def test_a_chain_has_such_buffers() -> None:
-    plan = plan_of("sm_90a", Cell.parse("grouped_mlp__bf16"))
+    plan = plan_of(HOPPER, Cell.parse("grouped_mlp__bf16"))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
     assert any("kUnwanted" in line for line in backward.workspace)
@@ -171,7 +172,7 @@ def test_a_chain_has_such_buffers() -> None:
 def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str, ...]) -> None:
     """The words that ``explain`` prints, in the block that the step's condition opens."""
     cell = Cell(module, "mxfp8", (*options, "nvtx_ranges"))
-    plan = resolve(SPECS, "sm_90a", [cell]).modules[0]
+    plan = resolve(SPECS, HOPPER, [cell]).modules[0]
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     text = "\n".join(explain(plan))
     assert "fusegen/host/range.h" in context.headers and len(context.programs) == 2 + len(options)
@@ -188,9 +189,9 @@ def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str,
 def test_what_binds_lengths_alone_is_not_copied(recipe: str) -> None:
     """A weight without memory is one element, expanded: packed, it would be as large as it says."""
     cell = Cell("linear", recipe, ("quantized_weights", "dequantized_backward"))
-    (plan,) = resolve(SPECS, "sm_90a", [cell]).modules
+    (plan,) = resolve(SPECS, HOPPER, [cell]).modules
     assert "weight" in {a.buffer for a in plan.backward.arguments}
-    context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
+    context = launcher_context(plan, SPECS.archs[HOPPER], "namespace")
     packed = {program.name: "\n".join(program.operands) for program in context.programs}
     assert "dense(weight);" not in packed["backward"] and "dense(weight)" not in packed["forward"]
     assert "dense(weight);" in packed["refresh"]

@@ -132,30 +132,6 @@ class LayoutNeeds:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one CTA of a configuration takes of an SM.
-
-    Attributes:
-        stages: of operands in shared memory.
-        buffers: of results in shared memory, per warp that multiplies.
-        shared_bytes: of all of it.
-        threads: of a CTA.
-        loader_registers, math_registers: of a thread that loads, and of one that multiplies.
-        accumulators: registers of a thread that hold sums.
-        registers: of all threads.
-    """
-
-    stages: int
-    buffers: int
-    shared_bytes: int
-    threads: int
-    loader_registers: int
-    math_registers: int
-    accumulators: int
-    registers: int
-
-
 Constants = tuple[tuple[str, int], ...]
 """Numbers by name that a kernel depends on: printed to its unit, and compared there with those that
 the device code derives by itself."""
@@ -191,15 +167,13 @@ class Configured(Generic[C]):
 
     Attributes:
         config: type of its configurations.
-        limits: of the architecture that device code was written for, by name.
-        resources: of a configuration, for a kind, a variant and an architecture's limits.
-        problems: why device code refuses a configuration, for a kind and a variant.
-        constants: that device code derives of a configuration, too, for a kind and a variant.
+        limits: names of those of an architecture that configurations are laid out by.
+        problems: why device code refuses a configuration, for a kind, a variant and limits.
+        constants: that device code derives of a configuration, too, for the same.
     """
 
     config: type[C]
-    limits: Mapping[str, int]
-    resources: Callable[[C, GemmKind, Variant, Mapping[str, int]], Resources]
+    limits: tuple[str, ...]
     problems: Callable[[C, GemmKind, Variant, Mapping[str, int]], Iterator[str]]
     constants: Callable[[C, GemmKind, Variant, Mapping[str, int]], Constants]
 
@@ -219,8 +193,7 @@ class Family:
         converts: how elements that it encodes or decodes may share scales.
         multiplies: how the operands of its GEMMs may share scales.
         stores: what may become of its GEMMs.
-        capability: least compute capability.  Programmatic launches (``launch.cuh``) and clusters
-            came with 9.0.
+        capability: least compute capability that has its instructions.
         arch: the only architecture whose instructions it uses; None for every later one, too.
         row_alignment: elements that innermost dimensions are multiples of.
         layout: of the copies that it reads or writes; None where it has none.
@@ -239,7 +212,7 @@ class Family:
     converts: tuple[Scaling, ...] = ()
     multiplies: tuple[ProductScaling, ...] = ()
     stores: tuple[Store, ...] = (Store.IO,)
-    capability: tuple[int, int] = (9, 0)
+    capability: tuple[int, int] = (8, 0)
     arch: str | None = None
     row_alignment: int = 1
     layout: LayoutNeeds | None = None
@@ -299,7 +272,7 @@ class Family:
             return f"uses instructions of {self.arch} alone"
         if capability < self.capability:
             needed, got = (".".join(map(str, each)) for each in (self.capability, capability))
-            return f"needs compute capability {needed} (programmatic launches), this is {got}"
+            return f"needs compute capability {needed}, this is {got}"
         return ""
 
     def accepts(self, demand: Demand) -> str | None:
@@ -342,7 +315,12 @@ class Family:
 
 
 def _scale_block(variant: Variant) -> dict[str, int]:
-    """Rows and columns that share a scale in a copy that is made or read; 0 is all of them."""
+    """Rows and columns that share a scale in a copy that is made or read; 0 is all of them.
+
+    Of codes that are decoded as they are, both are 0.
+    """
+    if not variant.scalings:
+        return {"scale_rows": 0, "scale_columns": 0}
     scaling = Scaling.parse(variant.scalings[0])
     assert scaling is not None, variant.scalings
     rows, columns = (0 if each is Extent.ALL else each for each in scaling.extents)

@@ -7,8 +7,10 @@ from ..steps import BY_NAME
 from .dequantize import DEQUANTIZE
 from .dequantize_groups import DEQUANTIZE_GROUPS
 from .family import Config, Family
+from .gemm_decoded_mma import GEMM_DECODED_MMA
 from .gemm_decoded_sm90 import GEMM_DECODED_SM90
 from .gemm_fp8_sm90 import GEMM_FP8_SM90
+from .gemm_mma import GEMM_MMA
 from .gemm_sm90 import GEMM_SM90
 from .group_row_dot import GROUP_ROW_DOT
 from .group_sum import GROUP_SUM
@@ -22,6 +24,8 @@ SHIPPED: tuple[Family, ...] = (
     GEMM_SM90,
     GEMM_FP8_SM90,
     GEMM_DECODED_SM90,
+    GEMM_MMA,
+    GEMM_DECODED_MMA,
     QUANTIZE,
     POINTWISE_QUANTIZE,
     DEQUANTIZE,

@@ -35,6 +35,19 @@ class KindSpec:
     select: tuple[RuleSpec, ...]
 
 
+class Reach(str, Enum):
+    """GPUs that run an architecture's code, beside those of its own compute capability.
+
+    As the CUDA C++ programming guide has it, "Binary compatibility" and "PTX compatibility".
+    """
+
+    NONE = "none"
+    MINOR = "minor"
+    """Later minor versions of the same major one."""
+    LATER = "later"
+    """All later ones, which compile its PTX when it is loaded."""
+
+
 class Every(str, Enum):
     """In place of a list: all that device code can be instantiated for."""
 
@@ -109,6 +122,26 @@ class ArchSpec:
     def isa(self) -> str:
         """What its code is compiled for, ``sm_90a`` of ``sm_90a_h20``, too."""
         return isa_of(self.arch)
+
+    @property
+    def reach(self) -> Reach:
+        """Which GPUs run its code, beside its own; that of ``sm_90a`` is tied to one capability."""
+        if self.isa[-1:].isalpha():
+            return Reach.NONE
+        return Reach.LATER if ",compute_" in (self.gencode or "") else Reach.MINOR
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether GPUs of a compute capability run its code."""
+        own = self.capability
+        if own is None or capability < own:
+            return False
+        match self.reach:
+            case Reach.NONE:
+                return capability == own
+            case Reach.MINOR:
+                return capability[0] == own[0]
+            case Reach.LATER:
+                return True
 
     @property
     def has_kernels(self) -> bool:

@@ -2,23 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "fusegen/gemm/config.sm90.cuh"
 #include "fusegen/gemm/gemm_fp8.h"
+#include "fusegen/load/block_scales.sm90.cuh"
 #include "fusegen/mainloop/wgmma_fp8.sm90.cuh"
+#include "fusegen/visit/scales.cuh"
 
 namespace fusegen {
 
-// Block scales of one stage: of the tile's rows, and in wgrad of its columns.
-template <Gemm kind, Fp8Scaling scaling, class Config>
-struct StageScales {
-  static constexpr bool kRows = scaling == Fp8Scaling::block;
-  static constexpr bool kColumns = kRows && kind == Gemm::wgrad;
-  static constexpr int kBytesA = kRows ? Config::tile_m * int(sizeof(float)) : 0;
-  static constexpr int kBytesB = kColumns ? Config::tile_n * int(sizeof(float)) : 0;
-  static constexpr int kBytes = kBytesA + kBytesB;
-  static_assert(kBytesA % 128 == 0 && kBytesB % 128 == 0, "TMA writes at multiples of 128 bytes");
-};
+// What a kernel is told of its scales.
+template <Gemm kind, Fp8Scaling scaling>
+using Scales = std::conditional_t<
+    scaling == Fp8Scaling::block, BlockScales<kind>,
+    std::conditional_t<scaling == Fp8Scaling::row, RowAndColumnScales<kind>, TensorScales>>;
 
 // Only wgrad sorts its groups; without that order the barriers and tile records fit into 1 KiB.
 template <Gemm kind>
@@ -30,15 +28,16 @@ struct Fp8Traits : TileTraits<Config, 1, 2, store, StageScales<kind, scaling, Co
                               kFp8ControlBytes<kind>> {
   using InStage = StageScales<kind, scaling, Config>;
   using Mma = Fp8WarpgroupMma<A, B>;
-  static constexpr bool kRaggedRows = kind != Gemm::wgrad;
-  static constexpr int kSortedGroups = kind == Gemm::wgrad ? DepthWalk<Config>::kSortedGroups : 1;
+  static constexpr Gemm kKind = kind;
+  static constexpr Store kStore = store;
+  using Walk = Walker<kind, Config>;
+  using Source = TileSource<kind, Config>;
+  using Coordinates = CodeCoordinates<kind>;
   // Elements of the contraction whose products one set of partial sums adds up; 0: all of them.
   static constexpr int kPromotionInterval =
       accumulation == Accumulation::split ? Config::tile_k : 0;
   static constexpr Major kMajorA = Major::K;
   static constexpr Major kMajorB = Major::K;
-  static constexpr int kRankA = 2;
-  static constexpr int kRankB = kind == Gemm::wgrad ? 2 : 3;
 
   static_assert(scaling != Fp8Scaling::block || accumulation == Accumulation::split,
                 "block scales are applied where sums are split");

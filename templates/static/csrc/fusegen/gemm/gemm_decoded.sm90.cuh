@@ -1,70 +1,46 @@
-// Grouped and dense GEMM for sm_90a over operands decoded to bf16: the kernel of gemm/gemm.sm90.cuh, its
-// result times what scales of the operands' groups leave for the end.
-//
-// An NVFP4 product's end is amax_a amax_b / (448 6)^2, in fp32: see the numerics of its recipe.
+// Grouped and dense GEMM for sm_90a over operands decoded to bf16: the kernel of
+// gemm/gemm.sm90.cuh, its result times what the operands' scales leave for the end, in fp32.
 #pragma once
 
 #include <cstdint>
 
+#include "fusegen/gemm/decoded.cuh"
 #include "fusegen/gemm/gemm.sm90.cuh"
 #include "fusegen/gemm/launch.sm90.cuh"
-#include "fusegen/visit/scales.sm90.cuh"
 
 namespace fusegen {
 
-struct GroupAmaxes {
-  const float* a;  // [groups]; nullptr: nothing is left for the end
-  const float* b;
-
-  __device__ TileFactor of(const Tile& tile) const {
-    constexpr float kRange = 448.0f * 6.0f;
-    if (a == nullptr) return {1.0f};
-    if (tile.depth == 0) return {0.0f};
-    return {__ldg(a + tile.group) * __ldg(b + tile.group) / (kRange * kRange)};
-  }
-};
-
-template <Gemm kind, class T, class Config>
-struct DecodedOperands : PlainOperands<kind, T, Config> {
-  GroupAmaxes amaxes;
-
-  __device__ TileFactor scales(const Tile& tile, int32_t, int32_t, uint32_t) const {
-    return amaxes.of(tile);
-  }
-};
-
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
-template <Gemm kind, class Element, class Config, Store store>
+template <Gemm kind, class Element, class Config, Store store, class Scales>
 static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config, store>::kThreads, 1)
     ragged_decoded_gemm(const __grid_constant__ CUtensorMap map_a,
                         const __grid_constant__ CUtensorMap map_b,
-                        const __grid_constant__ CUtensorMap map_d, const GroupAmaxes amaxes,
+                        const __grid_constant__ CUtensorMap map_d, const Scales scales,
                         const Bias<Element> bias, const __grid_constant__ Shape shape) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
-  run_cta<kind, Element, store, T, Config>(
-      DecodedOperands<kind, T, Config>{{&map_a, &map_b}, amaxes}, &map_d, bias, shape);
+  const PlainLoader<T> loader{&map_a, &map_b, {}};
+  run_cta<T, Stored<Element, store>, RunningSums<T>>(
+      loader, nullptr, gemm_visitors<kind, store>(bias, shape, scales), &map_d, shape);
 }
 
 // Internal linkage: see launch_gemm.
-template <Gemm kind, class Element, class Config, Store store = Store::io>
+template <Gemm kind, class Element, class Config, Store store = Store::io,
+          EndScale of_a = EndScale::none, EndScale of_b = EndScale::none>
 static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
   const GemmArguments& gemm = in.gemm;
-  if (Status status = check_arguments(gemm); !status.ok()) return status;
-  if ((in.amax_a == nullptr) != (in.amax_b == nullptr)) {
-    return {static_cast<int>(cudaErrorInvalidValue), "amax_a and amax_b, or neither"};
-  }
+  if (Status status = check_arguments<of_a, of_b>(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
   CUtensorMap a, b, d;
   Status status = encode_operands<kind, __nv_bfloat16, Result, T, Config>(gemm, &a, &b, &d);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
-  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, GroupAmaxes,
-                    Bias<Element>>(&ragged_decoded_gemm<kind, Element, Config, store>,
-                                    shared_memory_allowed, gemm, stream, a, b, d,
-                                    GroupAmaxes{in.amax_a, in.amax_b},
-                                    bias_of<Element>(gemm));
+  auto scales = end_scales<kind, of_a, of_b>(in);
+  using Scales = decltype(scales);
+  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales, Bias<Element>>(
+      &ragged_decoded_gemm<kind, Element, Config, store, Scales>, shared_memory_allowed, gemm,
+      stream, a, b, d, scales, bias_of<Element>(gemm));
 }
 
 }  // namespace fusegen

@@ -43,19 +43,19 @@ Status encode_fp8_operands(const Fp8GemmArguments& in, CUtensorMap* a, CUtensorM
                            CUtensorMap* d) {
   const GemmArguments& g = in.gemm;
   if constexpr (kind == Gemm::wgrad) {
-    const int64_t depth = stored_tokens(g);
-    Status status = encode_codes(a, g.a, g.n, depth, in.pitch_a, 64);
-    if (status.ok()) status = encode_codes(b, g.b, g.k, depth, in.pitch_b, T::kBoxWidthB);
+    const int64_t k = stored_tokens(g);
+    Status status = encode_codes(a, g.a, g.n, k, in.pitch_a, 64);
+    if (status.ok()) status = encode_codes(b, g.b, g.k, k, in.pitch_b, T::kBoxWidthB);
     if (!status.ok()) return status;
     return encode_matrices<Result>(d, g.d, g.groups, g.n, g.k, kChunkRows,
                                    kStoreColumns<Result>);
   } else {
     const int64_t columns = kind == Gemm::fprop ? g.n : g.k;
-    const int64_t depth = kind == Gemm::fprop ? g.k : g.n;
-    Status status = encode_codes(a, g.a, g.tokens, depth, in.pitch_a, 64);
+    const int64_t k = kind == Gemm::fprop ? g.k : g.n;
+    Status status = encode_codes(a, g.a, g.tokens, k, in.pitch_a, 64);
     if (status.ok()) {
       status =
-          encode_code_matrices(b, g.b, g.groups, columns, depth, in.pitch_b, T::kBoxWidthB);
+          encode_code_matrices(b, g.b, g.groups, columns, k, in.pitch_b, T::kBoxWidthB);
     }
     if (!status.ok()) return status;
     return encode_ragged<Result>(d, g.d, columns, kChunkRows, kChunkColumns);
@@ -75,11 +75,11 @@ Status make_scales(const Fp8GemmArguments& in, Scales<kind, scaling>* out) {
     if (!status.ok()) return status;
     return encode_scales(&out->b, in.scale_b, count, g.k, Config::tile_n);
   } else {
-    const int64_t depth = kind == Gemm::fprop ? g.k : g.n;
+    const int64_t k = kind == Gemm::fprop ? g.k : g.n;
     out->weights = in.scale_b;
     out->row_blocks = int32_t(blocks(g.n, kScaleBlock));
     out->column_blocks = int32_t(blocks(g.k, kScaleBlock));
-    return encode_scales(&out->a, in.scale_a, blocks(depth, kScaleBlock),
+    return encode_scales(&out->a, in.scale_a, blocks(k, kScaleBlock),
                          padded_tokens(g.tokens, g.groups), Config::tile_m);
   }
   return {};
@@ -90,13 +90,13 @@ Status check_fp8_arguments(const Fp8GemmArguments& in) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   const GemmArguments& g = in.gemm;
   if (Status status = check_arguments(g); !status.ok()) return status;
-  const int64_t depth = kind == Gemm::fprop   ? g.k
+  const int64_t k = kind == Gemm::fprop   ? g.k
                         : kind == Gemm::dgrad ? g.n
                                               : stored_tokens(g);
-  if (in.pitch_a < depth || in.pitch_a % kPitch != 0) {
+  if (in.pitch_a < k || in.pitch_a % kPitch != 0) {
     return {kInvalid, "pitch_a: a multiple of 16, at least the contraction"};
   }
-  if (in.pitch_b < depth || in.pitch_b % kPitch != 0) {
+  if (in.pitch_b < k || in.pitch_b % kPitch != 0) {
     return {kInvalid, "pitch_b: a multiple of 16, at least the contraction"};
   }
   const bool has_scales = in.scale_a != nullptr && in.scale_b != nullptr;
@@ -121,8 +121,8 @@ static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream) {
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales<kind, scaling>,
                     Bias<Element>>(
-      &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config, store>, shared_memory_allowed,
-      in.gemm, stream, a, b, d, scales, bias_of<Element>(in.gemm));
+      &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config, store>,
+      shared_memory_allowed, in.gemm, stream, a, b, d, scales, bias_of<Element>(in.gemm));
 }
 
 }  // namespace fusegen

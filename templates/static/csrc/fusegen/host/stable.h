@@ -46,16 +46,21 @@ using Sizes = std::initializer_list<int64_t>;
 // Bulk tensor copies and 16-byte vector loads need it of every base address.
 inline constexpr std::uintptr_t kAlignment = 16;
 
-// The architecture that a library was compiled for. `exact` marks code such as sm_90a, which no
-// other capability runs; without it, later minor versions of the same major one run it too.
+// Which GPUs run code, beside those of its own capability: none, such as of sm_90a; later minor versions
+// of the same major one; all later ones, where a library has PTX, which the driver compiles.
+enum class Reach { none, minor, later };
+
+// The architecture that a library was compiled for.
 struct Arch {
   const char* name;
   int major;
   int minor;
-  bool exact;
+  Reach reach;
 
   constexpr bool runs_on(int device_major, int device_minor) const {
-    return device_major == major && (exact ? device_minor == minor : device_minor >= minor);
+    const int own = major * 100 + minor, device = device_major * 100 + device_minor;
+    return device == own || (device > own && (reach == Reach::later ||
+                                              (reach == Reach::minor && device_major == major)));
   }
 };
 
@@ -139,6 +144,21 @@ inline void use_context(const char* cell, int32_t device) {
   }
 }
 
+// Raises unless a device runs code for `arch`. `name` is the tensor that lies on it.
+inline void require_capability(const char* cell, const char* name, const Arch& arch,
+                               const DeviceFacts& facts) {
+  if (arch.runs_on(facts.major, facts.minor)) return;
+  const std::string capability = std::to_string(facts.major) + "." + std::to_string(facts.minor);
+  const std::string words = cell;
+  const auto bar = words.find("__");
+  const std::string rest = bar == std::string::npos ? "" : words.substr(bar + 2);
+  fail(cell, std::string("built for ") + arch.name + ", but " + name +
+                 " is on a device of capability " + capability +
+                 "; run, where that device is: fusegen generate --arch native --module " +
+                 words.substr(0, bar) +
+                 (rest.empty() ? "" : " --recipe " + rest.substr(0, rest.find("__"))));
+}
+
 // Raises unless the tensor is on a CUDA device that runs code for `arch`. Returns the device's index.
 inline int32_t require_arch(const char* cell, const char* name, const Tensor& tensor,
                             const Arch& arch) {
@@ -146,20 +166,7 @@ inline int32_t require_arch(const char* cell, const char* name, const Tensor& te
     refuse(cell, name, "a tensor on a CUDA device", "one on the CPU or another device");
   }
   const int32_t device = tensor.get_device_index();
-  const DeviceFacts facts = device_facts(cell, device);
-  if (!arch.runs_on(facts.major, facts.minor)) {
-    const std::string capability = std::to_string(facts.major) + "." + std::to_string(facts.minor);
-    // From Hopper on, matrix instructions are tied to one capability, which the letter says.
-    const std::string wanted = "sm_" + std::to_string(facts.major) + std::to_string(facts.minor) +
-                               (facts.major >= 9 ? "a" : "");
-    const std::string words = cell;
-    const auto bar = words.find("__");
-    const std::string rest = bar == std::string::npos ? "" : words.substr(bar + 2);
-    fail(cell, std::string("built for ") + arch.name + ", but " + name +
-                   " is on a device of capability " + capability + "; run: fusegen generate --arch " +
-                   wanted + " --module " + words.substr(0, bar) +
-                   (rest.empty() ? "" : " --recipe " + rest.substr(0, rest.find("__"))));
-  }
+  require_capability(cell, name, arch, device_facts(cell, device));
   return device;
 }
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "fusegen/tile_source/schedule.cuh"
+#include "fusegen/tile_source/tile.cuh"
 
 namespace fusegen {
 
@@ -56,20 +56,20 @@ struct StageBarriers {
 
 // Tile records, written by the scheduler warp and read by every other working thread.
 struct TileRing {
-  static constexpr int kDepth = 8;
+  static constexpr int kSlots = 8;
 
-  Tile tiles[kDepth];
-  Barrier full[kDepth];
-  Barrier empty[kDepth];
+  Tile tiles[kSlots];
+  Barrier full[kSlots];
+  Barrier empty[kSlots];
 
   __device__ void init(uint32_t reading_threads) {
-    for (int i = 0; i < kDepth; ++i) {
+    for (int i = 0; i < kSlots; ++i) {
       full[i].init(1);
       empty[i].init(reading_threads);
     }
   }
 
-  __device__ void write(Cursor<kDepth>& cursor, const Tile& tile) {
+  __device__ void write(Cursor<kSlots>& cursor, const Tile& tile) {
     empty[cursor.slot].wait(cursor.phase ^ 1);
     tiles[cursor.slot] = tile;
     full[cursor.slot].arrive();
@@ -77,7 +77,7 @@ struct TileRing {
   }
 
   // Each thread that has read a record says so itself; after the last one nothing is written.
-  __device__ Tile read(Cursor<kDepth>& cursor) const {
+  __device__ Tile read(Cursor<kSlots>& cursor) const {
     full[cursor.slot].wait(cursor.phase);
     const Tile tile = tiles[cursor.slot];
     if (tile.group >= 0) empty[cursor.slot].arrive();

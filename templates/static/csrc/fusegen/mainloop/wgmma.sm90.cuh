@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/util.hpp>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -14,13 +15,15 @@
 #include <type_traits>
 #include <utility>
 
+#include "fusegen/fragment/fragment.cuh"
+
 namespace fusegen {
 
 using Major = cute::SM90::GMMA::Major;
 
 inline constexpr int kSwizzleBytes = 128;  // one row of the swizzle
 inline constexpr int kMmaRows = 64;        // rows of one warpgroup MMA
-inline constexpr int kMmaDepthBytes = 32;  // its contraction length in K-major bytes
+inline constexpr int kMmaKBytes = 32;  // its contraction length in K-major bytes
 
 template <class Element, int N, Major a, Major b>
 constexpr auto select_mma() {
@@ -43,23 +46,24 @@ constexpr auto select_mma() {
 // steps over 8 rows of the slow dimension; the leading offset is read for MN-major tiles alone,
 // where it steps from one box to the next. Above its 14 address bits a shared address may carry
 // the CTA's rank in the cluster, which must not reach the neighbouring field.
-template <Major major, int Depth>
+template <Major major, int K>
 __device__ uint64_t operand_descriptor(const void* tile) {
   constexpr uint64_t kSwizzle128 = uint64_t(1) << 62;
   constexpr uint64_t kStride = uint64_t(1024 / 16) << 32;
   constexpr uint64_t kLeading =
-      uint64_t(major == Major::MN ? Depth * 128 / 16 : 1) << 16;
+      uint64_t(major == Major::MN ? K * 128 / 16 : 1) << 16;
   return kSwizzle128 | kStride | kLeading | (cute::cast_smem_ptr_to_uint(tile) >> 4 & 0x3fff);
 }
 
 // Descriptor steps, in 16-byte units.
 template <Major major>
-inline constexpr uint32_t kDepthStep = major == Major::K ? kMmaDepthBytes / 16 : 16 * 128 / 16;
+inline constexpr uint32_t kKStep = major == Major::K ? kMmaKBytes / 16 : 16 * 128 / 16;
 inline constexpr uint32_t kRowStep = kMmaRows * 128 / 16;  // the same for both: 64 rows or one box
 
 // Accumulators of one warpgroup: `Waves` MMAs of 64 rows by N columns.
 template <int Waves, int N>
 struct Accumulators {
+  using Values = Fragment<N, Waves, kMmaRows>;  // what one warp holds of them
   static constexpr int kCount = N / 2;
   float values[Waves][kCount];
 
@@ -70,6 +74,8 @@ struct Accumulators {
       for (int i = 0; i < kCount; ++i) values[wave][i] = 0.f;
     }
   }
+
+  __device__ Values fragment(uint32_t lane) { return {values, lane}; }
 
   // `Width` columns of one wave: in the register file they are neighbours.
   template <int Width>
