@@ -24,7 +24,7 @@ inline __nv_bfloat162 __hadd2(__nv_bfloat162 a, __nv_bfloat162 b) {
   return __floats2bfloat162_rn(left.x + right.x, left.y + right.y);
 }
 inline __nv_bfloat16 on_cpu_max(__nv_bfloat16 a, __nv_bfloat16 b) {
-  return {uint16_t(__float_as_uint(std::fmax(__bfloat162float(a), __bfloat162float(b))) >> 16)};
+  return __float2bfloat16_rn(on_cpu_max(__bfloat162float(a), __bfloat162float(b)));
 }
 inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) {
   return {on_cpu_max(a.x, b.x), on_cpu_max(a.y, b.y)};

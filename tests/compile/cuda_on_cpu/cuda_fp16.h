@@ -29,8 +29,9 @@ inline __half2 __hadd2(__half2 a, __half2 b) {
   return __floats2half2_rn(left.x + right.x, left.y + right.y);
 }
 inline __half2 __hmax2(__half2 a, __half2 b) {
-  const auto larger = [](__half a, __half b) {
-    return __float2half_rn(std::fmax(__half2float(a), __half2float(b)));
+  const auto larger = [](__half a, __half b) -> __half {
+    const float value = on_cpu_max(__half2float(a), __half2float(b));
+    return value != value ? __half{0x7FFF} : __float2half_rn(value);
   };
   return {larger(a.x, b.x), larger(a.y, b.y)};
 }
