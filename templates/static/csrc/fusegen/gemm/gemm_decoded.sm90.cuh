@@ -18,7 +18,7 @@ static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config, sto
                         const __grid_constant__ CUtensorMap map_d, const GroupAmaxes amaxes,
                         const Bias<Element> bias, const __grid_constant__ Shape shape) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
-  const PlainLoader<T> loader{&map_a, &map_b, NoExtras(nullptr)};
+  const PlainLoader<T> loader{&map_a, &map_b, {}};
   run_cta<T, Stored<Element, store>, RunningSums<T>>(
       loader, nullptr, gemm_visitors<kind, store>(bias, shape, amaxes), &map_d, shape);
 }
