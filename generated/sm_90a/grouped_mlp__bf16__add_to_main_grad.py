@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3095284423127e06
+# checksum sha256:1cae9304b0c25cd3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "91126cc3c943452804cef859defe7ac2d53ca883a810f0f5430125c6903bb08e"
+DIGEST = "5a36ee53f104efdea409888cf0190f7e71836576051fb71041685ceb851f9e3a"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

@@ -252,6 +252,13 @@ RECIPES: dict[str, Recipe] = {
     "nv_32x32": Recipe(23, _nv((32, 32)), square=True),
 }
 
+# Decoded as they are: their scales are left to who reads them.
+CODES: dict[str, Recipe] = {
+    "codes_e4m3": Recipe(24, _ratio("e4m3", (1, None))),
+    "codes_e5m2": Recipe(25, _ratio("e5m2", (1, None))),
+    "codes_e2m1": Recipe(26, _ratio("e2m1", (None, None))),
+}
+
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple

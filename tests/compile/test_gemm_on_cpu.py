@@ -49,8 +49,7 @@ class Product:
         if self.family is Family.PLAIN:
             call = f"run_hopper<Gemm::{self.kind}, Store::{self.store}, {config}>"
         elif self.family is Family.DECODED:
-            amaxes = "true" if self.scaling else "false"
-            call = f"run_decoded_hopper<Gemm::{self.kind}, Store::{self.store}, {amaxes}, {config}>"
+            call = f"{self._decoded()}, {config}>"
         else:
             codes = ", ".join(f"__nv_fp8_{code}" for code in self.formats.split("_"))
             call = (
@@ -60,7 +59,16 @@ class Product:
             )
         return f'{{"{self.name}", &sim::{call}}},'
 
+    def _decoded(self) -> str:
+        """Function of a product of decoded operands, and its first arguments."""
+        kind = f"Gemm::{self.kind}, Store::{self.store}"
+        if self.scaling in ("", AMAXES):
+            return f"run_decoded_hopper<{kind}, {str(self.scaling == AMAXES).lower()}"
+        ends = ", ".join(f"EndScale::{end}" for end in self.scaling.split("_"))
+        return f"run_scaled_hopper<{kind}, {ends}"
 
+
+AMAXES = "amaxes"
 WIDE_PLAIN = "128, 256, 64, 2, Schedule::cooperative"
 TURNS_PLAIN = "128, 192, 64, 2, Schedule::pingpong"
 SMALL_PLAIN = "128, 128, 64, 2, Schedule::pingpong"
@@ -83,11 +91,11 @@ PRODUCTS = (
     Product(Family.FAST, "fprop", WIDE, "tensor", "e4m3_e5m2"),
     BLOCK_FPROP,
     PLAIN_DGRAD,
-    Product(Family.DECODED, "fprop", SMALL_PLAIN, "amaxes"),
+    Product(Family.DECODED, "fprop", SMALL_PLAIN, AMAXES),
     Product(Family.FAST, "dgrad", TURNS_NARROW, "row", "e5m2_e4m3"),
     Product(Family.SPLIT, "dgrad", NARROW, "block", "e5m2_e4m3"),
     Product(Family.PLAIN, "wgrad", SMALL_PLAIN),
-    Product(Family.DECODED, "wgrad", WIDE_PLAIN, "amaxes"),
+    Product(Family.DECODED, "wgrad", WIDE_PLAIN, AMAXES),
     Product(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3"),
     BLOCK_WGRAD,
     Product(Family.FAST, "wgrad", WIDE, "tensor", "e5m2_e4m3"),
@@ -103,8 +111,15 @@ PRODUCTS = (
     Product(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3", store="fp32"),
     Product(Family.PLAIN, "fprop", WIDE_PLAIN, store="scaled_bias"),
     Product(Family.PLAIN, "fprop", TURNS_PLAIN, store="scaled_bias"),
-    Product(Family.DECODED, "fprop", SMALL_PLAIN, "amaxes", store="scaled_bias"),
+    Product(Family.DECODED, "fprop", SMALL_PLAIN, AMAXES, store="scaled_bias"),
     Product(Family.FAST, "fprop", TURNS, "row", "e4m3_e4m3", store="scaled_bias"),
+    # Scales of either operand at the end: of its rows, of its groups, or none.
+    Product(Family.DECODED, "fprop", SMALL_PLAIN, "row_row"),
+    Product(Family.DECODED, "dgrad", WIDE_PLAIN, "row_tensor"),
+    Product(Family.DECODED, "wgrad", WIDE_PLAIN, "row_row", store="add"),
+    Product(Family.DECODED, "fprop", WIDE_PLAIN, "tensor_tensor", store="scaled_bias"),
+    Product(Family.DECODED, "wgrad", SMALL_PLAIN, "none_row", store="fp32"),
+    Product(Family.DECODED, "dgrad", SMALL_PLAIN, "tensor_none"),
     Product(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3", store="scaled_bias"),
 )
 

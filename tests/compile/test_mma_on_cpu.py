@@ -36,8 +36,10 @@ class Product:
         function = "run_mma"
         arguments = [f"Gemm::{self.kind}", f"Store::{self.store}", config]
         if self.decoded:
-            function = "run_decoded_mma"
-            arguments.insert(2, "true" if self.decoded == "amaxes" else "false")
+            ends = [f"EndScale::{end}" for end in self.decoded.split("_")]
+            function = "run_decoded_mma" if len(ends) == 1 else "run_scaled_mma"
+            amaxes = [str(self.decoded == "amaxes").lower()]
+            arguments[2:2] = amaxes if len(ends) == 1 else ends
         return f'{{"{self.name}", &sim::{function}<{", ".join(arguments)}>}},'
 
 
@@ -60,6 +62,12 @@ PRODUCTS = (
     Product("dgrad", SQUARE, decoded="plain"),
     Product("wgrad", SQUARE, "add", decoded="amaxes"),
     Product("fprop", SQUARE, "scaled_bias", decoded="amaxes"),
+    # Scales of either operand at the end: of its rows, of its groups, or none.
+    Product("fprop", SQUARE, decoded="row_row"),
+    Product("wgrad", SMALL, "add", decoded="row_row"),
+    Product("dgrad", SQUARE, decoded="tensor_tensor"),
+    Product("fprop", TALL, "scaled_bias", decoded="none_row"),
+    Product("wgrad", TALL, "fp32", decoded="row_tensor"),
 )
 # Contractions of fewer steps than stages, one after the other, and groups without any.
 SHORT = Case("short", 150, 72, 136, (1, 0, 33, 2, 0, 0, 64, 20))

@@ -14,7 +14,7 @@ using fusegen::Fp8Scaling;
 
 template <Gemm kind, Store store, class Config>
 void run_hopper(const Case& in) {
-  run_16_bits<kind, store>(in, [](int64_t) { return 1.0; }, [](const GemmArguments& arguments) {
+  run_16_bits<kind, store>(in, unscaled, unscaled, [](const GemmArguments& arguments) {
     Stream stream;
     return fusegen::launch_gemm<kind, Result, Config, store>(arguments, stream);
   });
@@ -25,6 +25,14 @@ void run_decoded_hopper(const Case& in) {
   run_decoded<kind, store, amaxes>(in, [](const fusegen::DecodedGemmArguments& arguments) {
     Stream stream;
     return fusegen::launch_decoded_gemm<kind, Result, Config, store>(arguments, stream);
+  });
+}
+
+template <Gemm kind, Store store, EndScale of_a, EndScale of_b, class Config>
+void run_scaled_hopper(const Case& in) {
+  run_scaled<kind, store, of_a, of_b>(in, [](const fusegen::DecodedGemmArguments& arguments) {
+    Stream stream;
+    return fusegen::launch_decoded_gemm<kind, Result, Config, store, of_a, of_b>(arguments, stream);
   });
 }
 

@@ -17,6 +17,7 @@
 #include "fusegen/sink/stored.cuh"
 namespace sim {
 
+using fusegen::EndScale;
 using fusegen::Gemm;
 using fusegen::GemmArguments;
 using fusegen::Status;
@@ -270,9 +271,10 @@ struct Common {
   }
 };
 
-// `launch` takes the arguments; the product of group g comes out times factor(g).
-template <Gemm kind, Store store, class Factor, class Launch>
-void run_16_bits(const Case& in, Factor factor, Launch launch) {
+// `launch` takes the arguments; results come out times row_factor(group, row) and
+// column_factor(group, column).
+template <Gemm kind, Store store, class RowFactor, class ColumnFactor, class Launch>
+void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_factor, Launch launch) {
   using Element = __nv_bfloat16;
   const Problem problem(kind, in);
   Buffer<Element> a(in.tokens * (problem.fprop() ? in.k : in.n), Element(kNan));
@@ -284,16 +286,18 @@ void run_16_bits(const Case& in, Factor factor, Launch launch) {
   Operands operands;
   for (int64_t g = 0; g < in.groups(); ++g) {
     operands.a.emplace_back(problem.rows(g), problem.k_of(g), [&](int64_t row, int64_t k) {
-      return draw(a[problem.plain_a(g, row, k)]) * factor(g);
+      return draw(a[problem.plain_a(g, row, k)]) * row_factor(g, row);
     });
     operands.b.emplace_back(problem.columns(), problem.k_of(g), [&](int64_t column, int64_t k) {
-      return draw(b[problem.plain_b(g, column, k)]);
+      return draw(b[problem.plain_b(g, column, k)]) * column_factor(g, column);
     });
   }
   Common<store> common(problem, a.data(), b.data());
   check_status(launch(common.arguments));
   common.check(problem, operands);
 }
+
+inline double unscaled(int64_t, int64_t) { return 1.0; }
 
 // Amaxes of groups without tokens are NaN.
 template <Gemm kind, Store store, bool amaxes, class Launch>
@@ -306,13 +310,56 @@ void run_decoded(const Case& in, Launch launch) {
     a[g] = 2688 * random_scale();
     b[g] = 2688 * random_scale();
   }
-  const auto factor = [&](int64_t g) {
+  const auto factor = [&](int64_t g, int64_t) {
     return amaxes && problem.tokens(g) > 0 ? double(a[g]) / 2688 * double(b[g]) / 2688 : 1.0;
   };
-  run_16_bits<kind, store>(in, factor, [&](const GemmArguments& arguments) {
+  run_16_bits<kind, store>(in, factor, unscaled, [&](const GemmArguments& arguments) {
     const fusegen::DecodedGemmArguments decoded{arguments, amaxes ? a.data() : nullptr,
                                                 amaxes ? b.data() : nullptr};
     return launch(decoded);
+  });
+}
+
+// Scales that one operand leaves for the end; those of groups without tokens are NaN.
+template <EndScale end>
+struct EndScalesOf {
+  Buffer<float> scales;
+  int64_t rows;   // of the operand in one group
+  bool of_tokens;  // its rows
+
+  EndScalesOf(const Problem& problem, int64_t rows, bool of_tokens)
+      : scales(end == EndScale::tensor ? problem.in.groups()
+                                       : of_tokens ? problem.in.tokens : problem.in.groups() * rows,
+               kNan),
+        rows(rows),
+        of_tokens(of_tokens) {
+    for (int64_t g = 0; g < problem.in.groups(); ++g) {
+      const int64_t own = end == EndScale::tensor ? 1 : of_tokens ? problem.tokens(g) : rows;
+      if (problem.tokens(g) == 0) continue;
+      for (int64_t row = 0; row < own; ++row) scales[place(problem, g, row)] = random_scale();
+    }
+  }
+
+  int64_t place(const Problem& problem, int64_t g, int64_t row) const {
+    if (end == EndScale::tensor) return g;
+    return (of_tokens ? problem.begin(g) : g * rows) + row;
+  }
+  double of(const Problem& problem, int64_t g, int64_t row) {
+    if (end == EndScale::none || problem.tokens(g) == 0) return 1.0;
+    return scales[place(problem, g, row)];
+  }
+  const float* data() { return end == EndScale::none ? nullptr : scales.data(); }
+};
+
+template <Gemm kind, Store store, EndScale of_a, EndScale of_b, class Launch>
+void run_scaled(const Case& in, Launch launch) {
+  const Problem problem(kind, in);
+  EndScalesOf<of_a> a(problem, in.n, !problem.wgrad());
+  EndScalesOf<of_b> b(problem, problem.columns(), false);
+  const auto row_factor = [&](int64_t g, int64_t row) { return a.of(problem, g, row); };
+  const auto column_factor = [&](int64_t g, int64_t column) { return b.of(problem, g, column); };
+  run_16_bits<kind, store>(in, row_factor, column_factor, [&](const GemmArguments& arguments) {
+    return launch(fusegen::DecodedGemmArguments{arguments, nullptr, nullptr, a.data(), b.data()});
   });
 }
 

@@ -11,7 +11,8 @@ import pytest
 from plans import SPECS
 
 from fusegen.checks.load import load
-from fusegen.emit.text.explain import explain, size_in_bytes
+from fusegen.emit.text.explain import explain
+from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell, gradient, need
 from fusegen.ir.plan import ModulePlan, Status

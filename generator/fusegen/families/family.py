@@ -315,7 +315,12 @@ class Family:
 
 
 def _scale_block(variant: Variant) -> dict[str, int]:
-    """Rows and columns that share a scale in a copy that is made or read; 0 is all of them."""
+    """Rows and columns that share a scale in a copy that is made or read; 0 is all of them.
+
+    Of codes that are decoded as they are, both are 0.
+    """
+    if not variant.scalings:
+        return {"scale_rows": 0, "scale_columns": 0}
     scaling = Scaling.parse(variant.scalings[0])
     assert scaling is not None, variant.scalings
     rows, columns = (0 if each is Extent.ALL else each for each in scaling.extents)

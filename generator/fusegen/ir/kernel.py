@@ -22,6 +22,18 @@ class Store(str, Enum):
     ADD_IO = "add_io"
 
 
+class EndScale(str, Enum):
+    """What a GEMM of decoded operands multiplies its result by, for one of them.
+
+    A scale of the TENSOR or group, or one of each ROW as the GEMM reads it, is constant along the
+    contraction: the codes alone are decoded then.  NONE: elements were decoded by their scales.
+    """
+
+    NONE = "none"
+    TENSOR = "tensor"
+    ROW = "row"
+
+
 class GemmKind(str, Enum):
     """Which of the three GEMMs of a linear layer."""
 

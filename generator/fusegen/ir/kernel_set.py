@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .dtypes import DType
-from .kernel import GemmKind, Store
+from .kernel import EndScale, GemmKind, Store
 from .predicate import Predicate
 from .step import Pointwise
 
@@ -19,17 +19,21 @@ class Variant:
         scalings: how their elements share scales.
         traits: accumulation of a GEMM; rounding and transforms of a quantisation.
         store: what becomes of a GEMM.
+        ends: what a GEMM of decoded operands multiplies by at its end, for each of them; empty
+            where it has no scales of theirs.
     """
 
     formats: tuple[DType, ...]
     scalings: tuple[str, ...]
     traits: tuple[str, ...]
     store: Store = Store.IO
+    ends: tuple[EndScale, ...] = ()
 
     def __str__(self) -> str:
         words = (format.value for format in self.formats if format is not DType.IO)
         stored = () if self.store is Store.IO else (self.store.value,)
-        return "_".join((*words, *dict.fromkeys(self.scalings), *self.traits, *stored))
+        ends = (end.value for end in self.ends)
+        return "_".join((*words, *dict.fromkeys(self.scalings), *self.traits, *ends, *stored))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from .dtypes import DType
 from .fields import STRICT, Block
-from .kernel import GemmKind
+from .kernel import EndScale, GemmKind
 
 _FP32_MAX = 3.4028234663852886e38
 
@@ -210,6 +210,17 @@ class QuantizationSpec:
         return 1 if isinstance(rows, Extent) or isinstance(columns, Extent) else rows
 
     @property
+    def end_scale(self) -> EndScale:
+        """What of its scales a GEMM can apply at its end: those constant along its contraction.
+
+        That runs along the columns of a rowwise copy.  A columnwise copy swaps the extents, and its
+        contraction runs along the rows: so it is the second extent that counts for both.
+        """
+        if self.scale.rule is not ScaleRule.MAX_OVER_AMAX:
+            return EndScale.NONE
+        return _END_SCALES.get(self.block, EndScale.NONE)
+
+    @property
     def amax_pass(self) -> bool:
         """Whether a tensor is read for its amaxes before it can be quantised.
 
@@ -225,3 +236,10 @@ class QuantizationSpec:
         fp32 = self.scale.dtype is DType.FLOAT32
         blocks = fp32 and rows == 1 and columns is not Extent.ALL
         return role is not Role.WEIGHT and orientation is Orientation.ROWWISE and blocks
+
+
+_END_SCALES: Mapping[tuple[int | Extent, int | Extent], EndScale] = {
+    (Extent.ALL, Extent.ALL): EndScale.TENSOR,
+    (1, Extent.ALL): EndScale.ROW,
+}
+"""By rows and columns that share an fp32 scale."""

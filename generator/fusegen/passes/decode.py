@@ -1,11 +1,12 @@
 """Quantised copies decoded again: what a copy stands for, and GEMMs without an instruction.
 
-An operand is decoded to bfloat16 by its scale, which is exact where that is a power of two, or E4M3
-times E2M1, and rounds once otherwise; the second, fp32 scale over a tensor or group of such blocks
-is left for the GEMM's end.  So a GEMM of any formats and scales is that of 16-bit operands,
-whatever instructions there are, and its sums are kept in fp32, whatever less a recipe allows.
-Transposed copies are transposed back; those of rows in groups keep the padded space they lie in,
-and the GEMM runs over the padded groups.
+Scales that are constant along the contraction, of tensors, groups or rows, are left for the GEMM's
+end, in fp32: codes alone are exact in bfloat16.  Other scales vary along it, and the operand is
+decoded by them, which is exact where they are powers of two, or E4M3 times E2M1, and rounds once
+otherwise; a second, fp32 scale over a tensor or group of such blocks is left for the end, too.  So
+a GEMM of any formats and scales is that of 16-bit operands, whatever instructions there are, and
+its sums are kept in fp32, whatever less a recipe allows.  Transposed copies are transposed back;
+those of rows in groups keep the padded space they lie in, and the GEMM runs over the padded groups.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.kernel import LayoutSpec
+from ..ir.kernel import EndScale, LayoutSpec
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Orientation, QuantizationSpec
 from ..ir.shapes import Const, Expr, Shape
@@ -82,8 +83,9 @@ def decode_operands(
     made = tuple(buffer for _, each in decoded for buffer in each)
     tokens = made[0].shape.dims[0]
     inputs = [Operand(slot, each.out) for slot, each in zip("ab", steps, strict=True)]
+    used = {operand.buffer for each in steps for operand in each.inputs}
     inputs += [
-        o for o in step.inputs if o.slot in ("a_amax", "b_amax", "add", "add_scales", "accumulate")
+        o for o in step.inputs if o.slot not in ("a", "b", "groups") and o.buffer not in used
     ]
     sizes = step.sizes
     groups = step.input("groups")
@@ -107,7 +109,7 @@ def _decode(
         primitive=DEQUANTIZE.name,
         kind=None,
         item="",
-        inputs=tuple(copy_slots("a", copy)[:2]),
+        inputs=tuple(copy_slots("a", copy)[: 2 if spec.end_scale is EndScale.NONE else 1]),
         outputs=(Operand("out", out.name),),
         sizes=_sizes(
             tensor.matrices or Const(1),
@@ -129,9 +131,9 @@ def _decode(
 
 
 def _by_group(copy: Copy, spec: QuantizationSpec, layout: LayoutSpec) -> bool:
-    """Whether a row's scale is found by its group, too: in scales of rows alone it is not."""
+    """Whether a row is decoded by a scale that is found by its group, too."""
     token_major = layout.token_major and spec.along_tokens(copy.role, copy.orientation)
-    return spec.block[0] != 1 or token_major
+    return spec.end_scale is EndScale.NONE and (spec.block[0] != 1 or token_major)
 
 
 def _with_padded_sizes(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..families.family import HADAMARD, Config, Demand, offers
 from ..families.registry import known_family
 from ..ir.buffers import Buffer
 from ..ir.dtypes import IO_DTYPES, DType
-from ..ir.kernel import GemmKind, Store
+from ..ir.kernel import EndScale, GemmKind, Store
 from ..ir.kernel_set import Kernel, KernelSet, KernelUnit, SelectionRule, Variant
 from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
 from ..ir.predicate import Predicate
-from ..ir.quantization import Orientation, Rounding
+from ..ir.quantization import Orientation, QuantizationSpec, Rounding
 from ..ir.step import Step
 from ..spec.arch import ArchSpec, FamilySpec
 from ..spec.offered import offered
@@ -35,6 +35,9 @@ from .draft import Draft, NotPossible
 
 DECODED = Variant((DType.BFLOAT16,), (), ())
 """What multiplies quantised operands of any recipe, once they are decoded."""
+
+CODES = "codes"
+"""Trait of what decodes codes as they are, because a GEMM has their scales."""
 
 
 def choose_kernels(
@@ -145,14 +148,16 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     store = _store_of(step, buffers)
     if not step.copies:
         return Variant((DType.IO,), (), (), store) if store is not Store.IO else None
-    if reads_decoded(step):
-        return replace(DECODED, store=store)
     specs = [recipe.roles[copy.role] for copy in step.copies]
+    if reads_decoded(step):
+        return replace(DECODED, store=store, ends=_ends_of(step, specs))
     if decodes(step):
         turned = step.copies[0].orientation is Orientation.COLUMNWISE
         by_group = specs[0].square > 1 and step.input("groups") is not None and not turned
-        traits = [*(["turned"] if turned else []), *(["by_group"] if by_group else [])]
-        return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
+        scalings = (specs[0].scaling,) if step.input("a_scale") else ()
+        traits = [*([] if scalings else [CODES]), *(["turned"] if turned else [])]
+        traits += ["by_group"] if by_group else []
+        return Variant((specs[0].format,), scalings, tuple(traits))
     if observes(step):
         orientation = step.copies[0].orientation
         transform = specs[0].hadamard
@@ -168,6 +173,15 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     accumulation = recipe.gemm[GemmKind(step.kind)]
     formats = tuple(spec.format for spec in specs)
     return Variant(formats, tuple(spec.scaling for spec in specs), (accumulation.value,), store)
+
+
+def _ends_of(step: Step, specs: Sequence[QuantizationSpec]) -> tuple[EndScale, ...]:
+    """What of each operand's scales a GEMM of decoded operands was left; empty where nothing."""
+    ends = tuple(
+        spec.end_scale if step.input(f"{slot}_scale") else EndScale.NONE
+        for slot, spec in zip("ab", specs, strict=True)
+    )
+    return ends if any(end is not EndScale.NONE for end in ends) else ()
 
 
 def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:

@@ -34,7 +34,7 @@ PLAIN = Launch(
     "quantize/quantize.h",
     (
         Field("data", Origin.OPERAND, "a"),
-        Field("scale", Origin.OPERAND, "a_scale"),
+        Field("scale", Origin.OPERAND, "a_scale", optional=True),
         Field("output", Origin.RESULT, "out"),
         *sizes("matrices", "lines", "length"),
         Field("pitch", Origin.PITCH, "a"),
@@ -50,7 +50,7 @@ PADDED = Launch(
     "quantize/quantize.h",
     (
         Field("data", Origin.OPERAND, "a"),
-        Field("scale", Origin.OPERAND, "a_scale"),
+        Field("scale", Origin.OPERAND, "a_scale", optional=True),
         Field("output", Origin.RESULT, "out"),
         Field("group_sizes", Origin.INTEGER_OPERAND, "groups"),
         Field("padded_sizes", Origin.INTEGER_RESULT, PADDED_SIZES, optional=True),

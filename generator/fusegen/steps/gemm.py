@@ -44,6 +44,8 @@ DECODED = Launch(
     (
         Field("amax_a", Origin.FLOAT_OPERAND, "a_amax"),
         Field("amax_b", Origin.FLOAT_OPERAND, "b_amax"),
+        Field("scale_a", Origin.FLOAT_OPERAND, "a_scale", optional=True),
+        Field("scale_b", Origin.FLOAT_OPERAND, "b_scale", optional=True),
     ),
     base=PLAIN,
 )
@@ -52,6 +54,12 @@ DECODED = Launch(
 def reads_decoded(step: Step) -> bool:
     """Whether a GEMM of quantised copies reads them decoded to 16 bits."""
     return bool(step.copies) and step.input("a") != step.copies[0].data
+
+
+def multiplies_codes(step: Step) -> bool:
+    """Whether it reads codes decoded as they are, and has all their scales for its end."""
+    scales = (step.input("a_scale"), step.input("b_scale"))
+    return reads_decoded(step) and None not in scales
 
 
 def _launch(step: Step) -> Launch:

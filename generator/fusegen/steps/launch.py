@@ -54,7 +54,8 @@ class Field:
         name: of the field where fields are assigned; where they are given in order, for people.
         origin: where its value comes from.
         of: slot or size that the origin is about; empty where it is about the whole step.
-        optional: left out where the step has nothing in the slot; others are null then.
+        optional: left out where the step has nothing in the slot, and null before fields that are
+            not; others are null then.
     """
 
     name: str

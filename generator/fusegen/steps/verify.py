@@ -271,13 +271,16 @@ def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
 def _copies(view: View, _: Buffers) -> Iterator[Fault]:
     """A step writes all of the copies that it makes, or reads all of those that it is given.
 
-    What decodes a copy may leave its amax to the GEMM that reads what it decoded.
+    What decodes a copy may leave scales and amaxes to the GEMM that reads what it decoded.
     """
+    decoding = {name: step for step in view.steps if decodes(step) for name in step.writes}
     for step in view.steps:
         makes = quantizes(step) or bool(step.parts)
-        touched = step.writes if makes else step.reads
-        for copy in () if reads_decoded(step) else step.copies:
-            left = {copy.amax} if decodes(step) else set()
+        touched = {*(step.writes if makes else step.reads)}
+        if reads_decoded(step):
+            touched.update(*(decoding[name].reads for name in step.reads if name in decoding))
+        for copy in step.copies:
+            left = {copy.scale, copy.amax} if decodes(step) else set()
             for name in copy.buffers:
                 if name not in touched and name not in left:
                     missing = "writes" if makes else "reads"

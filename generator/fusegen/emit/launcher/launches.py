@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ...ir import dtypes
+from ...ir.buffers import size_in_bytes
 from ...ir.plan import ModulePlan
 from ...ir.program import Program
 from ...ir.quantization import Orientation, QuantizationSpec, Role, ScaleRounding, ScaleRule
@@ -20,7 +21,6 @@ from ...steps.quantize import SUMMED
 from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
 from ..python.words import scalar, scope_name, step_comment
-from ..text.explain import size_in_bytes
 from .words import Reading, call, filled, scalar_type, writable
 
 
@@ -101,8 +101,10 @@ def _launch(place: _Place) -> list[str]:
 def _words(place: _Place, launch: Launch) -> list[str]:
     """Values of a struct in order, each behind its name."""
     begun = [f"{{{', '.join(_words(place, launch.base))}}}"] if launch.base else []
-    fields = _fields(place, launch).items()
-    return begun + [_word(name, value) for name, value in fields if value]
+    fields = [*_fields(place, launch).items()]
+    while fields and not fields[-1][1]:
+        fields.pop()
+    return begun + [_word(name, value or "nullptr") for name, value in fields]
 
 
 def _word(name: str, value: str) -> str:
@@ -242,8 +244,14 @@ def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, st
     }
 
 
-def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
-    """From the scale of one matrix, line and block of a copy to the next; lines that share one."""
+def _scale_strides(at: _Place, slot: str) -> dict[str, str]:
+    """From the scale of one matrix, line and block of a copy to the next; lines that share one.
+
+    Nothing of a copy whose scales the step does not read.
+    """
+    if at.step.input(f"{slot}_scale") is None:
+        return {}
+    plan, copy = at.plan, at.copy(slot)
     spec = dict(plan.quantizations)[copy.role]
     dims = plan.buffer(copy.scale).shape.dims
     stack = len(plan.buffer(copy.data).shape.dims) == 3
@@ -356,7 +364,7 @@ _SEVERAL: Mapping[Origin, Callable[[_Place, str], dict[str, str]]] = {
     Origin.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
     Origin.QUANTIZATION: lambda at, _: _quantize_fields(at),
     Origin.PARTS: _parts_fields,
-    Origin.SCALE_STRIDES: lambda at, slot: _scale_strides(at.plan, at.copy(slot)),
+    Origin.SCALE_STRIDES: lambda at, slot: _scale_strides(at, slot),
     Origin.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
     Origin.DELAYED_STATE: lambda at, _: _delayed_fields(at, role_of(at.step)),
 }

@@ -34,14 +34,6 @@ inline Status check_arguments(const GemmArguments& in) {
   return {};
 }
 
-inline Status check_arguments(const DecodedGemmArguments& in) {
-  if (Status status = check_arguments(in.gemm); !status.ok()) return status;
-  if ((in.amax_a == nullptr) != (in.amax_b == nullptr)) {
-    return {static_cast<int>(cudaErrorInvalidValue), "amax_a and amax_b, or neither"};
-  }
-  return {};
-}
-
 template <class Element>
 Bias<Element> bias_of(const GemmArguments& in) {
   return {static_cast<const Element*>(in.bias), in.row_scales};

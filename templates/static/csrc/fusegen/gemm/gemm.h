@@ -47,12 +47,24 @@ struct GemmArguments {
   const float* row_scales = nullptr;  // [tokens], which Store::scaled_bias multiplies bias by
 };
 
-// A product of operands decoded to bf16. Its result is multiplied by amax_a amax_b / (448 6)^2 of
-// its group where they are given: what scales of tensors or groups (NVFP4) leave for the end.
+// What the result of a product of decoded operands is multiplied by, for one of them, in fp32: scales
+// that are constant along the contraction. Codes are decoded as they are then, which is exact.
+enum class EndScale {
+  none,    // elements were decoded by their scales
+  tensor,  // [groups]
+  row,     // one per row of the operand as the product reads it: of a [tokens], in wgrad [groups, n];
+           // of b [groups, n], in dgrad and wgrad [groups, k]
+};
+
+// A product of operands decoded to bf16, which `EndScale` of each says the fields of. Without one, the
+// result is multiplied by amax_a amax_b / (448 6)^2 of its group where they are given: what blocks
+// below scales of groups (NVFP4) leave for the end. No scale is read for rows past sum(group_sizes).
 struct DecodedGemmArguments {
   GemmArguments gemm;
   const float* amax_a;  // [groups] or nullptr
   const float* amax_b;  // [groups] or nullptr
+  const float* scale_a = nullptr;  // nullptr: EndScale::none
+  const float* scale_b = nullptr;
 };
 
 // Group sizes are known to the device alone, so rules see their mean.

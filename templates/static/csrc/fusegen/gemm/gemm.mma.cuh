@@ -17,6 +17,7 @@
 
 #include "fusegen/gemm/arguments.cuh"
 #include "fusegen/gemm/config.mma.cuh"
+#include "fusegen/gemm/decoded.cuh"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/load/cp_async.mma.cuh"
@@ -25,7 +26,6 @@
 #include "fusegen/sink/store_fragment.cuh"
 #include "fusegen/tile_source/tile_source.cuh"
 #include "fusegen/visit/gemm_visitors.cuh"
-#include "fusegen/visit/group_amaxes.cuh"
 
 namespace fusegen {
 
@@ -94,14 +94,14 @@ static __global__ void __launch_bounds__(MmaTraits<kind, Element, Config, store>
                                                shape);
 }
 
-template <Gemm kind, class Element, class Config, Store store>
+template <Gemm kind, class Element, class Config, Store store, class Scales>
 static __global__ void __launch_bounds__(MmaTraits<kind, __nv_bfloat16, Config, store>::kThreads,
                                          Config::ctas)
-    ragged_decoded_mma_gemm(const MmaOperands in, void* d, const GroupAmaxes amaxes,
+    ragged_decoded_mma_gemm(const MmaOperands in, void* d, const Scales scales,
                             const Bias<Element> bias, const __grid_constant__ Shape shape) {
   using T = MmaTraits<kind, __nv_bfloat16, Config, store>;
   run_mma_cta<kind, Element, store, T, Config>(
-      in, d, gemm_visitors<kind, store>(bias, shape, amaxes), shape);
+      in, d, gemm_visitors<kind, store>(bias, shape, scales), shape);
 }
 
 template <Gemm kind>
@@ -124,18 +124,20 @@ static Status launch_mma_gemm(const GemmArguments& in, Stream& stream) {
       mma_operands<kind>(in), in.d, bias_of<Element>(in));
 }
 
-template <Gemm kind, class Element, class Config, Store store = Store::io>
+template <Gemm kind, class Element, class Config, Store store = Store::io,
+          EndScale of_a = EndScale::none, EndScale of_b = EndScale::none>
 static Status launch_decoded_mma_gemm(const DecodedGemmArguments& in, Stream& stream) {
   using T = MmaTraits<kind, __nv_bfloat16, Config, store>;
-  if (Status status = check_arguments(in); !status.ok()) return status;
+  if (Status status = check_arguments<of_a, of_b>(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   const GemmArguments& gemm = in.gemm;
   if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
   static std::atomic<uint64_t> shared_memory_allowed{0};
-  return launch_cta<kind, T, Config, MmaOperands, void*, GroupAmaxes, Bias<Element>>(
-      &ragged_decoded_mma_gemm<kind, Element, Config, store>, shared_memory_allowed, gemm, stream,
-      mma_operands<kind>(gemm), gemm.d, GroupAmaxes{in.amax_a, in.amax_b},
-      bias_of<Element>(gemm));
+  auto scales = end_scales<kind, of_a, of_b>(in);
+  using Scales = decltype(scales);
+  return launch_cta<kind, T, Config, MmaOperands, void*, Scales, Bias<Element>>(
+      &ragged_decoded_mma_gemm<kind, Element, Config, store, Scales>, shared_memory_allowed, gemm,
+      stream, mma_operands<kind>(gemm), gemm.d, scales, bias_of<Element>(gemm));
 }
 
 }  // namespace fusegen

@@ -46,6 +46,13 @@ struct Scaling {
   static_assert(columns != kWhole || rule == Rule::ratio, "other rules are of blocks");
 };
 
+// Of codes that are decoded as they are, whatever their scales.
+struct Unscaled {
+  static constexpr int kRows = kWhole;
+  static constexpr int kBlock = kWhole;
+  static constexpr bool kSquare = false;
+};
+
 // Whether a unit states the blocks that share a scale as `Scaling` has them.
 template <class Stated, class Scaling>
 constexpr bool agrees_scaling() {

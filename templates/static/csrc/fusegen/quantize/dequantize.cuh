@@ -2,7 +2,8 @@
 // what a copy stands for.
 //
 // Every element is code * scale in fp32, rounded once; with a scale that is a power of two, or E4M3
-// times an E2M1 code, the product is exact in bf16. Output as stored, or turned: columnwise copies
+// times an E2M1 code, the product is exact in bf16. `Unscaled` leaves scales to others: codes as
+// they are. Output as stored, or turned: columnwise copies
 // [columns, rows] become the row-major operand [rows, columns] of a 16-bit product. Tiles of
 // 64 x 64 turn over in shared memory.
 #pragma once
@@ -19,6 +20,7 @@ struct DequantizeConfig {
   using Format = Format_;
   using Scaling = Scaling_;
   using Output = Output_;
+  static constexpr bool kScaled = !std::is_same_v<Scaling, Unscaled>;
   static constexpr bool kBlocks = Scaling::kBlock > 0;
   // Elements of a line that share a scale; any number where all of them do, with a stride of 0.
   static constexpr int kBlock = kBlocks ? Scaling::kBlock : 8;
@@ -131,7 +133,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ LineGroup line_groups[kTurnTile];
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const RowGroups groups{in.group_sizes, int32_t(in.lines), int32_t(in.groups)};
+  const RowGroups groups{Config::kScaled ? in.group_sizes : nullptr, int32_t(in.lines),
+                         int32_t(in.groups)};
   if (groups.ragged()) {
     if (threadIdx.x < kTurnTile) line_groups[threadIdx.x] = {-1, 0};
     __syncthreads();
@@ -147,12 +150,14 @@ __global__ void __launch_bounds__(kThreads)
     const LineGroup own = groups.ragged() ? line_groups[tile_line] : LineGroup{0, 0};
     if (own.group < 0) continue;
     const auto* codes = static_cast<const uint8_t*>(in.data) + (matrix * in.lines + line) * in.pitch;
-    const float scale = scale_at<typename Config::Scaling>(
-        in.scale, matrix * in.scale_matrix + own.group * in.scale_group +
-                      scale_line<Config>(in, line, own) * in.scale_line +
-                      at / Config::kBlock * in.scale_block);
-    const float whole =
-        in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix + own.group]);
+    float scale = 1.0f, whole = 1.0f;
+    if constexpr (Config::kScaled) {
+      scale = scale_at<typename Config::Scaling>(
+          in.scale, matrix * in.scale_matrix + own.group * in.scale_group +
+                        scale_line<Config>(in, line, own) * in.scale_line +
+                        at / Config::kBlock * in.scale_block);
+      whole = in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix + own.group]);
+    }
     float values[kOctet];
     decode_octet<Format>(values, codes, at, scale);
 #pragma unroll
@@ -235,7 +240,8 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t rows = (tile.rows(kTileRows) + kTogether - 1) / kTogether * kTogether;
   const int64_t first_column = int64_t(blockIdx.y) * kTurnTile;
   const auto* codes = static_cast<const uint8_t*>(in.data) + first_column * in.pitch;
-  const int64_t first_scale = first_scale_of<Config>(in, groups, tile, first_column);
+  int64_t first_scale = 0;
+  if constexpr (Config::kScaled) first_scale = first_scale_of<Config>(in, groups, tile, first_column);
   auto* output = static_cast<Output*>(in.output) + place * in.columns + first_column;
 #pragma unroll 1
   for (int32_t first = 0; first < owned; first += kTurnTile) {
@@ -246,8 +252,11 @@ __global__ void __launch_bounds__(kThreads)
       if (first_column + column >= in.columns) continue;
       float values[kOctet] = {};
       if (row < rows) {
-        const float scale = scale_at<typename Config::Scaling>(
-            in.scale, first_scale + scale_offset<Config>(in, row, column));
+        float scale = 1.0f;
+        if constexpr (Config::kScaled) {
+          scale = scale_at<typename Config::Scaling>(
+              in.scale, first_scale + scale_offset<Config>(in, row, column));
+        }
         decode_octet<Format>(values, codes + column * in.pitch, place + row, scale);
       }
       turn_octet(shared, column, octet, values);

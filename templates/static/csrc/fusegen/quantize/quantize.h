@@ -133,14 +133,15 @@ constexpr bool agrees_history() {
 // Codes back to 16 bits: matrices of lines.
 struct DequantizeArguments {
   const void* data;   // [matrices, lines, pitch bytes]
-  const void* scale;  // block b of line l of matrix m: [m * matrix + l * line + b * block]
+  // Block b of line l of matrix m: [m * matrix + l * line + b * block]; codes as they are need none.
+  const void* scale = nullptr;
   void* output;       // [matrices, lines, length], or turned [matrices, length, lines]
   int64_t matrices;
   int64_t lines;
   int64_t length;     // elements of a line, a multiple of 8
   int64_t pitch;
-  int64_t scale_matrix, scale_line, scale_block;  // strides of scales
-  int64_t lines_per_scale;                        // 1, or the block where blocks are square
+  int64_t scale_matrix = 0, scale_line = 0, scale_block = 0;  // strides of scales
+  int64_t lines_per_scale = 1;  // 1, or the block where blocks are square
   const float* amax = nullptr;  // [matrices] or [groups]: a scale of the tensor is undone, too
   // Lines of one matrix in groups that have a scale or an amax of their own, or whose scales begin
   // at multiples; lines past all groups are left alone. nullptr: no groups, or none that matter.
@@ -154,7 +155,7 @@ struct DequantizeArguments {
 // over padded groups: those start where transposed data has them, and end with zeros.
 struct DequantizeGroupsArguments {
   const void* data;            // [columns, pitch bytes]
-  const void* scale;           // of the columnwise copy
+  const void* scale = nullptr;  // of the columnwise copy; codes as they are need none
   void* output;                // [row_align * (rows / row_align + groups), columns]
   const int64_t* group_sizes;  // [groups] on the device
   int64_t* padded_sizes;       // [groups] of the output, or nullptr: not wanted

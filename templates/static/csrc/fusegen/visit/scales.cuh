@@ -44,11 +44,46 @@ struct TensorScales {
 template <class Values>
 struct RowAndColumnFactors {
   static constexpr bool kWhole = true;
-  static constexpr int kBlocks = Values::kColumns / 64;
-  static_assert(Values::kColumns % 64 == 0);
+  static constexpr int kBlocks = (Values::kColumns + 63) / 64;
 
   float rows[Values::kStrips][2];  // of this lane's two rows in every strip
   float2 columns[kBlocks];         // of columns 2 lane and 2 lane + 1 of every 64
+
+  // `a` has a factor of each row of A, `rows_a` of them in a group of wgrad's.
+  template <Gemm kind>
+  __device__ void load_rows(const float* a, int32_t rows_a, const Tile& tile, Place place,
+                            uint32_t lane) {
+    const float* const first =
+        a + (kind == Gemm::wgrad ? int64_t(tile.group) * rows_a : int64_t(tile.begin)) + tile.row;
+#pragma unroll
+    for (int i = 0; i < 2 * Values::kStrips; ++i) {
+      const int32_t at = place.row + i / 2 * Values::kStripStep + i % 2 * 8 + int32_t(lane / 4);
+      if (at < tile.rows) rows[i / 2][i % 2] = __ldg(first + at);
+    }
+  }
+
+  // `b` has a factor of each of the result's `width` columns in a group.
+  __device__ void load_columns(const float* b, const Tile& tile, Place place, int32_t width,
+                               uint32_t lane) {
+    const float* const factors = b + int64_t(tile.group) * width + place.column;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const int32_t at = i * 64 + int32_t(lane) * 2;
+      if (at < width - place.column) {
+        columns[i] = __ldg(reinterpret_cast<const float2*>(factors + at));
+      }
+    }
+  }
+
+  __device__ void set_rows(float factor) {
+#pragma unroll
+    for (int i = 0; i < 2 * Values::kStrips; ++i) rows[i / 2][i % 2] = factor;
+  }
+
+  __device__ void set_columns(float factor) {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) columns[i] = {factor, factor};
+  }
 
   __device__ void visit(const Values& fragment, const Tile&, Place) const {
     constexpr unsigned kAll = 0xffffffffu;
@@ -81,21 +116,8 @@ struct RowAndColumnScales {
                                                uint32_t lane) const {
     RowAndColumnFactors<Values> out{};
     if (tile.k == 0) return out;
-    const float* const first =
-        a + (kind == Gemm::wgrad ? int64_t(tile.group) * rows_a : int64_t(tile.begin)) + tile.row;
-#pragma unroll
-    for (int i = 0; i < 2 * Values::kStrips; ++i) {
-      const int32_t at = place.row + i / 2 * Values::kStripStep + i % 2 * 8 + int32_t(lane / 4);
-      if (at < tile.rows) out.rows[i / 2][i % 2] = __ldg(first + at);
-    }
-    const float* const factors = b + int64_t(tile.group) * columns + place.column;
-#pragma unroll
-    for (int i = 0; i < Values::kColumns / 64; ++i) {
-      const int32_t at = i * 64 + int32_t(lane) * 2;
-      if (at < columns - place.column) {
-        out.columns[i] = __ldg(reinterpret_cast<const float2*>(factors + at));
-      }
-    }
+    out.template load_rows<kind>(a, rows_a, tile, place, lane);
+    out.load_columns(b, tile, place, columns, lane);
     return out;
   }
 };
