@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -23,6 +23,7 @@ BUILT = ROOT / "build" / "kernels"
 sys.path.insert(0, str(ROOT / "generator"))
 
 from fusegen.build.toolchain import find_toolchain  # noqa: E402
+from fusegen.families.mma_sync import MmaConfig  # noqa: E402
 from fusegen.families.wgmma import LIMITS  # noqa: E402
 
 
@@ -278,6 +279,7 @@ class Code(StrEnum):
     """What nvcc makes of a kernel."""
 
     HOPPER = "arch=compute_90a,code=sm_90a"
+    MMA_SYNC = "arch=compute_90,code=sm_90"  # on the same card, kernels of older instructions
     # As it is written for GPUs without Hopper's instructions; the driver compiles it for the card.
     AMPERE_PTX = "arch=compute_80,code=compute_80"
 
@@ -307,10 +309,34 @@ def build_target(target: Target) -> Report:
     macros = [f"-D{name}={value}" for name, value in target.macros().items()]
 
     def words() -> list[str]:
-        includes = [f"-I{CSRC / 'fusegen'}", f"-I{find_toolchain().cutlass_include}"]
+        includes = [f"-I{CSRC}", f"-I{find_toolchain().cutlass_include}"]
         return _nvcc(HERE / "gemm_fp8.cu", *macros, *includes)
 
     return _compile(target.library, words)
+
+
+def mma_library(point: str) -> Path:
+    """Where the three bf16 products of a point of specs/archs/sm_80.yaml are built."""
+    return BUILT / f"{point}.so"
+
+
+def build_mma(point: str, limits: Mapping[str, int]) -> Report:
+    """Build them as sm_90 code; about ten seconds.
+
+    Args:
+        point: by its name.
+        limits: of the architecture that the point is for.
+    """
+    source = mma_library(point).with_suffix(".cu")
+
+    def words() -> list[str]:
+        # In a file: nvcc would cut a macro of its command line at the commas.
+        config = MmaConfig.parse(point).cpp(limits)
+        text = f'#define POINT MmaConfig<{config}>\n#include "{HERE / "gemm_mma.cu"}"\n'
+        source.write_text(text)
+        return _nvcc(source, f"-I{CSRC}", code=Code.MMA_SYNC)
+
+    return _compile(mma_library(point), words)
 
 
 def quantize_library(device: str, code: Code = Code.HOPPER) -> Path:
