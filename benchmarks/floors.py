@@ -228,7 +228,7 @@ def loads(
 ) -> int:
     """Bytes that tiles read through the L2 cache; what a cluster of two shares, once.
 
-    As schedule.cuh lays tiles out: a cluster takes two row blocks of a column block, and shares B;
+    As raster.cuh lays tiles out: a cluster takes two row blocks of a column block, and shares B;
     the last row block of an odd number takes two column blocks, and shares A.
 
     Args:
@@ -237,7 +237,7 @@ def loads(
     columns = case.n if kind is GemmKind.FPROP else case.k
     total = 0
     for tokens in splits:
-        rows, depth = {
+        rows, k = {
             GemmKind.FPROP: (tokens, case.k),
             GemmKind.DGRAD: (tokens, case.n),
             GemmKind.WGRAD: (case.n, tokens),
@@ -246,7 +246,7 @@ def loads(
             continue
         a, b = _blocks(-(-rows // point.tile[0]), -(-columns // point.tile[1]), point.cluster[0])
         of_a, of_b = point.tile[0] * elements[0], point.tile[1] * elements[1]
-        total += depth * (a * of_a + b * of_b)
+        total += k * (a * of_a + b * of_b)
     return total
 
 

@@ -189,14 +189,14 @@ class Emulation:
         """One group's part of d, float64."""
         begin, end = problem.groups[group]
         if self._target.kind is Kind.WGRAD:
-            rows, depth = problem.n, 32 * blocks(end - begin, 32)
+            rows, k = problem.n, 32 * blocks(end - begin, 32)
             start_a = start_b = (0, problem.padded(group))
         else:
-            rows, depth = end - begin, problem.depth
+            rows, k = end - begin, problem.contraction
             start_a, start_b = (begin, 0), (group * problem.columns, 0)
         total = torch.zeros(rows, problem.columns, dtype=torch.float64, device=problem.device)
-        for first in range(0, depth, BLOCK):
-            width = min(BLOCK, depth - first)
+        for first in range(0, k, BLOCK):
+            width = min(BLOCK, k - first)
             place_a = start_a[0], start_a[1] + first
             place_b = start_b[0], start_b[1] + first
             formats = self._target.format_a, self._target.format_b

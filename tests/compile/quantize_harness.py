@@ -264,10 +264,16 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def compile_for_cpu(header: str, folder: Path) -> Path:
+def compile_for_cpu(header: str, folder: Path, *, architecture: int | None = None) -> Path:
     """A library of a header's C functions, whose kernels `cuda_on_cpu` runs.
 
     A header's own folder is searched first, as that of a bundle's sources.
+
+    Args:
+        header: by name, next to this file, or its path.
+        folder: where the library goes.
+        architecture: that the code is for, as nvcc counts them: 800 is sm_80; the newest that it
+            knows by default.
     """
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "this test compiles C++: install g++"
@@ -275,7 +281,8 @@ def compile_for_cpu(header: str, folder: Path) -> Path:
     source.write_text(f'#include "{header}"\n')
     strict = ["-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
     includes = [f"-I{each}" for each in (HERE / "cuda_on_cpu", (HERE / header).parent, HERE, CSRC)]
-    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *includes]
+    macros = [] if architecture is None else [f"-D__CUDA_ARCH_LIST__={architecture}"]
+    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *macros, *includes]
     subprocess.run([*command, str(source), "-o", str(output)], check=True)
     return output
 

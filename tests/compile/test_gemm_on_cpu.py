@@ -126,7 +126,7 @@ PRODUCTS = (
 
 # Tiles of long groups are added by TMA, of short ones by warps.
 LONG_GROUP = Case("long_group", 1360, 72, 136, (20, 1300, 0, 40))
-# Contractions so deep and groups so large that a warpgroup without rows multiplies as well.
+# Contractions so long and groups so large that a warpgroup without rows multiplies as well.
 IN_STEP = {
     PLAIN_DGRAD: Case("in_step", 1030, 4096, 8, (1030,)),
     BLOCK_FPROP: Case("in_step", 1030, 8, 8192, (1030,)),
@@ -143,7 +143,7 @@ def cases_of(product: Product) -> tuple[Case, ...]:
 FAULTS = (
     # Stages are given away while their multiplications still read them.
     Fault(
-        "mainloop/mainloop.sm90.cuh",
+        "mainloop/running_sums.sm90.cuh",
         "cute::warpgroup_wait<1>();",
         "cute::warpgroup_wait<8>();",
         PLAIN_FPROP.name,
@@ -151,7 +151,7 @@ FAULTS = (
     ),
     # Stages whose scales were read are never given back.
     Fault(
-        "mainloop/mainloop_fp8.sm90.cuh",
+        "mainloop/split_sums.sm90.cuh",
         "if (Sum::kReadsStage) release_stage();",
         "",
         BLOCK_WGRAD.name,
@@ -159,7 +159,7 @@ FAULTS = (
     ),
     # Old values come into a buffer before what was stored from it has been read.
     Fault(
-        "sink/epilogue.sm90.cuh",
+        "sink/loaded_add.sm90.cuh",
         "cute::tma_store_wait<Buffers == 1 ? 0 : 1>();",
         "",
         BROKEN_ADD.name,

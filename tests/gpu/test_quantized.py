@@ -19,8 +19,10 @@ from programs import Outcome, Programs
 from torch import Tensor
 
 FOLDERS = bundles.quantized_bundles()
-CELLS = [cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, "grouped_linear")]
-DENSE_CELLS = [cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, "linear")]
+CELLS, DENSE_CELLS = (
+    sorted({cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, module)})
+    for module in ("grouped_linear", "linear")
+)
 CASES = [case for case in support.grouped_cases() if case.work < 1e10]
 SUMMED = 4e-3  # of a bias gradient: fp32 sums, rounded once
 # Of products of codes that have all scales at their end: fp32 sums, which seldom round otherwise

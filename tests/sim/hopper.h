@@ -45,7 +45,7 @@ struct ScalePlaces : Problem {
       case Fp8Scaling::tensor: return in.scale_per_group ? in.groups() : 1;
       case Fp8Scaling::row: return wgrad() ? in.groups() * in.n : in.tokens;
       case Fp8Scaling::block:
-        return wgrad() ? token_blocks() * in.n : ceil_div(weight_depth(), 128) * padded_tokens();
+        return wgrad() ? token_blocks() * in.n : ceil_div(weight_k(), 128) * padded_tokens();
     }
     return 0;
   }
@@ -119,10 +119,10 @@ void run_fp8(const Case& in) {
   Quantized<B> b(problem.codes_b(), problem.count_b());
   Operands operands;
   for (int64_t g = 0; g < in.groups(); ++g) {
-    operands.a.emplace_back(problem.rows(g), problem.depth(g), [&](int64_t row, int64_t k) {
+    operands.a.emplace_back(problem.rows(g), problem.k_of(g), [&](int64_t row, int64_t k) {
       return a.draw(problem.code_a(g, row, k), problem.scale_a(g, row, k));
     });
-    operands.b.emplace_back(problem.columns(), problem.depth(g), [&](int64_t column, int64_t k) {
+    operands.b.emplace_back(problem.columns(), problem.k_of(g), [&](int64_t column, int64_t k) {
       return b.draw(problem.code_b(g, column, k), problem.scale_b(g, column, k));
     });
   }

@@ -79,18 +79,18 @@ inline Batches mmas[kMostCtas * kMostThreads];
 template <int N>
 void multiply(const MmaOperand& a, const MmaOperand& b, const std::array<float*, N / 2>& d,
               bool overwrite, int thread_of_warpgroup, const uint8_t* memory) {
-  constexpr int kMostDepth = 32;
-  const int depth = 32 / bytes_of(a.format);
+  constexpr int kMostK = 32;
+  const int length = 32 / bytes_of(a.format);
   const int row = thread_of_warpgroup / 32 * 16 + thread_of_warpgroup % 32 / 4;
-  float rows[2][kMostDepth];
-  for (int k = 0; k < depth; ++k) {
+  float rows[2][kMostK];
+  for (int k = 0; k < length; ++k) {
     rows[0][k] = a.at(memory, row, k);
     rows[1][k] = a.at(memory, row + 8, k);
   }
   for (int i = 0; i < N / 4; ++i) {
     const int column = i / 2 * 8 + thread_of_warpgroup % 4 * 2 + i % 2;
     double sums[2] = {};
-    for (int k = 0; k < depth; ++k) {
+    for (int k = 0; k < length; ++k) {
       const double factor = b.at(memory, column, k);
       sums[0] += rows[0][k] * factor;
       sums[1] += rows[1][k] * factor;

@@ -84,7 +84,7 @@ class Buffer {
 };
 
 // A product of one case: its extents and the places of its elements, in the layouts that gemm.h
-// and gemm_fp8.h describe. Rows and depth count from the beginning of a group.
+// and gemm_fp8.h describe. Rows and k count from the beginning of a group.
 struct Problem {
   Gemm kind;
   Case in;
@@ -106,8 +106,8 @@ struct Problem {
   int64_t tokens(int64_t g) const { return ends[size_t(g)] - begin(g); }
   int64_t rows(int64_t g) const { return wgrad() ? in.n : tokens(g); }
   int64_t columns() const { return fprop() ? in.n : in.k; }
-  int64_t weight_depth() const { return fprop() ? in.k : in.n; }
-  int64_t depth(int64_t g) const { return wgrad() ? tokens(g) : weight_depth(); }
+  int64_t weight_k() const { return fprop() ? in.k : in.n; }
+  int64_t k_of(int64_t g) const { return wgrad() ? tokens(g) : weight_k(); }
   int64_t weights() const { return in.groups() * in.n * in.k; }
 
   int64_t results() const { return wgrad() ? weights() : in.tokens * columns(); }
@@ -117,7 +117,7 @@ struct Problem {
 
   // 16 bits.
   int64_t plain_a(int64_t g, int64_t row, int64_t k) const {
-    return wgrad() ? (begin(g) + k) * in.n + row : (begin(g) + row) * weight_depth() + k;
+    return wgrad() ? (begin(g) + k) * in.n + row : (begin(g) + row) * weight_k() + k;
   }
   int64_t plain_b(int64_t g, int64_t column, int64_t k) const {
     switch (kind) {
@@ -132,7 +132,7 @@ struct Problem {
   int64_t padded(int64_t g) const { return 32 * (begin(g) / 32 + g); }
   int64_t padded_tokens() const { return 32 * (in.tokens / 32 + in.groups()); }
   int64_t stored_tokens() const { return in.dense() ? in.tokens : padded_tokens(); }
-  int64_t pitch() const { return ceil_div(wgrad() ? stored_tokens() : weight_depth(), 16) * 16; }
+  int64_t pitch() const { return ceil_div(wgrad() ? stored_tokens() : weight_k(), 16) * 16; }
   int64_t codes_a() const { return (wgrad() ? in.n : in.tokens) * pitch(); }
   int64_t codes_b() const { return (wgrad() ? in.k : in.groups() * columns()) * pitch(); }
   int64_t code_a(int64_t g, int64_t row, int64_t k) const {
@@ -155,21 +155,21 @@ struct Problem {
 
 // One group's operand as numbers.
 struct Matrix {
-  int64_t depth;
+  int64_t length;  // of the contraction
   std::vector<double> values;
 
   template <class Element>
-  Matrix(int64_t rows, int64_t depth, Element element) : depth(depth) {
-    values.reserve(size_t(rows * depth));
+  Matrix(int64_t rows, int64_t length, Element element) : length(length) {
+    values.reserve(size_t(rows * length));
     for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t k = 0; k < depth; ++k) values.push_back(element(row, k));
+      for (int64_t k = 0; k < length; ++k) values.push_back(element(row, k));
     }
   }
-  const double* row(int64_t index) const { return values.data() + index * depth; }
+  const double* row(int64_t index) const { return values.data() + index * length; }
 };
 
 struct Operands {
-  std::vector<Matrix> a, b;  // per group: [rows, depth], [columns, depth]
+  std::vector<Matrix> a, b;  // per group: [rows, k], [columns, k]
 };
 
 // The sum of products and that of their magnitudes.
@@ -207,7 +207,7 @@ void check_results(const Problem& problem, const Operands& operands, Buffer<Stor
     for (int64_t row = 0; row < problem.rows(g); ++row) {
       for (int64_t column = 0; column < problem.columns(); ++column) {
         Sum sum;
-        for (int64_t k = 0; k < a.depth; ++k) sum.add(a.row(row)[k] * b.row(column)[k]);
+        for (int64_t k = 0; k < a.length; ++k) sum.add(a.row(row)[k] * b.row(column)[k]);
         if (has_bias) {
           const double scale = row_scales.count() > 0 ? row_scales[problem.begin(g) + row] : 1.0f;
           sum.add(scale * __bfloat162float(bias[g * problem.in.n + column]));
@@ -285,10 +285,10 @@ void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_facto
   };
   Operands operands;
   for (int64_t g = 0; g < in.groups(); ++g) {
-    operands.a.emplace_back(problem.rows(g), problem.depth(g), [&](int64_t row, int64_t k) {
+    operands.a.emplace_back(problem.rows(g), problem.k_of(g), [&](int64_t row, int64_t k) {
       return draw(a[problem.plain_a(g, row, k)]) * row_factor(g, row);
     });
-    operands.b.emplace_back(problem.columns(), problem.depth(g), [&](int64_t column, int64_t k) {
+    operands.b.emplace_back(problem.columns(), problem.k_of(g), [&](int64_t column, int64_t k) {
       return draw(b[problem.plain_b(g, column, k)]) * column_factor(g, column);
     });
   }

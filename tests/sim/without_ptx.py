@@ -17,20 +17,22 @@ class Replacement:
 
 
 REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
-    "sink/epilogue.sm90.cuh": (
+    "sink/chunk.sm90.cuh": (
         Replacement(
             "stmatrix.sync", "sim::store_matrices(address, {out[0], out[1], out[2], out[3]});"
         ),
         Replacement("ldmatrix.sync", "sim::load_matrices(address, old);"),
         Replacement("st.shared.v2.f32", "sim::store_shared(address, out);"),
     ),
-    "load/tma.sm90.cuh": (
+    "sink/tma_store.sm90.cuh": (
         Replacement("tensor.4d.global", "sim::store_box(map, buffer, {at.x, at.y, at.z, at.w});"),
         Replacement("cp.async.bulk.tensor.3d", "sim::store_box(map, buffer, {at.x, at.y, at.z});"),
         Replacement(
             "cp.reduce.async.bulk.tensor.3d",
             "sim::store_box(map, buffer, {at.x, at.y, at.z}, true);",
         ),
+    ),
+    "load/tma.sm90.cuh": (
         Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
         Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
     ),

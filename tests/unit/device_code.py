@@ -39,7 +39,7 @@ def traits(
     beside = re.search(r"stages_beside\(int buffers\) {\s*return (.*?);", body, re.S)
     definitions = re.findall(r"static constexpr \w+ (k\w+) =\s*([^;]*);", body)
     assert buffers and beside and len(definitions) > 20
-    chunk_columns = constant("sink/epilogue.sm90.cuh", "kChunkColumns")
+    chunk_columns = constant("sink/chunk.sm90.cuh", "kChunkColumns")
     names: dict[str, int] = {
         "tile_m": point.tile[0],
         "tile_n": point.tile[1],
@@ -57,7 +57,7 @@ def traits(
         "kMmaRows": constant("mainloop/wgmma.sm90.cuh", "kMmaRows"),
         "kMmaKBytes": constant("mainloop/wgmma.sm90.cuh", "kMmaKBytes"),
         "kChunkColumns": chunk_columns,
-        "kChunkBytes": constant("sink/epilogue.sm90.cuh", "kChunkRows") * chunk_columns * 2,
+        "kChunkBytes": constant("sink/chunk.sm90.cuh", "kChunkRows") * chunk_columns * 2,
     }
 
     def stages_beside(least: int) -> int:

@@ -858,7 +858,7 @@ def test_what_is_added_to_main_grad_is_read_and_written_in_fp32(floors: Any) -> 
 
 
 def test_tiles_load_what_the_schedule_says(floors: Any) -> None:
-    """Against every cluster's step, one by one, as schedule.cuh walks them."""
+    """Against every cluster's step, one by one, as raster.cuh has them."""
     from fusegen.families.wgmma import WgmmaConfig
 
     def steps(rows: int, columns: int, cluster: int) -> tuple[int, int]:

@@ -353,8 +353,8 @@ def problems(
     assert configured
     way = Accumulation.SPLIT_128 if split else Accumulation.FAST
     variant = Variant((), (scaling, scaling), (way.value,))
-    rows, columns, depth = tile
-    point = WgmmaConfig(schedule, (rows, columns, depth), cluster)
+    rows, columns, k = tile
+    point = WgmmaConfig(schedule, (rows, columns, k), cluster)
     return list(configured.problems(point, kind, variant, ARCH.limits))
 
 

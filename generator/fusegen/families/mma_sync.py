@@ -136,7 +136,8 @@ def _shape_problems(config: MmaConfig) -> Iterator[str]:
         yield f"expected {' or '.join(map(str, _TILE_K))} elements along K"
     for extent, warps, what in zip(extents, config.warps, ("rows", "columns"), strict=True):
         if extent % warps or extent // warps not in _OF_A_WARP:
-            yield f"expected {', '.join(map(str, _OF_A_WARP))} {what} of a warp"
+            words = ", ".join(map(str, _OF_A_WARP))
+            yield f"expected {words} {what} of a warp, got {extent / warps:g}"
         if extent % _SWIZZLED:
             yield f"expected a multiple of {_SWIZZLED} {what}"
         # Each thread copies the same chunks of eight lines, whichever way a tile lies.

@@ -27,7 +27,7 @@ LIMITS = hardware_limits((9, 0))
 _WARPGROUP = 128  # threads
 _SWIZZLE_BYTES = 128  # `kSwizzleBytes` of mainloop/wgmma.sm90.cuh
 _MMA_ROWS = 64  # `kMmaRows`
-_CHUNK_COLUMNS = 64  # `kChunkColumns` of sink/epilogue.sm90.cuh
+_CHUNK_COLUMNS = 64  # `kChunkColumns` of sink/chunk.sm90.cuh
 _CHUNK_BYTES = 2048  # `kChunkBytes`: 16 rows of 16 bits
 _BUFFERS = 2  # `Buffers` of `Config`
 _COLUMNS = (64, 128, 192, 256)  # `select_mma`
@@ -139,7 +139,7 @@ class Operands:
         self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Resources:
         """``TileTraits``, by its names in the order in which it has them."""
-        rows, columns, depth = config.tile
+        rows, columns, k = config.tile
         groups = _math_groups(config)
         warps = 4 * groups
         scales = self._scale_bytes(config, kind, variant)
@@ -147,7 +147,7 @@ class Operands:
         of_thread = limits[REGISTERS] // _WARPGROUP
         math = (of_thread - loader) // groups // 8 * 8
         control = 2048 if kind in self.sorted_kinds else 1024
-        stage = (rows + columns) * depth * self.element_bytes
+        stage = (rows + columns) * k * self.element_bytes
         buffer = warps * _CHUNK_BYTES
 
         def stages_beside(buffers: int) -> int:
@@ -216,9 +216,9 @@ class Operands:
         self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Iterator[str]:
         """What device code refuses to compile, and what is more than an SM has."""
-        rows, columns, depth = config.tile
+        rows, columns, k = config.tile
         cooperative = config.schedule is Schedule.COOPERATIVE
-        if depth * self.element_bytes != _SWIZZLE_BYTES:
+        if k * self.element_bytes != _SWIZZLE_BYTES:
             elements = _SWIZZLE_BYTES // self.element_bytes
             yield f"expected {elements} elements along K, {_SWIZZLE_BYTES} bytes"
         row_choices = (128, 192, 256) if cooperative else (64, 128)

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
-#include "fusegen/sink/epilogue.sm90.cuh"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/gemm/limits.h"
+#include "fusegen/load/coordinates.sm90.cuh"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
-#include "fusegen/load/ring.sm90.cuh"
+#include "fusegen/sink/chunk.sm90.cuh"
 #include "fusegen/tile_source/tile_source.cuh"
 
 namespace fusegen {
@@ -31,6 +31,9 @@ struct Config {
 template <class Config, int ElementBytes, int BoxesB, Store store, int ExtraBytes = 0,
           int ControlBytes = 2048>
 struct TileTraits {
+  static constexpr int kTileN = Config::tile_n;
+  static constexpr int kTileK = Config::tile_k;
+  static constexpr int kCluster = Config::cluster;
   static constexpr bool kPingpong = Config::schedule == Schedule::pingpong;
   // Two math warpgroups, or three with fewer registers each, which hide more of each other's waiting.
   static constexpr int kMathGroups = !kPingpong && Config::tile_m == 3 * kMmaRows ? 3 : 2;
@@ -46,10 +49,11 @@ struct TileTraits {
   static constexpr int kMmaK = kMmaKBytes / ElementBytes;
 
   // Boxes: 64 rows of A each, so that missing rows are not loaded and halves can be shared.
-  static constexpr int kBoxesA = Config::tile_m / 64;
+  static constexpr int kBoxRowsA = 64;
+  static constexpr int kBoxesA = Config::tile_m / kBoxRowsA;
   static constexpr int kBoxesB = BoxesB;
   static constexpr int kBoxWidthB = Config::tile_n / kBoxesB;
-  static constexpr int kBoxBytesA = 64 * Config::tile_k * ElementBytes;
+  static constexpr int kBoxBytesA = kBoxRowsA * Config::tile_k * ElementBytes;
   static constexpr int kBoxBytesB = kBoxWidthB * Config::tile_k * ElementBytes;
   static constexpr int kBytesA = kBoxesA * kBoxBytesA;
   static constexpr int kBytesB = kBoxesB * kBoxBytesB;
@@ -92,22 +96,14 @@ inline constexpr int kBoxesOfB = kind == Gemm::fprop ? 2 : Config::tile_n / 64;
 // 16-bit operands.
 template <Gemm kind, class Element, class Config, Store store>
 struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>, store> {
+  static constexpr Gemm kKind = kind;
+  static constexpr Store kStore = store;
+  using Walk = Walker<kind, Config>;
   using Source = TileSource<kind, Config>;
-  static constexpr bool kRaggedRows = kind != Gemm::wgrad;
+  using Coordinates = PlainCoordinates<kind>;
   static constexpr Major kMajorA = kind == Gemm::wgrad ? Major::MN : Major::K;
   static constexpr Major kMajorB = kind == Gemm::fprop ? Major::K : Major::MN;
-  static constexpr int kRankA = kind == Gemm::wgrad ? 4 : 2;
-  static constexpr int kRankB = kind == Gemm::wgrad ? 4 : 3;
   using Mma = WarpgroupMma<Element, kMajorA, kMajorB>;
-};
-
-template <class Traits>
-struct Control {
-  StageBarriers<Traits::kStages> stages;
-  Barrier turn[2];
-  TileRing ring;
-  CopyBarrier loaded[Traits::kMathWarps][Traits::kBuffers];  // old values, of kernels that add
-  typename Traits::Source::Order order;
 };
 
 // What a unit states of its kernel, as the generator derived it, is what this file derives: two

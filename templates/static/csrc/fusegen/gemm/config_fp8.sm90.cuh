@@ -12,17 +12,6 @@
 
 namespace fusegen {
 
-// Block scales of one stage: of the tile's rows, and in wgrad of its columns.
-template <Gemm kind, Fp8Scaling scaling, class Config>
-struct StageScales {
-  static constexpr bool kRows = scaling == Fp8Scaling::block;
-  static constexpr bool kColumns = kRows && kind == Gemm::wgrad;
-  static constexpr int kBytesA = kRows ? Config::tile_m * int(sizeof(float)) : 0;
-  static constexpr int kBytesB = kColumns ? Config::tile_n * int(sizeof(float)) : 0;
-  static constexpr int kBytes = kBytesA + kBytesB;
-  static_assert(kBytesA % 128 == 0 && kBytesB % 128 == 0, "TMA writes at multiples of 128 bytes");
-};
-
 // What a kernel is told of its scales.
 template <Gemm kind, Fp8Scaling scaling>
 using Scales = std::conditional_t<
@@ -39,15 +28,16 @@ struct Fp8Traits : TileTraits<Config, 1, 2, store, StageScales<kind, scaling, Co
                               kFp8ControlBytes<kind>> {
   using InStage = StageScales<kind, scaling, Config>;
   using Mma = Fp8WarpgroupMma<A, B>;
+  static constexpr Gemm kKind = kind;
+  static constexpr Store kStore = store;
+  using Walk = Walker<kind, Config>;
   using Source = TileSource<kind, Config>;
-  static constexpr bool kRaggedRows = kind != Gemm::wgrad;
+  using Coordinates = CodeCoordinates<kind>;
   // Elements of the contraction whose products one set of partial sums adds up; 0: all of them.
   static constexpr int kPromotionInterval =
       accumulation == Accumulation::split ? Config::tile_k : 0;
   static constexpr Major kMajorA = Major::K;
   static constexpr Major kMajorB = Major::K;
-  static constexpr int kRankA = 2;
-  static constexpr int kRankB = kind == Gemm::wgrad ? 2 : 3;
 
   static_assert(scaling != Fp8Scaling::block || accumulation == Accumulation::split,
                 "block scales are applied where sums are split");

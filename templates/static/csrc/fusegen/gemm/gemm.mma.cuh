@@ -23,6 +23,7 @@
 #include "fusegen/load/cp_async.mma.cuh"
 #include "fusegen/mainloop/mma.mma.cuh"
 #include "fusegen/sink/plain.cuh"
+#include "fusegen/sink/store_fragment.cuh"
 #include "fusegen/tile_source/tile_source.cuh"
 #include "fusegen/visit/gemm_visitors.cuh"
 
@@ -56,6 +57,7 @@ __device__ void run_mma_cta(const MmaOperands& in, void* d, const Visits visits,
   Tile(&tiles)[2] = control.tiles[warp];
   const auto find_tile = [&](Tile& to) {
     const Tile found = source.next();
+    __syncwarp();  // all lanes have read what was there
     if (lane == 0) to = found;
     __syncwarp();
     if (found.group < 0) let_next_kernel_start();
@@ -72,20 +74,13 @@ __device__ void run_mma_cta(const MmaOperands& in, void* d, const Visits visits,
     const Values fragment{sums, lane};
     auto visitors = visits.template begin<Values>(tile, place, columns, lane);
     const bool exists = warp_row < tile.rows && place.column < columns;
+    sink.start(tile, place);
     mainloop.run(sums, tile, tiles[slot ^ 1], copies, exists);
     if (!exists || (adds(store) && tile.k == 0)) continue;
     visitors.visit_whole(fragment, tile, place);
-#pragma unroll
-    for (int strip = 0; strip < Mainloop::kRowBlocks; ++strip) {
-#pragma unroll
-      for (int i = 0; i < T::kWarpColumns / Sink::kColumns; ++i) {
-        const auto part = fragment.template part<Sink::kColumns>(strip, i);
-        const Place at{place.row + strip * 16, place.column + i * Sink::kColumns};
-        visitors.visit_part(part, tile, at);
-        sink.put(part, tile, at);
-      }
-    }
+    store_fragment(fragment, visitors, sink, tile, place, columns);
   }
+  sink.drain();
 }
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.

@@ -7,28 +7,31 @@
 #include <type_traits>
 
 #include "fusegen/common/status.h"
+#include "fusegen/launch/architecture.cuh"
 #include "fusegen/launch/stream.h"
 
 namespace fusegen {
 
 // First thing in every kernel, before it touches memory: kernels before have ended, and what they
 // wrote can be seen. That holds for all of them, since the one before has waited, too.
-__device__ __forceinline__ void wait_for_previous_kernel() { cudaGridDependencySynchronize(); }
+__device__ __forceinline__ void wait_for_previous_kernel() {
+  if constexpr (kProgrammaticLaunch) cudaGridDependencySynchronize();
+}
 
 // The next kernel starts once all blocks have called this or ended.
 __device__ __forceinline__ void let_next_kernel_start() {
-  cudaTriggerProgrammaticLaunchCompletion();
+  if constexpr (kProgrammaticLaunch) cudaTriggerProgrammaticLaunchCompletion();
 }
 
 struct Grid {
   dim3 blocks;
   int threads;
   int shared_bytes = 0;  // dynamic shared memory
-  int cluster = 1;       // blocks of a cluster, along x
+  int cluster = 1;       // blocks of a cluster, along x; more than 1 where there are clusters
 };
 
-// After another kernel of the call by programmatic dependent launch. `call` is what a failure is
-// reported as.
+// After another kernel of the call by programmatic dependent launch, where there is such. `call` is
+// what a failure is reported as.
 template <class... Parameters>
 Status launch_kernel(const char* call, void (*kernel)(Parameters...), const Grid& grid,
                      Stream& stream, const std::common_type_t<Parameters>&... parameters) {
@@ -46,7 +49,7 @@ Status launch_kernel(const char* call, void (*kernel)(Parameters...), const Grid
     cluster.val.clusterDim.y = 1;
     cluster.val.clusterDim.z = 1;
   }
-  if (stream.after_kernel) {
+  if (kProgrammaticLaunch && stream.after_kernel) {
     cudaLaunchAttribute& early = attributes[config.numAttrs++];
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;

@@ -1,4 +1,4 @@
-// Boxes between global and shared memory by TMA, and reads of shared memory that stay where they
+// Boxes from global into shared memory by TMA, and reads of shared memory that stay where they
 // stand.
 #pragma once
 
@@ -32,34 +32,6 @@ __device__ void load_box(const CUtensorMap* map, CopyBarrier& barrier, void* to,
   } else {
     if (multicast) return Multicast::copy(map, bar, kBothCtas, kHint, to, at.x, at.y, at.z, at.w);
     Load::copy(map, bar, kHint, to, at.x, at.y, at.z, at.w);
-  }
-}
-
-template <bool Ragged, bool add>
-__device__ void store_box(const CUtensorMap* map, uint32_t buffer, BoxCoordinates at) {
-  static_assert(!Ragged || !add, "results that accumulate are whole matrices");
-  if constexpr (add) {
-    asm volatile(
-        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group"
-        " [%0, {%2, %3, %4}], [%1];"
-        :
-        : "l"(map),
-        "r"(buffer), "r"(at.x), "r"(at.y), "r"(at.z)
-        : "memory");
-  } else if constexpr (Ragged) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
-        :
-        : "l"(map),
-        "r"(buffer), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w)
-        : "memory");
-  } else {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
-        :
-        : "l"(map),
-        "r"(buffer), "r"(at.x), "r"(at.y), "r"(at.z)
-        : "memory");
   }
 }
 

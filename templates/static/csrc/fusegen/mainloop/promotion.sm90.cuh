@@ -1,11 +1,17 @@
 // How a partial sum of 128 products joins the total, 128 columns at a time: as it is, or times the
 // scales of its blocks.
+//
+// A promotion belongs to a thread and gives each tile its sum, of `Parts` times 128 columns.
 #pragma once
+
+#include <cute/arch/util.hpp>
 
 #include <cstdint>
 
 #include "fusegen/gemm/gemm_fp8.h"
+#include "fusegen/load/block_scales.sm90.cuh"
 #include "fusegen/load/tma.sm90.cuh"
+#include "fusegen/tile_source/tile.cuh"
 
 namespace fusegen {
 
@@ -29,6 +35,18 @@ struct PlainSum {
     static_assert(!First, "it is the total");
 #pragma unroll
     for (int i = 0; i < kScaleBlock / 2; ++i) total[i] += part[i];
+  }
+};
+
+struct PlainPromotion {
+  using Arguments = const void*;
+  static constexpr int kStageBytes = 0;
+
+  __device__ PlainPromotion(Arguments, const uint8_t*, uint32_t, uint32_t) {}
+
+  template <int Parts>
+  __device__ PlainSum begin(const Tile&) const {
+    return {};
   }
 };
 
@@ -85,6 +103,38 @@ struct WeightScaledSum {
   }
 };
 
+// fprop and dgrad, with scales `InStage`.
+template <Gemm kind, class InStage>
+struct WeightPromotion {
+  using Arguments = const BlockScales<kind>*;
+  static constexpr int kStageBytes = InStage::kBytes;
+
+  Arguments scales;
+  uint32_t rows;  // shared address of the scale of this thread's first row in stage 0
+
+  __device__ WeightPromotion(Arguments scales, const uint8_t* stage_scales, uint32_t row, uint32_t)
+      : scales(scales),
+        rows(cute::cast_smem_ptr_to_uint(stage_scales) + row * uint32_t(sizeof(float))) {}
+
+  template <int Parts>
+  __device__ WeightScaledSum<Parts> begin(const Tile& tile) const {
+    constexpr bool kForward = kind == Gemm::fprop;
+    const int32_t pitch = scales->column_blocks;
+    const float* const matrix = scales->weights + int64_t(tile.group) * scales->row_blocks * pitch;
+    WeightScaledSum<Parts> sum;
+    sum.rows = rows;
+    sum.k_step = kForward ? 1 : pitch;
+    sum.stages = blocks(tile.k, kScaleBlock);
+#pragma unroll
+    for (int part = 0; part < Parts; ++part) {
+      const int64_t block = tile.column / kScaleBlock + part;
+      sum.weights[part] = matrix + (kForward ? block * pitch : block);
+    }
+    sum.prefetch();
+    return sum;
+  }
+};
+
 // Both operands have scales of 1 x 128 blocks in the stage: one per row, one per column.
 struct RowAndColumnScaledSum {
   static constexpr bool kScales = true;
@@ -112,6 +162,26 @@ struct RowAndColumnScaledSum {
       total[i + 2] = joined<First>(total[i + 2], part[i + 2], second * column.x);
       total[i + 3] = joined<First>(total[i + 3], part[i + 3], second * column.y);
     }
+  }
+};
+
+// wgrad, with scales `InStage`.
+template <class InStage>
+struct RowAndColumnPromotion {
+  using Arguments = const void*;
+  static constexpr int kStageBytes = InStage::kBytes;
+
+  uint32_t rows, columns;  // shared addresses in stage 0, as of its sum
+
+  __device__ RowAndColumnPromotion(Arguments, const uint8_t* stage_scales, uint32_t row,
+                                   uint32_t lane)
+      : rows(cute::cast_smem_ptr_to_uint(stage_scales) + row * uint32_t(sizeof(float))),
+        columns(cute::cast_smem_ptr_to_uint(stage_scales) + InStage::kBytesA +
+                lane % 4 * 2 * uint32_t(sizeof(float))) {}
+
+  template <int Parts>
+  __device__ RowAndColumnScaledSum begin(const Tile&) const {
+    return {rows, columns, 0, 0.f, 0.f};
   }
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/util.hpp>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

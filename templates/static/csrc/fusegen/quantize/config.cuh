@@ -86,8 +86,16 @@ struct QuantizeConfig {
   static constexpr int kLineBytes = kTileRows * Format::kBits / 8;  // a column of the tile
   static constexpr int kPieces = kLineBytes / 16;
   static constexpr int kRunWords = 16 * Format::kBits / 32;  // 16 codes
+  // Whether both copies are encoded side by side, so that each value is read once. Random bytes of
+  // columns would take the registers, and a transform changes the values.
+  static constexpr bool kTogether =
+      kRule == Rule::nvfp4 && kBlock == quantizing::kWarpRows && !kSquare && !stochastic && !transformed;
   // Registers of what follows a block's loads decide; more blocks on an SM overlap more of them.
-  static constexpr int kBlocksPerSm = stochastic ? 3 : 4;
+  // Below sm_90 magnitudes have registers of their own, twice where rows and columns compare them at
+  // a time; but memory is slower, too: 1.55 TB/s at 700 ns ask each SM of an A100 for 10 KiB of
+  // loads, and a block has 32.
+  static constexpr int kBlocksPerSm =
+      kLeastArchitecture >= 900 ? (stochastic ? 3 : 4) : (kTogether ? 2 : 3);
   // Tiles beside each other that a block makes, one after the other: they share what comes before the
   // first, which is long where blocks have a scale of the group above them. Otherwise a longer tail
   // would cost more, but for the recipe whose tiles take longest where groups are many.

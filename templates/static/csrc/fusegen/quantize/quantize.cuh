@@ -64,8 +64,8 @@ class TileQuantizer : TileWriter<Config> {
     } else {
       const int first = first_warp();
       const Scaler<Config> rows = scaler(0, first), columns = scaler(1, first);
-      const bool together = kTogether && in_.rowwise.data != nullptr && in_.columnwise.data != nullptr;
-      if constexpr (kTogether) {
+      const bool together = Config::kTogether && in_.rowwise.data != nullptr && in_.columnwise.data != nullptr;
+      if constexpr (Config::kTogether) {
         if (together) quantize_together(rows, columns);
       }
       if (!together && in_.rowwise.data != nullptr) {
@@ -261,10 +261,6 @@ class TileQuantizer : TileWriter<Config> {
   }
 
   // ---- both copies of the same values: each is read once
-
-  // Random bytes of columns would take the registers, and a transform changes the values.
-  static constexpr bool kTogether = Config::kRule == Rule::nvfp4 && kBlock == kWarpRows &&
-                                    !Config::kStochastic && !Config::kHadamard;
 
   __device__ __forceinline__ void quantize_together(const Scaler<Config>& rows, const Scaler<Config>& columns) {
     if (!has_rows()) return pad_columns();
@@ -476,9 +472,11 @@ class TileQuantizer : TileWriter<Config> {
   // After a transform the scales follow from what it gave.
   __device__ void stage_transformed(Scale (&scales)[kLaneColumns], const Scaler<Config>& scaler) {
     this->encode_columns([&](int c, const uint32_t (&pairs)[kWarpRows / 2]) {
-      uint32_t largest = pairs[0];
+      uint32_t largest = comparable<__nv_bfloat16>(pairs[0]);
 #pragma unroll
-      for (int i = 1; i < kWarpRows / 2; ++i) largest = larger_magnitude<__nv_bfloat16>(largest, pairs[i]);
+      for (int i = 1; i < kWarpRows / 2; ++i) {
+        largest = larger_magnitude<__nv_bfloat16>(largest, comparable<__nv_bfloat16>(pairs[i]));
+      }
       const uint32_t amax = amax_of<__nv_bfloat16>(largest);
       scales[c] = scaler(fmaxf(widen_low<__nv_bfloat16>(amax), widen_high<__nv_bfloat16>(amax)));
       return scales[c].factor;

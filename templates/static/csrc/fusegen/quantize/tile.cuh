@@ -14,6 +14,7 @@
 
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/quantize/math.cuh"
+#include "fusegen/quantize/pairs.cuh"
 #include "fusegen/quantize/places.cuh"
 #include "fusegen/common/status.h"
 
@@ -122,158 +123,11 @@ __device__ inline void narrow(float value, float* to) { *to = value; }
 __device__ inline void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
 __device__ inline void narrow(float value, __half* to) { *to = __float2half_rn(value); }
 
-// ---- pairs of elements
-
-template <class Pair>
-__device__ __forceinline__ Pair pair_of(uint32_t bits) {
-  Pair pair;
-  static_assert(sizeof pair == sizeof bits);
-  memcpy(&pair, &bits, sizeof pair);
-  return pair;
-}
-template <class Pair>
-__device__ __forceinline__ uint32_t bits(const Pair& pair) {
-  uint32_t bits;
-  memcpy(&bits, &pair, sizeof bits);
-  return bits;
-}
-
-template <class Element>
-__device__ __forceinline__ uint32_t maximum(uint32_t a, uint32_t b);
-template <>
-__device__ __forceinline__ uint32_t maximum<__nv_bfloat16>(uint32_t a, uint32_t b) {
-  return bits(__hmax2(pair_of<__nv_bfloat162>(a), pair_of<__nv_bfloat162>(b)));
-}
-template <>
-__device__ __forceinline__ uint32_t maximum<__half>(uint32_t a, uint32_t b) {
-  return bits(__hmax2(pair_of<__half2>(a), pair_of<__half2>(b)));
-}
-
-// Of pairs that have a NaN, or a NaN for either half that has one.
-template <class Element>
-__device__ __forceinline__ uint32_t maximum_or_nan(uint32_t a, uint32_t b);
-template <>
-__device__ __forceinline__ uint32_t maximum_or_nan<__nv_bfloat16>(uint32_t a, uint32_t b) {
-  return bits(__hmax2_nan(pair_of<__nv_bfloat162>(a), pair_of<__nv_bfloat162>(b)));
-}
-template <>
-__device__ __forceinline__ uint32_t maximum_or_nan<__half>(uint32_t a, uint32_t b) {
-  return bits(__hmax2_nan(pair_of<__half2>(a), pair_of<__half2>(b)));
-}
-
-// |pair|, NaN and all; the next maximum with a number drops NaN.
-template <class Element>
-__device__ __forceinline__ uint32_t magnitude(uint32_t pair);
-template <>
-__device__ __forceinline__ uint32_t magnitude<__nv_bfloat16>(uint32_t pair) {
-  return bits(__habs2(pair_of<__nv_bfloat162>(pair)));
-}
-template <>
-__device__ __forceinline__ uint32_t magnitude<__half>(uint32_t pair) {
-  return bits(__habs2(pair_of<__half2>(pair)));
-}
-
-// The larger of both magnitudes, with a sign that means nothing; NaN of two, or of either if `kNan`. One
-// instruction, where a magnitude by itself is another.
-template <class Element, bool kNan = false>
-__device__ __forceinline__ uint32_t larger_magnitude(uint32_t a, uint32_t b) {
-#ifdef __CUDA_ARCH__
-  uint32_t larger;
-  if constexpr (std::is_same_v<Element, __half>) {
-    if constexpr (kNan) {
-      asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-    } else {
-      asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-    }
-  } else {
-    if constexpr (kNan) {
-      asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-    } else {
-      asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-    }
-  }
-  return larger;
-#else
-  const auto larger = kNan ? &maximum_or_nan<Element> : &maximum<Element>;
-  return larger(magnitude<Element>(a), magnitude<Element>(b)) | ((a ^ b) & 0x80008000u);
-#endif
-}
-
-// The magnitude of what comparisons have left, 0 of NaN.
-template <class Element>
-__device__ __forceinline__ uint32_t amax_of(uint32_t largest) {
-  return maximum<Element>(magnitude<Element>(largest), 0);
-}
-
-template <class Element>
-__device__ __forceinline__ float widen_low(uint32_t pair);
-template <class Element>
-__device__ __forceinline__ float widen_high(uint32_t pair);
-template <>
-__device__ __forceinline__ float widen_low<__nv_bfloat16>(uint32_t pair) {
-  return __uint_as_float(pair << 16);
-}
-template <>
-__device__ __forceinline__ float widen_high<__nv_bfloat16>(uint32_t pair) {
-  return __uint_as_float(pair & 0xFFFF0000u);
-}
-template <>
-__device__ __forceinline__ float widen_low<__half>(uint32_t pair) {
-  return __half2float(__ushort_as_half(uint16_t(pair)));
-}
-template <>
-__device__ __forceinline__ float widen_high<__half>(uint32_t pair) {
-  return __half2float(__ushort_as_half(uint16_t(pair >> 16)));
-}
-
-template <class Element>
-__device__ __forceinline__ float widen(uint32_t pair, bool high) {
-  return high ? widen_high<Element>(pair) : widen_low<Element>(pair);
-}
-
 // Whether a lane of the warp has a NaN.
 template <class Element>
 __device__ __forceinline__ bool any_nan(uint32_t pair) {
   const float sum = widen_low<Element>(pair) + widen_high<Element>(pair);
   return __any_sync(kAll, sum != sum);
-}
-
-// The same numbers; NaN becomes the positive one.
-template <class Element>
-__device__ __forceinline__ uint32_t quiet(uint32_t pair);
-template <>
-__device__ __forceinline__ uint32_t quiet<__nv_bfloat16>(uint32_t pair) {
-  return bits(__hfma2(pair_of<__nv_bfloat162>(pair), pair_of<__nv_bfloat162>(0x3F803F80u),
-                      pair_of<__nv_bfloat162>(0x80008000u)));
-}
-template <>
-__device__ __forceinline__ uint32_t quiet<__half>(uint32_t pair) {
-  return bits(__hfma2(pair_of<__half2>(pair), pair_of<__half2>(0x3C003C00u),
-                      pair_of<__half2>(0x80008000u)));
-}
-
-// ---- signs of pairs
-
-// Bytes of ones for negative elements of two pairs, else of zeros: both low ones, then both high ones.
-__device__ __forceinline__ uint32_t sign_bytes(uint32_t a, uint32_t b) {
-#ifdef __CUDA_ARCH__
-  uint32_t bytes;
-  asm("prmt.b32 %0, %1, %2, 0xFBD9;" : "=r"(bytes) : "r"(a), "r"(b));
-  return bytes;
-#else
-  return (a >> 15 & 1) * 0xFFu | (b >> 15 & 1) * 0xFF00u | (a >> 31) * 0xFF0000u | (b >> 31) * 0xFF000000u;
-#endif
-}
-
-// Low nibbles of `even`, high ones of `odd`.
-__device__ __forceinline__ uint32_t nibbles_of(uint32_t even, uint32_t odd) {
-  return (even & 0x0F0F0F0Fu) | (odd & 0xF0F0F0F0u);
-}
-
-// Nibbles of ones for negative elements of four pairs, in order.
-__device__ __forceinline__ uint32_t signs_along(const uint32_t (&pairs)[4]) {
-  const uint32_t first = sign_bytes(pairs[0], pairs[1]), last = sign_bytes(pairs[2], pairs[3]);
-  return nibbles_of(__byte_perm(first, last, 0x5410), __byte_perm(first, last, 0x7632));
 }
 
 // ---- a thread's part of the tile
@@ -325,19 +179,25 @@ struct Values {
     return make_uint2(__byte_perm(fours[0], fours[1], 0x5410), __byte_perm(fours[0], fours[1], 0x7632));
   }
 
+  template <bool kNan>
+  __device__ __forceinline__ uint32_t row_largest(int row) const {
+    return larger_magnitude<Element, kNan>(comparable<Element>(pairs[row][0]), comparable<Element>(pairs[row][1]));
+  }
+
   // The largest of this thread's rows 2i (low) and 2i + 1 (high).
   template <bool kNan>
   __device__ __forceinline__ uint32_t row_pair_largest(int i) const {
-    const uint32_t even = larger_magnitude<Element, kNan>(pairs[2 * i][0], pairs[2 * i][1]);
-    const uint32_t odd = larger_magnitude<Element, kNan>(pairs[2 * i + 1][0], pairs[2 * i + 1][1]);
+    const uint32_t even = row_largest<kNan>(2 * i), odd = row_largest<kNan>(2 * i + 1);
     return larger_magnitude<Element, kNan>(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
   }
 
   // Amaxes of columns 2i (low) and 2i + 1 (high).
   __device__ __forceinline__ uint32_t column_pair_amax(int i) const {
-    uint32_t largest = pairs[0][i];
+    uint32_t largest = comparable<Element>(pairs[0][i]);
 #pragma unroll
-    for (int r = 1; r < kWarpRows; ++r) largest = larger_magnitude<Element>(largest, pairs[r][i]);
+    for (int r = 1; r < kWarpRows; ++r) {
+      largest = larger_magnitude<Element>(largest, comparable<Element>(pairs[r][i]));
+    }
     return amax_of<Element>(largest);
   }
 

@@ -1,11 +1,18 @@
 // Column sums of the rows of each group: the bias gradient, dbias[g, c] = sum of dy[t, c].
 //
 // dy is [T, N], each row times a scale where there are some, groups of rows as in schedule.cuh, sums
-// in fp32, result [E, N] in the element type or in fp32. A cluster of `splits` CTAs owns 64 columns
-// of one group: each thread adds every (32 * splits)-th row of 8 columns, a CTA adds its 32 partial
-// sums in shared memory, and the cluster's first CTA adds those of its neighbours through
-// distributed shared memory. Every order is fixed, so results repeat bit for bit; no workspace, no
-// atomics.
+// in fp32, result [E, N] in the element type or in fp32. Rows are dealt out to `parts`, 32 to each in
+// turn, and 64 columns of a part are one team's, 256 threads: each adds every (32 * parts)-th row of 8
+// columns, then 64 of them add the team's 32 partial sums, and at last those of the parts. Every
+// order is fixed and the same in both forms, so results repeat bit for bit, on every architecture; no
+// workspace, no atomics.
+//
+// - Where there are clusters a team is a CTA and the parts of 64 columns are a cluster, whose first
+//   CTA reads the sums of its neighbours through distributed shared memory.
+// - Elsewhere one CTA has all parts of its columns, four at a time, since 1024 threads are the most
+//   that it can have: 64 KiB of loads in flight. Loads take some 600 ns, so that 15 such CTAs, about
+//   1000 columns, keep 1.5 TB/s of memory busy. Parts in turn on 256 threads would take four times as
+//   many, and a CTA for fewer columns would read parts of lines.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,13 +28,14 @@ namespace fusegen {
 
 namespace group_sum {
 
-inline constexpr int kThreads = 256;
-inline constexpr int kColumns = 64;                    // per CTA: one 128-byte line of a row
-inline constexpr int kVector = 8;                      // elements in 16 bytes
-inline constexpr int kVectors = kColumns / kVector;    // threads side by side on a row
-inline constexpr int kRows = kThreads / kVectors;      // rows a CTA reads at once
-inline constexpr int kUnroll = 4;                      // independent loads in flight per thread
-inline constexpr int kMostSplits = 8;
+inline constexpr int kTeam = 256;                    // threads that add the rows of a part
+inline constexpr int kColumns = 64;                  // per team: one 128-byte line of a row
+inline constexpr int kVector = 8;                    // elements in 16 bytes
+inline constexpr int kVectors = kColumns / kVector;  // threads side by side on a row
+inline constexpr int kRows = kTeam / kVectors;       // rows a team reads at once
+inline constexpr int kUnroll = 4;                    // independent loads in flight per thread
+inline constexpr int kMostParts = 8;
+inline constexpr int kMostTeams = 4;                 // of a CTA without a cluster
 
 struct Range {
   int64_t begin, end;
@@ -119,17 +127,37 @@ __device__ inline float load_from_rank(const float* address, uint32_t rank) {
   return value;
 }
 
-// Grid (splits, columns / 64, groups), cluster (splits, 1, 1).
+// A thread's place in its team: one of 8 vectors beside each other, of one of 32 rows.
+struct Place {
+  int vector, row;
+
+  __device__ explicit Place(unsigned thread) : vector(thread % kVectors), row(thread / kVectors) {}
+};
+
+using TeamSums = float[kRows][kColumns];
+
+__device__ __forceinline__ void put(TeamSums& to, Place place, const float (&sums)[kVector]) {
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) to[place.row][place.vector * kVector + i] = sums[i];
+}
+
+__device__ __forceinline__ float add_up(const TeamSums& sums, int column) {
+  float sum = 0.f;
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) sum += sums[row][column];
+  return sum;
+}
+
+// Grid (parts, columns / 64, groups), cluster (parts, 1, 1).
 template <class Element, class Output, bool scaled>
-static __global__ void __launch_bounds__(kThreads)
-    kernel(const Element* input, Output* output, const int64_t* group_sizes, const float* scales,
-           int64_t tokens, int64_t n) {
-  __shared__ float partial[kRows][kColumns];
+static __global__ void __launch_bounds__(kTeam)
+    cluster_kernel(const Element* input, Output* output, const int64_t* group_sizes,
+                   const float* scales, int64_t tokens, int64_t n) {
+  __shared__ TeamSums partial;
   __shared__ float total[kColumns];
-  const int vector = threadIdx.x % kVectors;
-  const int lane_row = threadIdx.x / kVectors;
+  const Place place(threadIdx.x);
   const int64_t first_column = int64_t(blockIdx.y) * kColumns;
-  const int64_t column = first_column + vector * kVector;
+  const int64_t column = first_column + place.vector * kVector;
 
   wait_for_previous_kernel();
   const Range rows = group_range(group_sizes, tokens, blockIdx.z, threadIdx.x % 32);
@@ -137,19 +165,13 @@ static __global__ void __launch_bounds__(kThreads)
   if (column < n) {
     const int64_t step = int64_t(kRows) * cluster_size();
     add_rows<Element, scaled>(sums, input + column, scales, n,
-                              rows.begin + cluster_rank() * kRows + lane_row, rows.end, step);
+                              rows.begin + cluster_rank() * kRows + place.row, rows.end, step);
   }
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) partial[lane_row][vector * kVector + i] = sums[i];
+  put(partial, place, sums);
   __syncthreads();
   let_next_kernel_start();
 
-  if (threadIdx.x < kColumns) {
-    float sum = 0.f;
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) sum += partial[row][threadIdx.x];
-    total[threadIdx.x] = sum;
-  }
+  if (threadIdx.x < kColumns) total[threadIdx.x] = add_up(partial, threadIdx.x);
   cluster_sync();
   if (cluster_rank() == 0 && threadIdx.x < kColumns && first_column + threadIdx.x < n) {
     float sum = total[threadIdx.x];
@@ -159,6 +181,43 @@ static __global__ void __launch_bounds__(kThreads)
     narrow(sum, output + int64_t(blockIdx.z) * n + first_column + threadIdx.x);
   }
   cluster_sync();  // a neighbour's shared memory must outlive the reads above
+}
+
+// Grid (1, columns / 64, groups); as many teams as there are parts, or a quarter or half of that.
+template <class Element, class Output, bool scaled>
+static __global__ void __launch_bounds__(kTeam* kMostTeams)
+    block_kernel(const Element* input, Output* output, const int64_t* group_sizes,
+                 const float* scales, int64_t tokens, int64_t n, uint32_t parts) {
+  __shared__ TeamSums partial[kMostTeams];
+  __shared__ float total[kMostParts][kColumns];
+  const uint32_t team = threadIdx.x / kTeam, teams = blockDim.x / kTeam;
+  const unsigned thread = threadIdx.x % kTeam;
+  const Place place(thread);
+  const int64_t first_column = int64_t(blockIdx.y) * kColumns;
+  const int64_t column = first_column + place.vector * kVector;
+
+  wait_for_previous_kernel();
+  const Range rows = group_range(group_sizes, tokens, blockIdx.z, threadIdx.x % 32);
+#pragma unroll 1
+  for (uint32_t part = team; part < parts; part += teams) {
+    float sums[kVector] = {};
+    if (column < n) {
+      const int64_t step = int64_t(kRows) * parts;
+      add_rows<Element, scaled>(sums, input + column, scales, n,
+                                rows.begin + part * kRows + place.row, rows.end, step);
+    }
+    put(partial[team], place, sums);
+    __syncthreads();
+    if (thread < kColumns) total[part][thread] = add_up(partial[team], thread);
+    __syncthreads();  // the team's sums have been read
+  }
+  let_next_kernel_start();
+
+  if (threadIdx.x < kColumns && first_column + threadIdx.x < n) {
+    float sum = total[0][threadIdx.x];
+    for (uint32_t part = 1; part < parts; ++part) sum += total[part][threadIdx.x];
+    narrow(sum, output + int64_t(blockIdx.z) * n + first_column + threadIdx.x);
+  }
 }
 
 }  // namespace group_sum
@@ -173,19 +232,29 @@ static Status launch_group_sum(const GroupSumArguments& in, Stream& stream) {
   const int64_t column_blocks = (in.n + group_sum::kColumns - 1) / group_sum::kColumns;
   if (column_blocks > 65535) return {kInvalid, "n <= 65535 * 64"};
 
-  // Splits until a GPU is busy, whichever it is: a function of the sizes, as results depend on it.
-  constexpr int64_t kCtas = 4 * 132;  // four to an SM of an H100
-  int splits = 1;
-  while (splits < group_sum::kMostSplits && splits * column_blocks * in.groups < kCtas) {
-    splits *= 2;
+  // Parts until a GPU is busy, whichever it is: a function of the sizes, as results depend on it.
+  constexpr int64_t kTeams = 4 * 132;  // four to an SM of an H100
+  int parts = 1;
+  while (parts < group_sum::kMostParts && parts * column_blocks * in.groups < kTeams) parts *= 2;
+  constexpr const char* kCall = "cudaLaunchKernelEx(group_sum)";
+  const auto* input = static_cast<const Element*>(in.input);
+  auto* output = static_cast<Output*>(in.output);
+  if constexpr (kClusters) {
+    const auto kernel = in.scales != nullptr ? &group_sum::cluster_kernel<Element, Output, true>
+                                             : &group_sum::cluster_kernel<Element, Output, false>;
+    Grid grid{dim3(parts, unsigned(column_blocks), unsigned(in.groups)), group_sum::kTeam};
+    grid.cluster = parts;
+    return launch_kernel(kCall, kernel, grid, stream, input, output, in.group_sizes, in.scales,
+                         in.tokens, in.n);
+  } else {
+    const auto kernel = in.scales != nullptr ? &group_sum::block_kernel<Element, Output, true>
+                                             : &group_sum::block_kernel<Element, Output, false>;
+    const int teams = parts < group_sum::kMostTeams ? parts : group_sum::kMostTeams;
+    const Grid grid{dim3(1, unsigned(column_blocks), unsigned(in.groups)),
+                    teams * group_sum::kTeam};
+    return launch_kernel(kCall, kernel, grid, stream, input, output, in.group_sizes, in.scales,
+                         in.tokens, in.n, uint32_t(parts));
   }
-  const auto kernel = in.scales != nullptr ? &group_sum::kernel<Element, Output, true>
-                                           : &group_sum::kernel<Element, Output, false>;
-  Grid grid{dim3(splits, unsigned(column_blocks), unsigned(in.groups)), group_sum::kThreads};
-  grid.cluster = splits;
-  return launch_kernel("cudaLaunchKernelEx(group_sum)", kernel, grid, stream,
-                       static_cast<const Element*>(in.input), static_cast<Output*>(in.output),
-                       in.group_sizes, in.scales, in.tokens, in.n);
 }
 
 }  // namespace fusegen

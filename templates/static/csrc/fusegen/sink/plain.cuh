@@ -19,7 +19,7 @@ namespace fusegen {
 
 inline constexpr int kSlabBytes = 16 * 128;  // of one warp
 
-// How one warp stores its part of every tile, `Columns` wide.
+// How one warp stores its part of every tile, `Columns` wide: see sink/store_fragment.cuh.
 template <class Element, Store store, bool Ragged, int Columns>
 class PlainSink {
  public:
@@ -31,6 +31,13 @@ class PlainSink {
   // `rows`, `columns`: of a group's result where those are no tokens, and of every result.
   __device__ PlainSink(void* d, uint8_t* slab, int32_t rows, int32_t columns, uint32_t lane)
       : d_(static_cast<Result*>(d)), slab_(slab), rows_(rows), columns_(columns), lane_(lane) {}
+
+  __device__ void start(const Tile&, Place) {}
+  __device__ void drain() {}
+  template <class Use>
+  __device__ void with(Use use) {
+    use(*this);
+  }
 
   // 16 rows by kColumns columns from `place` on.
   __device__ void put(const Fragment<kColumns>& part, const Tile& tile, Place place) {

@@ -1,4 +1,4 @@
-// The type in which a result lies in memory.
+// The type in which results are stored.
 #pragma once
 
 #include <type_traits>
@@ -7,6 +7,7 @@
 
 namespace fusegen {
 
+// `Element` is the module's own.
 template <class Element, Store store>
 using Stored = std::conditional_t<is_wide(store), float, Element>;
 

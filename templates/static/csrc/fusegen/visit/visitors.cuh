@@ -33,12 +33,14 @@ struct Visitors : Each... {
   static_assert(wholes_come_first<Each::kWhole...>(), "parts are visited after the whole");
 
   template <class Values>
-  __device__ void visit_whole(const Values& fragment, const Tile& tile, Place place) {
+  __device__ void visit_whole([[maybe_unused]] const Values& fragment,
+                              [[maybe_unused]] const Tile& tile, [[maybe_unused]] Place place) {
     (visit_if<true, Each>(fragment, tile, place), ...);
   }
 
   template <class Values>
-  __device__ void visit_part(const Values& fragment, const Tile& tile, Place place) {
+  __device__ void visit_part([[maybe_unused]] const Values& fragment,
+                              [[maybe_unused]] const Tile& tile, [[maybe_unused]] Place place) {
     (visit_if<false, Each>(fragment, tile, place), ...);
   }
 
@@ -55,7 +57,8 @@ Visitors(Each...) -> Visitors<Each...>;
 template <class... Each>
 struct VisitorArguments : Each... {
   template <class Values>
-  __device__ auto begin(const Tile& tile, Place place, int32_t columns, uint32_t lane) const {
+  __device__ auto begin([[maybe_unused]] const Tile& tile, [[maybe_unused]] Place place,
+                        [[maybe_unused]] int32_t columns, [[maybe_unused]] uint32_t lane) const {
     return Visitors{Each::template begin<Values>(tile, place, columns, lane)...};
   }
 };

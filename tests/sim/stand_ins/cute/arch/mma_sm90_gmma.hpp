@@ -6,7 +6,6 @@
 
 namespace cute {
 
-inline uint32_t cast_smem_ptr_to_uint(const void* pointer) { return sim::shared_address(pointer); }
 inline void warpgroup_arrive() { sim::sync_warp(); }
 inline void warpgroup_commit_batch() { sim::mmas[sim::cluster.current].commit(); }
 inline void warpgroup_fence_operand(float&) {}
