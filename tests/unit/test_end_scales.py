@@ -12,12 +12,16 @@ import pytest
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.text.explain import explain
+from fusegen.families.family import Demand
+from fusegen.families.registry import known_family
 from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import EndScale, GemmKind
+from fusegen.ir.kernel_set import Variant
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan, Status
 from fusegen.ir.quantization import OPERANDS, Extent, QuantizationSpec, Role, ScaleRule, ScaleSpec
 from fusegen.ir.step import Operand, Step
+from fusegen.passes.kernels import DECODED
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
@@ -134,6 +138,16 @@ def test_plans_say_whether_products_are_of_codes(tmp_path: Path) -> None:
     assert not of_codes(plan_of(tmp_path, {**rows, Role.INPUT: EndScale.NONE}))
     for cell in ("linear__fp8_rowwise", "linear__mxfp8", "quantize__fp8_current"):
         assert not of_codes(resolve_module(specs(tmp_path), Cell.parse(cell), ARCH))
+
+
+def test_a_family_without_them_is_not_chosen() -> None:
+    family = known_family("gemm_decoded_sm90")
+    assert family is not None
+    ends = (EndScale.ROW, EndScale.NONE)
+    demand = Demand("gemm", GemmKind.FPROP, Variant((DType.BFLOAT16,), (), (), ends=ends))
+    assert family.accepts(demand) is None
+    assert replace(family, ends=()).accepts(demand) == "gemm of bfloat16_row_none"
+    assert replace(family, ends=()).accepts(replace(demand, variant=DECODED)) is None
 
 
 def test_what_a_quantisation_leaves() -> None:
