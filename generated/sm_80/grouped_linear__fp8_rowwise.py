@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6f6106c118b26d8a
+# checksum sha256:f090f2886b782584
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "f70463eb164664c6f2789c5d10f5256e6f2c1ee710442a38d0bd93bfb40ca551"
+DIGEST = "bd3b650173479969ae42e4256fd94039449260ed3c58ff590d546f820fcfde7d"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

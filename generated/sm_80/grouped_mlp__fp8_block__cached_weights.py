@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ceeeca37412d13ff
+# checksum sha256:85e4d7f198d1b39b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "002c843928c472464b036ff2829a7acef30bc5e4cab5d4c210ec36c4f037e356"
+DIGEST = "91b8ac5e10e1979415a96c0f6b367774e2d79020f7ab4aabc62a7505e5063ce7"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d4c7833a83064d28
+# checksum sha256:d2ca4bef5b9eceaf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "8f7012e0d1e48e291bf1dc366cc7da348ab80a8a2f94232f3bcfeba9e9a82c99"
+DIGEST = "19707b665a8295cf71ce5dfc9b972bf686e307768e12864ab2228758bdea881b"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

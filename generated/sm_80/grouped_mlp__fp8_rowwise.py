@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:37f5c28a3605f38b
+# checksum sha256:d83dc9e8836817da
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "e255cc50899a503a7ee5d88a35c63e87e45cdbab5a7fa590712a16d039db7bb5"
+DIGEST = "83c7803bf94f0dd577cc4fe4a4e61081d6ac1c57f6a1e66a8d2736fcc5f10293"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7e28595343ebf896
+# checksum sha256:21f240e522ee5a69
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "01f5bb931afe10eff9b8a92996ee023a1275b9f5b97a00c059d6f9a389a85f91"
+DIGEST = "dd056e5de1d1055f831f6999f10dfa0bf3f350d3787799027f4e403580667cd2"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

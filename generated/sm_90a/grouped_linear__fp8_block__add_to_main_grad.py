@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:734a237fb6e49362
+# checksum sha256:808a39aad4ba720a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "f35ed76e8e9f9b25679275ddbc23fe0ab81dff90219819a45b6a29080d862709"
+DIGEST = "3344496dec35777ead8c2135e0ba917d958e7f62bc3b23e0827d02150cf4e377"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

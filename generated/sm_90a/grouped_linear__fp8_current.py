@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:29e241c3b45fd282
+# checksum sha256:eea248afe45e554d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "0fc4d58f5e8cd044c424f54a9d479770b8d8f5cfe48fc5ccd8f9d171fb3ec4df"
+DIGEST = "424cd37f17c496ab206973f0e082efaa0552fe08c849454b264631086353d6af"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

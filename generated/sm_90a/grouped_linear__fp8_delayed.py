@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b84771c905f1bf50
+# checksum sha256:e261b0f162df0ad1
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "a082ef8784b4afd25042410301b136186bc62efbdf440dca7a516ee9d87a9b08"
+DIGEST = "61a22f78d4567c0cfbd3ba17f36fb294dd05d369d5de9f301fb17f51fc49c12a"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

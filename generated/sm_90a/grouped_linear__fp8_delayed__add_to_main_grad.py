@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b2ca928be498773a
+# checksum sha256:da575b7a7837f78a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "8c44e5cfce38bdff68180f94f8f95cf43094a1c23b180ebf5c66ab0754ff36c8"
+DIGEST = "897cb8d5d5caa1c17acae79dcb1f217f00a8885a0288c0f45124f7374d8022c8"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

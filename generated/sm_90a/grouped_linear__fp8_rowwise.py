@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:edaa9bf5784f4159
+# checksum sha256:fc0880f29554d718
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "1093634f4037df3f361944e057904fdb2ded14e918227d50074e00bdd15afe8b"
+DIGEST = "cbaa0a022b3e3067c0a156be61676192ba576a6a788b7c49f36e75f30e2c587a"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

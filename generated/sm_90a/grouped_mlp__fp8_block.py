@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:02b18f61cbca7dc5
+# checksum sha256:239e6eb3d14846a2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "6631dabca1e9b980ae8042ae0e80fb608fb06291b98a3fbb3273fd3c0b18583c"
+DIGEST = "8c0be6097a31198a4d2f8ab2ebf01a3ac6627dce0a37f4a97d4b20e1a911215f"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4f292d2d878efe63
+# checksum sha256:5994a9b4db92b14b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "53db0c993a36646a519986af7ae194a264b5c500b6589423119badbac7fc2096"
+DIGEST = "038046da0991e93c6ba3dfd1498892d142f2a7fece4dee36c90782f85390f367"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:f0382c465140005a
+# checksum sha256:408af0c1a57da5da
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "36f9a8ee755f1c5be5aac35d38cc8eaafdd7aec58f58f42cdde1c34b7762cb7e"
+DIGEST = "9c7fe0cbfbd463170592a0c997bc159bf53a6f769a58d3a0792da5cb6e363318"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:bf2c27668d22aafe
+# checksum sha256:7f0cfb81cd4d0b5e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "e8cc37ace846b94412da68be9535bf3bab15e303cdf72e405d63eee45ad80b83"
+DIGEST = "8789e43e59891382d1ee6ebedad4945c90ee2cfc81784b3239e6e2c7fe16515d"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3c4451c91ab12119
+# checksum sha256:1f314b263604d972
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "562f76ce724aabcd67a61babbb874ddaff41e54ae3b59b09184a959d6823f41d"
+DIGEST = "a498e4f7e8e87134f8397ebcb328246604f6f61361e8d9605b147c1ac326ce96"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:45e34b5f9646194f
+# checksum sha256:c4f6e92f9cd46712
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "51c87ca8310f8323412a0f21f3f09aead7cc840339946b7b34da6c898f2711a4"
+DIGEST = "824881600a19140e642e09be54f2f2001ce0f8f5a7393299396546fbc1ca7d2b"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

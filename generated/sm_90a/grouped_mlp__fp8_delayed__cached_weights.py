@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9c76bdfd489f34e2
+# checksum sha256:536598f2552c850d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "465b753a9aa33e83a5024735f15e7e8a45ee4e618537d8a31119c17ac70b224a"
+DIGEST = "2c7d56757721787cc89325a945298858a126c68f9e101fad5173b7b67c660201"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

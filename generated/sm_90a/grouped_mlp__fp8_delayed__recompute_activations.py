@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1ebda19be93fddc5
+# checksum sha256:87fc5b3d96b2a0bb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "ae9867c3e14bbc19c1124f7590b21717b4df7b698f85ada3d99010cb971c00ca"
+DIGEST = "8e72d300d2c1a3bb0cfea96ca970efd9b27fe670c7758af9082a588b259cfc4e"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:398505af6d8445f8
+# checksum sha256:c08da3b874adec00
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "78c0f8438687a217e14663aeb6aea4685319cbb37cb90599c6267d611d30ef9f"
+DIGEST = "c82f403dbef1f0b13bbd0deee931baf92a88776bcf666bd68c2fc6e608d90bff"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -31,6 +31,7 @@ _MMA_GEMM = re.compile(
     r"ragged_(?:decoded_)?mma_gemm<\(fusegen::Gemm\)(\d), (\w+), fusegen::MmaConfig<"
     r"(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)"
 )
+_OF_CODES = re.compile(r"gemm_decoded_\w+_(tensor|row)_(tensor|row)")
 KINDS = ("fprop", "dgrad", "wgrad")
 _SCHEDULES = ("cooperative", "pingpong")
 _ELEMENTS = {"__nv_bfloat16": "bfloat16", "__half": "float16"}
@@ -87,6 +88,12 @@ def gemm_rules(plan: str, kind: str) -> list[Rule]:
     """Rules of a plan's one set of matrix kernels of this kind."""
     (rules,) = [rules for name, rules in read_rules(plan).items() if kind_of(name) == kind]
     return rules
+
+
+def multiplies_codes(plan: str) -> bool:
+    """Whether every product of a plan is one of codes as they are, with all scales at its end."""
+    products = [name for name in read_rules(plan) if kind_of(name)]
+    return bool(products) and all(map(_OF_CODES.fullmatch, products))
 
 
 def chosen(rules: list[Rule], sizes: Mapping[str, int]) -> str:

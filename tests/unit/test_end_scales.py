@@ -11,13 +11,17 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
-from fusegen.emit.tests.cell import test_context as context_of
+from fusegen.emit.text.explain import explain
+from fusegen.families.family import Demand
+from fusegen.families.registry import known_family
 from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import EndScale, GemmKind
+from fusegen.ir.kernel_set import Variant
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan, Status
 from fusegen.ir.quantization import OPERANDS, Extent, QuantizationSpec, Role, ScaleRule, ScaleSpec
 from fusegen.ir.step import Operand, Step
+from fusegen.passes.kernels import DECODED
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
@@ -25,15 +29,17 @@ from fusegen.steps import decodes, is_gemm
 from fusegen.steps.verify import VerifyError
 from fusegen.steps.verify_directions import verify_plan
 
+from . import gpu_files
+
+selection = gpu_files.load("selection")
+
 ARCH = "sm_90a"
 BLOCKS = {EndScale.NONE: "[64, 64]", EndScale.TENSOR: "[all, all]", EndScale.ROW: "[1, all]"}
 ROLES = (Role.INPUT, Role.WEIGHT, Role.GRAD_OUTPUT)
 DRAWN = "drawn"
 
 
-def plan_of(
-    folder: Path, ends: dict[Role, EndScale], module: str = "grouped_linear", option: str = ""
-) -> ModulePlan:
+def plan_of(folder: Path, ends: dict[Role, EndScale], module: str = "grouped_linear") -> ModulePlan:
     """The plan of a recipe whose roles have these scales, in fp32 sums, which no FP8 kernel has."""
     lines = [
         f"edition: 1\nrecipe: {DRAWN}\nsummary: drawn\nsource: none",
@@ -45,7 +51,7 @@ def plan_of(
     recipes = folder / "recipes"
     recipes.mkdir(exist_ok=True)
     (recipes / f"{DRAWN}.yaml").write_text("\n".join(lines) + "\n")
-    return resolve_module(specs(folder), Cell(module, DRAWN, (option,) if option else ()), ARCH)
+    return resolve_module(specs(folder), Cell(module, DRAWN), ARCH)
 
 
 def specs(folder: Path) -> SpecSet:
@@ -119,25 +125,29 @@ def without_scale(step: Step) -> Step:
     return replace(step, inputs=kept)
 
 
-@pytest.mark.parametrize(
-    ("ends", "fp32", "rounded"),
-    [
-        (dict.fromkeys(ROLES, EndScale.ROW), 5e-5, 4e-3),
-        ({**dict.fromkeys(ROLES, EndScale.ROW), Role.INPUT: EndScale.NONE}, 1.5e-1, 1.5e-1),
-    ],
-)
-def test_what_is_not_rounded_is_not_allowed_for(
-    tmp_path: Path, ends: dict[Role, EndScale], fp32: float, rounded: float
-) -> None:
-    """One product of codes is as exact as of 16-bit operands; one decoded by its scales is not."""
-    plan = plan_of(tmp_path, ends, "linear", "add_to_main_grad")
-    wanted = {"y": rounded, "x": rounded, "weight": fp32, "bias": rounded}
-    assert context_of(plan).tolerances == repr(wanted)
+def test_plans_say_whether_products_are_of_codes(tmp_path: Path) -> None:
+    """By which the GPU run knows how near to the reference they have to be."""
+
+    def of_codes(plan: ModulePlan) -> bool:
+        found: bool = selection.multiplies_codes("\n".join(explain(plan)))
+        return found
+
+    rows = dict.fromkeys(ROLES, EndScale.ROW)
+    assert of_codes(plan_of(tmp_path, rows))
+    assert of_codes(plan_of(tmp_path, {**rows, Role.WEIGHT: EndScale.TENSOR}))
+    assert not of_codes(plan_of(tmp_path, {**rows, Role.INPUT: EndScale.NONE}))
+    for cell in ("linear__fp8_rowwise", "linear__mxfp8", "quantize__fp8_current"):
+        assert not of_codes(resolve_module(specs(tmp_path), Cell.parse(cell), ARCH))
 
 
-def test_experts_round_between_their_products(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, dict.fromkeys(ROLES, EndScale.TENSOR), "grouped_mlp")
-    assert "'fc1_weight': 0.15" in context_of(plan).tolerances
+def test_a_family_without_them_is_not_chosen() -> None:
+    family = known_family("gemm_decoded_sm90")
+    assert family is not None
+    ends = (EndScale.ROW, EndScale.NONE)
+    demand = Demand("gemm", GemmKind.FPROP, Variant((DType.BFLOAT16,), (), (), ends=ends))
+    assert family.accepts(demand) is None
+    assert replace(family, ends=()).accepts(demand) == "gemm of bfloat16_row_none"
+    assert replace(family, ends=()).accepts(replace(demand, variant=DECODED)) is None
 
 
 def test_what_a_quantisation_leaves() -> None:

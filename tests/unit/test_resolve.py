@@ -472,7 +472,7 @@ def test_main_grads_of_16_bits_have_the_weights_type() -> None:
 
 
 CACHED = plans.offered(
-    ("cpu", "sm_90a"),
+    SPECS.archs,
     [
         Cell(module, recipe, ("cached_weights",))
         for module in SPECS.modules

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:e2f01ffe1d86c55a
+# checksum sha256:10188b744d68d668
 """Tests of grouped_linear__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WANTED = (
     "weight",
     "bias",
 )
-TOLERANCES = {"y": 0.004, "x": 0.004, "weight": 5e-05, "bias": 0.004}
+TOLERANCES = {"y": 0.15, "x": 0.15, "weight": 0.15, "bias": 0.15}
 STATES = (
     "forward_state",
     "backward_state",

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:442439ed8ffe2ad0
+# checksum sha256:7d67094d261becee
 """Tests of grouped_linear__fp8_rowwise, printed from its plan."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WANTED = (
     "weight",
     "bias",
 )
-TOLERANCES = {"y": 0.004, "x": 0.004, "weight": 0.004, "bias": 0.004}
+TOLERANCES = {"y": 0.15, "x": 0.15, "weight": 0.15, "bias": 0.15}
 STATES = ()
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:3afab3f0c01ffdd8
+# checksum sha256:fef450f44ec72228
 """Tests of grouped_mlp__fp8_current, printed from its plan."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOLERANCES = {
     "fc2_weight": 0.15,
     "probs": 0.15,
     "fc1_bias": 0.15,
-    "fc2_bias": 0.004,
+    "fc2_bias": 0.15,
 }
 STATES = ()
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:7e777678bf46f48a
+# checksum sha256:ee69e966ad8c5348
 """Tests of grouped_mlp__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOLERANCES = {
     "fc2_weight": 0.15,
     "probs": 0.15,
     "fc1_bias": 0.15,
-    "fc2_bias": 0.004,
+    "fc2_bias": 0.15,
 }
 STATES = (
     "forward_state",

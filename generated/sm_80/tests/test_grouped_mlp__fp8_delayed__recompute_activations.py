@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:ecff6de1e71e6bbf
+# checksum sha256:91208efbeb66bd10
 """Tests of grouped_mlp__fp8_delayed__recompute_activations, printed from its plan."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOLERANCES = {
     "fc2_weight": 0.15,
     "probs": 0.15,
     "fc1_bias": 0.15,
-    "fc2_bias": 0.004,
+    "fc2_bias": 0.15,
 }
 STATES = (
     "forward_state",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..ir.dtypes import DType
-from ..ir.kernel import GemmKind, LayoutSpec, Store
+from ..ir.kernel import EndScale, GemmKind, LayoutSpec, Store
 from ..ir.kernel_set import Variant
 from ..ir.quantization import OPERANDS, Accumulation, Extent, Role, Scaling
 from ..steps.launch import Launch
@@ -193,6 +193,7 @@ class Family:
         converts: how elements that it encodes or decodes may share scales.
         multiplies: how the operands of its GEMMs may share scales.
         stores: what may become of its GEMMs.
+        ends: what its GEMMs may multiply by at their end, for operands decoded as codes.
         capability: least compute capability that has its instructions.
         arch: the only architecture whose instructions it uses; None for every later one, too.
         row_alignment: elements that innermost dimensions are multiples of.
@@ -212,6 +213,7 @@ class Family:
     converts: tuple[Scaling, ...] = ()
     multiplies: tuple[ProductScaling, ...] = ()
     stores: tuple[Store, ...] = (Store.IO,)
+    ends: tuple[EndScale, ...] = ()
     capability: tuple[int, int] = (8, 0)
     arch: str | None = None
     row_alignment: int = 1
@@ -283,7 +285,7 @@ class Family:
         """
         variant = demand.variant or Variant((DType.IO,), (), ())
         words = "_".join(variant.scalings)
-        if not offers(self, demand):
+        if not (offers(self, demand) and {*variant.ends} <= {*self.ends}):
             return " of ".join(filter(None, (demand.primitive, str(variant))))
         if demand.kind and self.multiplies:
             return self._accepts_gemm(demand.kind, variant)

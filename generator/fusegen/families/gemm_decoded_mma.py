@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir.dtypes import DType
-from ..ir.kernel import Store
+from ..ir.kernel import EndScale, Store
 from ..steps import gemm
 from .family import Family
 from .mma_sync import CONFIGURED
@@ -15,6 +15,7 @@ GEMM_DECODED_MMA = Family(
     summary="Chooses the kernel of a {kind} product of decoded operands by its sizes.",
     formats=(DType.BFLOAT16,),
     stores=tuple(Store),
+    ends=tuple(EndScale),
     row_alignment=8,
     configured=CONFIGURED,
 )

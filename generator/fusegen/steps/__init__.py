@@ -129,11 +129,6 @@ def reads_decoded(step: Step) -> bool:
     return is_gemm(step) and gemm.reads_decoded(step)
 
 
-def multiplies_codes(step: Step) -> bool:
-    """Whether it is a GEMM of codes decoded as they are, so that it rounds its result alone."""
-    return is_gemm(step) and gemm.multiplies_codes(step)
-
-
 def takes(step: Step, slot: str) -> bool:
     """Whether the function of the reference has such an operand."""
     reference = definition(step.primitive).reference

@@ -56,12 +56,6 @@ def reads_decoded(step: Step) -> bool:
     return bool(step.copies) and step.input("a") != step.copies[0].data
 
 
-def multiplies_codes(step: Step) -> bool:
-    """Whether it reads codes decoded as they are, and has all their scales for its end."""
-    scales = (step.input("a_scale"), step.input("b_scale"))
-    return reads_decoded(step) and None not in scales
-
-
 def _launch(step: Step) -> Launch:
     if not step.copies:
         return PLAIN

@@ -16,7 +16,7 @@ from ...ir.plan import ModulePlan
 from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand
-from ...steps import is_gemm, multiplies_codes, observes, sums_rows
+from ...steps import is_gemm, observes, sums_rows
 from ..python.main_grads import adds
 from ..python.states import called_states
 from ..python.words import op_name, pieces
@@ -28,9 +28,6 @@ _ERRORS_OF_EXPERTS = 5
 # Of normal values with a relative error e, 0.32 e change their sign. Where a gradient jumps there,
 # the square of its error is twice that, as half of it is 0; times the margin of tolerances, 2.6.
 _ERRORS_OF_FLIPS = 1.7
-# Of products whose operands are exact: results of 16 bits round once, by 1.7e-3 rms, and fp32 sums
-# differ in their order alone.
-_OF_16_BITS, _OF_SUMS = 4e-3, 5e-5
 _VALUES = ("a", "b", "add", "scales", "add_scales")
 
 
@@ -312,24 +309,14 @@ def _tolerance(plan: ModulePlan, name: str) -> float:
     """A chain rounds between its ops; a single op rounds once, and an fp32 result not at all.
 
     Errors are independent, so their squares add up.  `end_to_end` is that of an expert MLP, to
-    whose gradients five contribute.  Codes are the same on every device: a product of them that has
-    their scales at its end is as near to the reference as one of 16-bit operands.
+    whose gradients five contribute.
     """
     own = dict(plan.main_grads).get(name, gradient(name))
     buffer = plan.buffer(name if name in plan.outputs else own)
     if len(plan.forward.steps) > 1:
-        errors = error_counts(plan)[buffer.name]
-        if _multiplies_codes(plan) and errors <= 1.0:
-            return _OF_SUMS if buffer.dtype is DType.FLOAT32 else _OF_16_BITS
-        growth = max(1.0, errors / _ERRORS_OF_EXPERTS)
+        growth = max(1.0, error_counts(plan)[buffer.name] / _ERRORS_OF_EXPERTS)
         return float(f"{plan.tolerance.end_to_end * math.sqrt(growth):.3g}")
     return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
-
-
-def _multiplies_codes(plan: ModulePlan) -> bool:
-    """Whether its products read codes as they are, and keep their sums in fp32."""
-    gemms = [step for step in plan.steps if is_gemm(step)]
-    return bool(gemms) and all(map(multiplies_codes, gemms))
 
 
 def error_counts(plan: ModulePlan) -> dict[str, float]:

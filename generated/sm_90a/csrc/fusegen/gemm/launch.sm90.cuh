@@ -10,7 +10,6 @@
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/gemm/gemm.sm90.cuh"
 #include "fusegen/common/status.h"
-#include "fusegen/launch/shared_memory.cuh"
 #include "fusegen/launch/stream.h"
 #include "fusegen/load/ragged.sm90.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
