@@ -101,8 +101,10 @@ def sampled(folder: Path) -> set[str]:
 
 @cache
 def spared_cells() -> dict[Path, set[str]]:
-    """By folder of tests: cells with a twin in the bundle for the CPU, but for a sample of them, and
-    those with a twin in a compiled bundle that comes before.
+    """Cells whose tests run elsewhere, by folder of tests.
+
+    They have a twin in the bundle for the CPU, but for a sample of them, or in a compiled bundle
+    that comes before.
 
     None where there is a GPU, on which a bundle's tests run its kernels too.
     """

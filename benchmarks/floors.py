@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fusegen import api
-from fusegen.emit.text.explain import size_in_bytes
 from fusegen.families.wgmma import WgmmaConfig
 from fusegen.ir import dtypes
+from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import GemmKind, Store
 from fusegen.ir.kernel_set import KernelSet

@@ -279,7 +279,7 @@ class Code(StrEnum):
     """What nvcc makes of a kernel."""
 
     HOPPER = "arch=compute_90a,code=sm_90a"
-    MMA_SYNC = "arch=compute_90,code=sm_90"  # on the same card, kernels of older instructions
+    NATIVE = "arch=compute_90,code=sm_90"
     # As it is written for GPUs without Hopper's instructions; the driver compiles it for the card.
     AMPERE_PTX = "arch=compute_80,code=compute_80"
 
@@ -334,7 +334,7 @@ def build_mma(point: str, limits: Mapping[str, int]) -> Report:
         config = MmaConfig.parse(point).cpp(limits)
         text = f'#define POINT MmaConfig<{config}>\n#include "{HERE / "gemm_mma.cu"}"\n'
         source.write_text(text)
-        return _nvcc(source, f"-I{CSRC}", code=Code.MMA_SYNC)
+        return _nvcc(source, f"-I{CSRC}", code=Code.NATIVE)
 
     return _compile(mma_library(point), words)
 

@@ -264,7 +264,7 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def compile_for_cpu(header: str, folder: Path, *, architecture: int | None = None) -> Path:
+def compile_for_cpu(header: str, folder: Path, *, architectures: str | None = None) -> Path:
     """A library of a header's C functions, whose kernels `cuda_on_cpu` runs.
 
     A header's own folder is searched first, as that of a bundle's sources.
@@ -272,8 +272,8 @@ def compile_for_cpu(header: str, folder: Path, *, architecture: int | None = Non
     Args:
         header: by name, next to this file, or its path.
         folder: where the library goes.
-        architecture: that the code is for, as nvcc counts them: 800 is sm_80; the newest that it
-            knows by default.
+        architectures: that the code is for, as nvcc lists them: 800 is sm_80. By default it is
+            for the CPU, which has the functions of all.
     """
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "this test compiles C++: install g++"
@@ -281,7 +281,7 @@ def compile_for_cpu(header: str, folder: Path, *, architecture: int | None = Non
     source.write_text(f'#include "{header}"\n')
     strict = ["-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
     includes = [f"-I{each}" for each in (HERE / "cuda_on_cpu", (HERE / header).parent, HERE, CSRC)]
-    macros = [] if architecture is None else [f"-D__CUDA_ARCH_LIST__={architecture}"]
+    macros = [] if architectures is None else [f"-D__CUDA_ARCH_LIST__={architectures}"]
     command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *macros, *includes]
     subprocess.run([*command, str(source), "-o", str(output)], check=True)
     return output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from fusegen.build.output import kernel_usage, warning_lines
 from fusegen.build.toolchain import BuildError, Toolchain, find_toolchain
 from fusegen.emit.digests import Digests, read_library
 
+from .test_bundles import cuobjdump
+
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "templates" / "static" / "csrc"
 UNITS = {"kernels/twice.cu", "toy.cpp", "digests.cpp"}
@@ -41,6 +44,9 @@ set(FUSEGEN_UNITS_toy__plain__fast
     toy.cpp
     kernels/twice.cu)
 """
+WITH_PTX = SOURCES.replace(
+    "arch=compute_90a,code=sm_90a", '"arch=compute_80,code=[sm_80,compute_80]"'
+)
 CELL = "toy__plain__fast"
 DIGEST = "00c0ffee" * 8
 
@@ -197,13 +203,13 @@ def write_bundle(folder: Path) -> Path:
     """A bundle laid out as the generator lays it out, static files included."""
     csrc = folder / "csrc"
     (csrc / "kernels").mkdir(parents=True)
-    (csrc / "fusegen").mkdir()
+    (csrc / "fusegen" / "host").mkdir(parents=True)
     for name in (
         "CMakeLists.txt",
         "exports.map",
         "digests.cpp",
-        "fusegen/stable.h",
-        "fusegen/checks.h",
+        "fusegen/host/stable.h",
+        "fusegen/host/checks.h",
     ):
         shutil.copyfile(STATIC / name, csrc / name)
     (csrc / "sources.cmake").write_text(SOURCES)
@@ -232,6 +238,16 @@ def needed(library: Path) -> set[str]:
     assert "RPATH" not in said.stdout
     assert "RUNPATH" not in said.stdout
     return {line.split("[")[1].rstrip("]").split(".so")[0] for line in lines}
+
+
+def codes(library: Path) -> set[str]:
+    """Machine code and PTX of a library, such as `sm_80.cubin` and `sm_80.ptx`."""
+    listed = (
+        cuobjdump(library.parent, words, library.name) for words in ("--list-elf", "--list-ptx")
+    )
+    return {
+        f"{code}.{kind}" for code, kind in re.findall(r"(sm_\w+)\.(cubin|ptx)", "".join(listed))
+    }
 
 
 def load(library: Path) -> dict[str, object]:
@@ -689,8 +705,21 @@ def test_old_nvcc_is_refused(copy: tuple[Path, Path], toolchain: Toolchain) -> N
         build(bundle, toolchain=dataclasses.replace(toolchain, version=(12, 4)))
 
 
+def test_ptx_beside_machine_code_is_kept(tmp_path: Path, toolchain: Toolchain) -> None:
+    """For GPUs that come later."""
+    bundle = write_bundle(tmp_path / "bundle")
+    (bundle / "csrc" / "sources.cmake").write_text(WITH_PTX)
+    cache = ObjectCache(tmp_path / "cache")
+    report = build(bundle, jobs=1, toolchain=toolchain, cache=cache)
+    assert codes(report.library) == {"sm_80.cubin", "sm_80.ptx"}
+    assert [len(unit.report.kernels) for unit in report.units if unit.name.endswith(".cu")] == [1]
+    with pytest.raises(BuildError, match=r"sm_80 needs nvcc 11\.4 or newer"):
+        build(bundle, toolchain=dataclasses.replace(toolchain, version=(11, 3)))
+
+
 def test_cmake_builds_the_same_library(tmp_path: Path, toolchain: Toolchain) -> None:
     bundle = write_bundle(tmp_path / "bundle")
+    (bundle / "csrc" / "sources.cmake").write_text(WITH_PTX)
     folder = tmp_path / "cmake"
     environment = os.environ | {"CUTLASS_HOME": str(toolchain.cutlass_include.parent)}
     for command in (
@@ -707,6 +736,7 @@ def test_cmake_builds_the_same_library(tmp_path: Path, toolchain: Toolchain) -> 
     library = bundle / "lib" / "fusegen_toy.so"
     assert {name.split("@")[0] for name in exported(library)} == {"fusegen_digests"}
     assert {"libtorch", "libtorch_cpu", "libc10"} <= needed(library)
+    assert codes(library) == {"sm_80.cubin", "sm_80.ptx"}
     assert load(library)["plain"] == [2.0 * i for i in range(16)]
     assert stale_cells(bundle) == {}
     (bundle / "csrc" / "kernels" / "twice.cu").write_text(f"{KERNEL}// edited\n")

@@ -43,7 +43,7 @@ class _Arguments(ctypes.Structure):
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     folder = tmp_path_factory.mktemp("group_sum")
-    library = compile_for_cpu("group_sum_kernels.cuh", folder, architecture=800)
+    library = compile_for_cpu("group_sum_kernels.cuh", folder, architectures="800")
     return Kernels(library, "cpu")
 
 

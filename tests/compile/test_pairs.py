@@ -55,7 +55,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("pairs")
     header = folder / "pair_functions.h"
     header.write_text(HEADER)
-    return ctypes.CDLL(str(compile_for_cpu(str(header), folder, architecture=800)))
+    return ctypes.CDLL(str(compile_for_cpu(str(header), folder, architectures="800")))
 
 
 def _operands(dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -47,9 +47,9 @@ struct MatrixSink {
   float* results;
   int32_t columns;
 
-  template <class Store>
-  void with(Store store) {
-    store(*this);
+  template <class Function>
+  void with(Function function) {
+    function(*this);
   }
 
   void put(const Fragment<Columns>& part, const Tile& tile, Place place) {

@@ -196,8 +196,11 @@ def write_readme(*, only_check: bool) -> int:
     entries, index = load(), load_index()
     text = README.read_text("utf-8")
     lines = [matrix.matrix(facts_of(folder, entries) for folder in bundle_folders())]
-    for each in choices_of(entries):
-        lines += ["", *each.tables(), "", *runs_of(each.arch, entries)]
+    every = choices_of(entries)
+    if every:
+        lines += ["", *choices.tables(every), ""]
+    for each in every:
+        lines += runs_of(each.arch, entries)
         if each.arch in index:
             lines.append(f"- `{each.arch}`, {each.replayed(index[each.arch][choices.REPLAYED])}")
     wanted = matrix.replace_matrix(text, "\n".join(lines))

@@ -64,10 +64,14 @@ class BundleFacts:
         # A cell without kernels of its own passes tensors through.
         if not self._units(cell.name):
             return f"{cell.status}, no kernels"
-        ptx = any(entry.code == Code.PTX.value for entry in self.entries.values())
-        ran = "ran as PTX" if ptx else "ran"
-        words = {State.CURRENT: ran, State.STALE: "stale", State.NEVER: "compiled only"}
+        words = {State.CURRENT: self.ran, State.STALE: "stale", State.NEVER: "compiled only"}
         return f"{cell.status}, {words[self.state(cell.name)]}"
+
+    @property
+    def ran(self) -> str:
+        """How what ran as it is did."""
+        ptx = any(entry.code == Code.PTX.value for entry in self.entries.values())
+        return "ran as PTX" if ptx else "ran"
 
     def state(self, cell: str) -> State:
         """Of all units of a cell together."""

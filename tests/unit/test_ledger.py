@@ -457,6 +457,31 @@ def test_options_and_activations_of_cells() -> None:
     }
 
 
+def test_tables_have_all_architectures_side_by_side() -> None:
+    def of_arch(arch: str, code: str | None, *words: str) -> Any:
+        units = {"gelu__bf16": "kernels/pointwise_gelu_forward.cu"}
+        units |= {f"linear__bf16__{word}": f"kernels/gemm_{word}.cu" for word in words}
+        ran = {unit: replace(entry("1"), code=code) for unit in units.values()} if code else {}
+        owners = {cell: {unit} for cell, unit in units.items()}
+        return matrix.BundleFacts(arch, (), owners, dict.fromkeys(units.values(), "1"), ran)
+
+    new, old = of_arch("sm_90a", "SASS", "debug", "other"), of_arch("sm_80", None, "debug")
+    assert choices.tables([choices.Choices([old]), choices.Choices([new])]) == [
+        "| option | alone | together with | `sm_80` | `sm_90a` |",
+        "|---|---|---|---|---|",
+        "| `debug` | `linear`: bf16 |  | never ran | ran |",
+        "| `other` | `linear`: bf16 |  | none | ran |",
+        "",
+        "| activation | alone | in an expert MLP | merged with quantisation |",
+        "|---|---|---|---|",
+        "| `gelu` | bf16: never ran on `sm_80`, ran on `sm_90a` | none | none |",
+    ]
+    by_ptx = choices.Choices([of_arch("sm_80", "PTX", "debug")])
+    assert choices.tables([by_ptx])[2].endswith("| ran as PTX |")
+    assert choices.tables([by_ptx])[-1] == "| `gelu` | bf16: ran as PTX | none | none |"
+    assert by_ptx.behind() == []
+
+
 def test_readme_says_what_ran_and_the_report_what_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

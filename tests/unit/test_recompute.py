@@ -8,7 +8,8 @@ import pytest
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
-from fusegen.emit.text.explain import explain, size_in_bytes
+from fusegen.emit.text.explain import explain
+from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.naming import Cell, need
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import evaluate

@@ -11,7 +11,8 @@ import pytest
 from plans import SPECS
 
 from fusegen.checks.load import load
-from fusegen.emit.text.explain import explain, size_in_bytes
+from fusegen.emit.text.explain import explain
+from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell, gradient, need
 from fusegen.ir.plan import ModulePlan, Status
@@ -471,7 +472,7 @@ def test_main_grads_of_16_bits_have_the_weights_type() -> None:
 
 
 CACHED = plans.offered(
-    ("cpu", "sm_90a"),
+    SPECS.archs,
     [
         Cell(module, recipe, ("cached_weights",))
         for module in SPECS.modules

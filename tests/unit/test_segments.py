@@ -16,6 +16,7 @@ from fusegen.ir.program import Argument, Direction, Program
 from fusegen.ir.segments import Start, Wait
 from fusegen.ir.text import parse, text
 from fusegen.passes.pipeline import resolve_module
+from fusegen.passes.verify import verify_pass
 from fusegen.steps import moves_state
 from fusegen.steps.collectives import collective
 from fusegen.steps.verify import VerifyError
@@ -208,3 +209,14 @@ def test_a_call_without_gradients_shares_nothing() -> None:
     first, start, wait, last = forward(plan).segments
     flags = tuple(need(leaf) for leaf in plan.differentiated)
     assert not first.when and start.when == wait.when == last.when == flags
+
+
+def test_an_argument_may_be_absent_under_fewer_flags_than_its_op_runs_under() -> None:
+    """One amax of two that move states on: the op runs where either does."""
+    cell = Cell("grouped_mlp", "fp8_delayed", ("scaled_bias", "reduced_amax"))
+    plan = resolve_module(SPECS, cell, "sm_90a", observe=verify_pass)
+    direction = plan.direction("backward")
+    assert direction is not None
+    moving = direction.programs[-1]
+    when = {argument.buffer: argument.when for argument in moving.arguments}
+    assert {*when["dh_shared_amax"]} < {*moving.when} and not when["dy_shared_amax"]

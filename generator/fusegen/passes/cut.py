@@ -111,10 +111,11 @@ class _Cut:
         written = {name: s.wanted(name) or s.when for s in steps for name in s.writes}
         given = {argument.buffer for argument in self.whole.arguments}
         leaving = {result.buffer: result for result in self.whole.results}
+        made = self._tensors({*written})
         for name in dict.fromkeys((*leaving, *written)):
             if name in written and name in wanted and name not in given:
                 yield Result(name, written[name])
-            elif name in written and name in leaving:
+            elif name in made and name in leaving:
                 yield leaving[name]
 
     def _arguments(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ..ir.buffers import Attribute, Buffer, JoinedTensor, Parameter, State
+from ..ir.dtypes import DType
 from ..ir.kernel import LayoutSpec
 from ..ir.kernel_set import KernelSet
 from ..ir.plan import Conversion, Sharding
@@ -140,6 +141,13 @@ class Draft:
     def tensor_with(self, name: str) -> str:
         """The tensor that ops take for a buffer: that of several it lies in, or its own."""
         return next((each.buffer for each in self.joined if name in each.parts), name)
+
+    def in_bytes(self, name: str) -> bool:
+        """Whether a buffer is one in which others lie as their bytes."""
+        return (
+            name in {each.buffer for each in self.joined}
+            and self.buffers[name].dtype is DType.UINT8
+        )
 
     def received(self, direction: str) -> frozenset[str]:
         """What collectives of a direction give."""

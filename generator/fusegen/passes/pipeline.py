@@ -30,18 +30,13 @@ from .expand import expand
 from .fusions import rules_of
 from .interleave import interleave_halves
 from .join_amaxes import join_amaxes
+from .join_saved import join_saved
 from .join_states import join_states
 from .kernels import choose_kernels, choose_merged
 from .liveness import add_conditions, saved
 from .main_grad import keep_in_main_grad
 from .math import derive_math
-from .programs import (
-    backward_program,
-    bind_lengths,
-    forward_program,
-    refresh_program,
-    wgrad_program,
-)
+from .programs import bind_lengths, programs_of
 from .quantize import quantize, unquantized
 from .recompute import recompute_activations
 from .rewrite import Facts, Stage, rewrite
@@ -179,15 +174,7 @@ def _kernels(draft: Draft, context: Context) -> Draft:
 
 def _programs(draft: Draft, context: Context) -> Draft:
     """Every step moves into the program of its op."""
-    programs = [
-        forward_program(draft, draft.saved, context.dims),
-        backward_program(draft, draft.saved, context.dims),
-    ]
-    if draft.refresh:
-        programs.append(refresh_program(draft, context.dims))
-    if draft.wgrad:
-        programs.append(wgrad_program(draft, draft.saved, context.dims))
-    return draft.packed(programs)
+    return draft.packed(programs_of(draft, context.dims))
 
 
 def _rewrite_copies(draft: Draft, context: Context) -> Draft:
@@ -378,6 +365,14 @@ PASSES: tuple[Pass, ...] = (
         "join_states",
         "Amax histories and scales that one op moves on lie in one tensor; so do its statistics.",
         lambda draft, _: join_states(draft),
+        needs=_of(Property.KERNELS),
+        before=_of(Property.PROGRAMS),
+    ),
+    Pass(
+        "join_saved",
+        "Saved copies, or their scales alone, lie in one tensor where an op would take more than"
+        " 16.",
+        lambda draft, context: join_saved(draft, context.dims),
         needs=_of(Property.KERNELS),
         before=_of(Property.PROGRAMS),
     ),

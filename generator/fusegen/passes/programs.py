@@ -65,6 +65,23 @@ def _weight_beside(draft: Draft, copy: Copy) -> str:
     return next(each.original for each in copies if each.role is Role.WEIGHT)
 
 
+def programs_of(draft: Draft, dims: Dims) -> tuple[Program, ...]:
+    """Every program of the draft's steps.
+
+    Raises:
+        NotPossible: no argument of an op tells a dimension that its steps need.
+    """
+    programs = [
+        forward_program(draft, draft.saved, dims),
+        backward_program(draft, draft.saved, dims),
+    ]
+    if draft.refresh:
+        programs.append(refresh_program(draft, dims))
+    if draft.wgrad:
+        programs.append(wgrad_program(draft, draft.saved, dims))
+    return tuple(programs)
+
+
 def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
     """The forward op: results, then what it saves for the backward under flags."""
     arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
@@ -298,7 +315,8 @@ def _checks(
         if factor == 1
     }
     for argument in arguments:
-        yield from _type_checks(draft.buffers[argument.buffer], argument, first)
+        rank = "[bytes]" if draft.in_bytes(argument.buffer) else None
+        yield from _type_checks(draft.buffers[argument.buffer], argument, first, rank)
     for argument in arguments:
         buffer = draft.buffers[argument.buffer]
         shape = buffer.shape
@@ -323,7 +341,7 @@ def _checks(
                     axis=axis,
                     expr=dim,
                     number=len(shape.dims),
-                    label=_label(dim, dims),
+                    label=_BYTES if draft.in_bytes(argument.buffer) else _label(dim, dims),
                 )
     for expr, alignment in _alignments(draft, steps).items():
         yield Check(
@@ -331,7 +349,14 @@ def _checks(
         )
 
 
-def _type_checks(buffer: Buffer, argument: Argument, first: str) -> Iterable[Check]:
+_BYTES = "the bytes of its parts"
+"""What a size that is a long sum of theirs is called in messages."""
+
+
+def _type_checks(
+    buffer: Buffer, argument: Argument, first: str, rank: str | None
+) -> Iterable[Check]:
+    """Device, type and rank, which has a word of its own where the shape would be a long one."""
     optional = argument.optional
     shape = buffer.shape
     if buffer.name != first:
@@ -348,7 +373,7 @@ def _type_checks(buffer: Buffer, argument: Argument, first: str) -> Iterable[Che
         optional,
         number=len(shape.dims),
         exact=shape.leading is None,
-        label=str(shape),
+        label=rank or str(shape),
     )
     if argument.mutated:  # Others are copied where they are not; a copy would take the change.
         yield Check(CheckKind.CONTIGUOUS, buffer.name, optional)

@@ -97,7 +97,7 @@ class _Walk:
     def _op(self, program: Program, later: set[str]) -> Iterator[tuple[str, str]]:
         for argument in program.arguments:
             name = argument.buffer
-            yield from self._read(name, program.when or argument.when, later)
+            yield from self._read(name, argument.when or program.when, later)
         for name in program.workspace:
             if name in self.made or name in self.inside:
                 yield name, "lives inside of one op, but another one gives it, too"

@@ -240,7 +240,10 @@ inline unsigned __reduce_add_sync(unsigned, unsigned value) {
 // Of shared memory, whose addresses only PTX takes.
 size_t __cvta_generic_to_shared(const void*);
 
-inline void cudaGridDependencySynchronize() {}
+namespace on_cpu {
+inline int waits = 0;  // of all threads, for a kernel before theirs: kernels run one after another
+}
+inline void cudaGridDependencySynchronize() { ++on_cpu::waits; }
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
 
 template <class T>
@@ -278,9 +281,14 @@ inline unsigned atomicMax(unsigned* at, unsigned value) {
   return before;
 }
 
+namespace on_cpu {
+inline int attributes = 0;  // of the last launch
+}
+
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... in) {
+  on_cpu::attributes = config->numAttrs;
   on_cpu::block.body = [&] { kernel(in...); };
   blockDim = config->blockDim;
   gridDim = config->gridDim;

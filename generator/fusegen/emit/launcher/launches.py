@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ...ir import dtypes
+from ...ir.buffers import size_in_bytes
 from ...ir.plan import ModulePlan
 from ...ir.program import Program
 from ...ir.quantization import Orientation, QuantizationSpec, Role, ScaleRounding, ScaleRule
@@ -20,7 +21,6 @@ from ...steps.quantize import SUMMED
 from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
 from ..python.words import scalar, scope_name, step_comment
-from ..text.explain import size_in_bytes
 from .words import Reading, call, filled, scalar_type, writable
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...ir import dtypes
-from ...ir.buffers import Buffer
+from ...ir.buffers import Buffer, size_in_bytes
 from ...ir.kernel_set import KernelSet
 from ...ir.plan import ModulePlan, Status
 from ...ir.program import Direction, Program
@@ -20,11 +19,6 @@ from .fold import LINE_LENGTH, fold
 
 _NAME_WIDTH = 48  # of a first column that leaves half of the line to what follows
 _UNDER_STEP = 3  # under the first word behind a number
-
-
-def size_in_bytes(buffer: Buffer) -> Expr:
-    """Bytes of a buffer; shapes of formats below a byte count bytes."""
-    return mul(Const(max(dtypes.bits(buffer.dtype), 8) // 8), buffer.shape.elements)
 
 
 def _formula(buffers: Iterable[Buffer]) -> str:
@@ -175,7 +169,10 @@ def _place_in_state(plan: ModulePlan, name: str) -> str:
     if name in plan.kept:
         return "state, changed in place"
     for tensor in plan.joined:
-        for part, first, count in plan.rows(tensor):
+        if name in tensor.parts and plan.in_bytes(tensor):
+            place = next(place for part, place in plan.places(tensor) if part == name)
+            return f"byte {to_markdown(place)} of {tensor.buffer}"
+        for part, first, count in () if plan.in_bytes(tensor) else plan.rows(tensor):
             if part == name:
                 rows = f"row {first}" if count is None else f"rows {first} to {first + count - 1}"
                 kept = tensor.buffer in {*plan.kept} - {*plan.record_tensors}

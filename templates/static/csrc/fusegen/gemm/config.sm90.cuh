@@ -35,7 +35,8 @@ struct TileTraits {
   static constexpr int kTileK = Config::tile_k;
   static constexpr int kCluster = Config::cluster;
   static constexpr bool kPingpong = Config::schedule == Schedule::pingpong;
-  // Two math warpgroups, or three with fewer registers each, which hide more of each other's waiting.
+  // Two math warpgroups, or three with fewer registers each, which hide more of each other's
+  // waiting.
   static constexpr int kMathGroups = !kPingpong && Config::tile_m == 3 * kMmaRows ? 3 : 2;
   static constexpr int kMathWarps = 4 * kMathGroups;
   static constexpr int kThreads = 128 + 32 * kMathWarps;

@@ -1,13 +1,13 @@
-// Grouped and dense GEMM for sm_90a: bf16 or fp16 in and out, fp32 accumulation; weight gradients in
-// fp32 where a module keeps them so.
+// Grouped and dense GEMM for sm_90a: bf16 or fp16 in and out, fp32 accumulation; weight gradients
+// in fp32 where a module keeps them so.
 //
 // One persistent kernel serves y = x w^T + bias, dx = dy w and dw = dy^T x (see `Gemm`), over
 // groups of tokens whose sizes only the device knows, or over one dense matrix. Warps by role:
 //   warpgroup 0     warp 0 loads operands by TMA, warp 1 finds tiles
 //   the others      multiply, visit and store (gemm/math_warps.sm90.cuh)
 // Cooperative: two or three math warpgroups work on one tile, an equal part of its rows each, and
-// never wait for each other, so that one's epilogue overlaps the others' MMAs. Pingpong: each of two
-// owns every second tile, in turns, which hides whole epilogues where contractions are short.
+// never wait for each other, so that one's epilogue overlaps the others' MMAs. Pingpong: each of
+// two owns every second tile, in turns, which hides whole epilogues where contractions are short.
 // Operands wait in a ring of stages (load/ring.sm90.cuh). In clusters of two the shared operand is
 // multicast, half by each CTA.
 #pragma once
@@ -95,7 +95,7 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config, store>::k
                 const __grid_constant__ CUtensorMap map_d, const Bias<Element> bias,
                 const __grid_constant__ Shape shape) {
   using T = Traits<kind, Element, Config, store>;
-  const PlainLoader<T> loader{&map_a, &map_b, NoExtras(nullptr)};
+  const PlainLoader<T> loader{&map_a, &map_b, {}};
   run_cta<T, Stored<Element, store>, RunningSums<T>>(
       loader, nullptr, gemm_visitors<kind, store>(bias, shape), &map_d, shape);
 }

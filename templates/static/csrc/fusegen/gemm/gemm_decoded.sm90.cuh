@@ -1,5 +1,5 @@
 // Grouped and dense GEMM for sm_90a over operands decoded to bf16: the kernel of
-// gemm/gemm.sm90.cuh, its result times what the operands' scales leave for the end.
+// gemm/gemm.sm90.cuh, its result times what the operands' scales leave for the end, in fp32.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config, sto
                         const __grid_constant__ CUtensorMap map_d, const Scales scales,
                         const Bias<Element> bias, const __grid_constant__ Shape shape) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
-  const PlainLoader<T> loader{&map_a, &map_b, NoExtras(nullptr)};
+  const PlainLoader<T> loader{&map_a, &map_b, {}};
   run_cta<T, Stored<Element, store>, RunningSums<T>>(
       loader, nullptr, gemm_visitors<kind, store>(bias, shape, scales), &map_d, shape);
 }

@@ -9,9 +9,11 @@
 #include "fusegen/gemm/arguments.cuh"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/gemm/gemm.sm90.cuh"
-#include "fusegen/load/ragged.sm90.cuh"
 #include "fusegen/common/status.h"
 #include "fusegen/launch/stream.h"
+#include "fusegen/load/ragged.sm90.cuh"
+#include "fusegen/sink/chunk.sm90.cuh"
+#include "fusegen/sink/stored.cuh"
 
 namespace fusegen {
 

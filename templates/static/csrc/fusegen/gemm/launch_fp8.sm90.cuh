@@ -121,8 +121,8 @@ static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream) {
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales<kind, scaling>,
                     Bias<Element>>(
-      &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config, store>, shared_memory_allowed,
-      in.gemm, stream, a, b, d, scales, bias_of<Element>(in.gemm));
+      &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config, store>,
+      shared_memory_allowed, in.gemm, stream, a, b, d, scales, bias_of<Element>(in.gemm));
 }
 
 }  // namespace fusegen

@@ -68,7 +68,7 @@ struct Turns {
 template <class T, class Result, class Mainloop, class Visits>
 struct MathWarp {
   using Sums = typename Mainloop::Sums;
-  using Values = decltype(std::declval<Sums&>().fragment(0));
+  using Values = typename Sums::Values;
   static constexpr Write kWrite = T::kKind == Gemm::wgrad ? Write::matrix : Write::rows;
   using Stores = TmaStore<Result, adds(T::kStore) ? Write::add : kWrite, T::kBuffers>;
   using Sink = std::conditional_t<adds(T::kStore), AddSink<Result, Values, T::kBuffers>, Stores>;
@@ -122,6 +122,8 @@ struct MathWarp {
 
   __device__ void compute(const Tile& tile) {
     const int32_t rows = tile.rows - first_row;
+    // Known before visitors begin, which ask for tile.k, too: the compiler would otherwise write
+    // all that follows a second time for tiles whose contraction is empty.
     const bool nothing = tile.k == 0 || (rows <= 0 && !stays_in_step<T>(tile));
     const Place place{row, tile.column};
     sink.start(tile, place);

@@ -13,7 +13,7 @@ namespace fusegen {
 struct NoExtras {
   static constexpr int kBytes = 0;
 
-  __device__ explicit NoExtras(const void*) {}
+  __device__ NoExtras(const void* = nullptr) {}
 
   __device__ void prefetch() const {}
   __device__ void load(CopyBarrier&, uint8_t*, const Tile&, int32_t) const {}

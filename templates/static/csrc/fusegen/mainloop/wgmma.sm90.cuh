@@ -63,6 +63,7 @@ inline constexpr uint32_t kRowStep = kMmaRows * 128 / 16;  // the same for both:
 // Accumulators of one warpgroup: `Waves` MMAs of 64 rows by N columns.
 template <int Waves, int N>
 struct Accumulators {
+  using Values = Fragment<N, Waves, kMmaRows>;  // what one warp holds of them
   static constexpr int kCount = N / 2;
   float values[Waves][kCount];
 
@@ -74,7 +75,7 @@ struct Accumulators {
     }
   }
 
-  __device__ auto fragment(uint32_t lane) { return Fragment<N, Waves, kMmaRows>{values, lane}; }
+  __device__ Values fragment(uint32_t lane) { return {values, lane}; }
 
   // `Width` columns of one wave: in the register file they are neighbours.
   template <int Width>

@@ -263,6 +263,25 @@ __device__ __forceinline__ void clear(const PointwiseArguments& in, int64_t row,
 template <int N>
 inline constexpr int64_t kPiece = kWarp * N * kVectorsPerLane;
 
+// A warp's sums over a row, into results of one element per row.
+template <class Math, class Element>
+__device__ __forceinline__ void store_sums(const PointwiseArguments& in,
+                                           const float (&sums)[kResults<Math>], uint32_t row,
+                                           int lane) {
+#pragma unroll
+  for (int r = 0; r < kResults<Math>; ++r) {
+    const Slot slot = Math::result(r);
+    if (slot.access != Access::row) continue;
+    const float sum = warp_sum(sums[r]);
+    if (lane != 0 || in.results[r] == nullptr) continue;
+    if (slot.wide) {
+      static_cast<float*>(in.results[r])[row] = sum;
+    } else {
+      narrow(sum, static_cast<Element*>(in.results[r]) + row);
+    }
+  }
+}
+
 // N elements per access. With `kGrouped`, rows past the groups are not read, and zero in every result.
 template <class Math, class Element, int N, bool kGrouped>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
@@ -292,20 +311,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 #pragma unroll 1
   for (; column < end; column += kWarp * N) compute<Math, Element, N, 1>(sums, in, row, column);
-  if constexpr (sums_rows<Math>()) {
-#pragma unroll
-    for (int r = 0; r < kResults<Math>; ++r) {
-      const Slot slot = Math::result(r);
-      if (slot.access != Access::row) continue;
-      const float sum = warp_sum(sums[r]);
-      if (lane != 0 || in.results[r] == nullptr) continue;
-      if (slot.wide) {
-        static_cast<float*>(in.results[r])[row] = sum;
-      } else {
-        narrow(sum, static_cast<Element*>(in.results[r]) + row);
-      }
-    }
-  }
+  if constexpr (kWholeRow) store_sums<Math, Element>(in, sums, row, lane);
 }
 
 template <class Math, class Element, int N, bool kGrouped>

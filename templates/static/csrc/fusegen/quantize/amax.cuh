@@ -71,6 +71,17 @@ __device__ float transformed_amax(const Values<Element>& values) {
 struct GroupAmaxShared {
   float amaxes[2][2][kWarps];  // of the elements, and after the transform
   TileSlices slices[2];
+
+  // A warp's, of the tile of this turn.
+  template <bool kHadamard, class Element>
+  __device__ __forceinline__ void put(const Values<Element>& values, int turn, int warp, int lane) {
+    const float amax = warp_amax(values.amax());
+    float transformed = 0.0f;
+    if constexpr (kHadamard) transformed = warp_amax(transformed_amax(values));
+    if (lane != 0) return;
+    amaxes[turn][0][warp] = amax;
+    amaxes[turn][1][warp] = transformed;
+  }
 };
 
 // The running amax of the last group that a block has met: groups come in order, in a tile and from
@@ -129,13 +140,7 @@ __global__ void __launch_bounds__(kThreads, kAmaxBlocks<Source>)
                 slice.group == groups.groups ? 0 : slice.rows());
     tile += gridDim.x;
     if (warp == 0) write_slices(groups, space, tile / across, lane, shared.slices[turn ^ 1]);
-    const float amax = warp_amax(values.amax());
-    float transformed = 0.0f;
-    if constexpr (kHadamard) transformed = warp_amax(transformed_amax(values));
-    if (lane == 0) {
-      shared.amaxes[turn][0][warp] = amax;
-      shared.amaxes[turn][1][warp] = transformed;
-    }
+    shared.put<kHadamard>(values, turn, warp, lane);
     __syncthreads();
     if (warp == 0) {
       run.add(shared.slices[turn][lane % kSlices].group, shared.amaxes[turn][kind][lane % kSlices],

@@ -114,16 +114,34 @@ __device__ inline void find_line_groups(const RowGroups& groups, Space space, in
 // The line of scales that is a line's.
 template <class Config>
 __device__ __forceinline__ int64_t scale_line(const DequantizeArguments& in, int64_t line,
-                                              const LineGroup& own) {
+                                              LineGroup own) {
   if constexpr (Config::kByGroup) return (line + own.shift) / in.lines_per_scale;
   return line / in.lines_per_scale + own.shift;
+}
+
+// An octet of a line from element `at` on, decoded.
+template <class Config>
+__device__ __forceinline__ void decode_line(float (&values)[kOctet], const DequantizeArguments& in,
+                                            int64_t matrix, int64_t line, int64_t at,
+                                            LineGroup own) {
+  const auto* codes = static_cast<const uint8_t*>(in.data) + (matrix * in.lines + line) * in.pitch;
+  float scale = 1.0f, whole = 1.0f;
+  if constexpr (Config::kScaled) {
+    scale = scale_at<typename Config::Scaling>(
+        in.scale, matrix * in.scale_matrix + own.group * in.scale_group +
+                      scale_line<Config>(in, line, own) * in.scale_line +
+                      at / Config::kBlock * in.scale_block);
+    whole = in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix + own.group]);
+  }
+  decode_octet<typename Config::Format>(values, codes, at, scale);
+#pragma unroll
+  for (int e = 0; e < kOctet; ++e) values[e] *= whole;
 }
 
 // Grid: x tiles along a line, y tiles of lines, z matrices.
 template <class Config>
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(const __grid_constant__ DequantizeArguments in) {
-  using Format = typename Config::Format;
   using Output = typename Config::Output;
   __shared__ TurnShared shared;
   const int64_t matrix = blockIdx.z;
@@ -149,19 +167,8 @@ __global__ void __launch_bounds__(kThreads)
     if (line >= in.lines || at >= in.length) continue;
     const LineGroup own = groups.ragged() ? line_groups[tile_line] : LineGroup{0, 0};
     if (own.group < 0) continue;
-    const auto* codes = static_cast<const uint8_t*>(in.data) + (matrix * in.lines + line) * in.pitch;
-    float scale = 1.0f, whole = 1.0f;
-    if constexpr (Config::kScaled) {
-      scale = scale_at<typename Config::Scaling>(
-          in.scale, matrix * in.scale_matrix + own.group * in.scale_group +
-                        scale_line<Config>(in, line, own) * in.scale_line +
-                        at / Config::kBlock * in.scale_block);
-      whole = in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix + own.group]);
-    }
     float values[kOctet];
-    decode_octet<Format>(values, codes, at, scale);
-#pragma unroll
-    for (int e = 0; e < kOctet; ++e) values[e] *= whole;
+    decode_line<Config>(values, in, matrix, line, at, own);
     if constexpr (Config::kTurned) {
       turn_octet(shared, tile_line, octet, values);
     } else {
@@ -213,12 +220,36 @@ __device__ __forceinline__ int64_t scale_offset(const DequantizeGroupsArguments&
   return row / Config::kBlock * in.columns + column;
 }
 
+// Rows `first` to `first` + 64 of a tile, turned: zeros from row `rows` on. `codes` and `first_scale`
+// are the first column's.
+template <class Config>
+__device__ __forceinline__ void decode_rows(TurnShared& shared, const DequantizeGroupsArguments& in,
+                                            const uint8_t* codes, int64_t first_scale,
+                                            int64_t first_column, int32_t place, int32_t first,
+                                            int32_t rows) {
+#pragma unroll
+  for (int i = threadIdx.x; i < kTurnTile * kTurnTile / kOctet; i += kThreads) {
+    const int column = i / (kTurnTile / kOctet), octet = i % (kTurnTile / kOctet) * kOctet;
+    const int32_t row = first + octet;
+    if (first_column + column >= in.columns) continue;
+    float values[kOctet] = {};
+    if (row < rows) {
+      float scale = 1.0f;
+      if constexpr (Config::kScaled) {
+        scale = scale_at<typename Config::Scaling>(
+            in.scale, first_scale + scale_offset<Config>(in, row, column));
+      }
+      decode_octet<typename Config::Format>(values, codes + column * in.pitch, place + row, scale);
+    }
+    turn_octet(shared, column, octet, values);
+  }
+}
+
 // A block of threads owns a tile of 128 rows of one group, the padding after a group's last row
 // included, and 64 columns. Places past all groups are left alone: no product reads them.
 template <class Config>
 __global__ void __launch_bounds__(kThreads)
     dequantize_groups_kernel(const __grid_constant__ DequantizeGroupsArguments in) {
-  using Format = typename Config::Format;
   using Output = typename Config::Output;
   __shared__ TurnShared shared;
   __shared__ TileSlices slices;
@@ -245,22 +276,7 @@ __global__ void __launch_bounds__(kThreads)
   auto* output = static_cast<Output*>(in.output) + place * in.columns + first_column;
 #pragma unroll 1
   for (int32_t first = 0; first < owned; first += kTurnTile) {
-#pragma unroll
-    for (int i = threadIdx.x; i < kTurnTile * kTurnTile / kOctet; i += kThreads) {
-      const int column = i / (kTurnTile / kOctet), octet = i % (kTurnTile / kOctet) * kOctet;
-      const int32_t row = first + octet;
-      if (first_column + column >= in.columns) continue;
-      float values[kOctet] = {};
-      if (row < rows) {
-        float scale = 1.0f;
-        if constexpr (Config::kScaled) {
-          scale = scale_at<typename Config::Scaling>(
-              in.scale, first_scale + scale_offset<Config>(in, row, column));
-        }
-        decode_octet<Format>(values, codes + column * in.pitch, place + row, scale);
-      }
-      turn_octet(shared, column, octet, values);
-    }
+    decode_rows<Config>(shared, in, codes, first_scale, first_column, place, first, rows);
     __syncthreads();
     store_turned(shared, output + first * in.columns, in.columns, owned - first,
                  in.columns - first_column);

@@ -40,42 +40,17 @@ class TileQuantizer : TileWriter<Config> {
 
   // `find_amaxes`: not where a tile before this one, of the same rows, has found those of groups.
   template <class Source>
-  __device__ void run(const Source& source, bool find_amaxes) {
+  __device__ __forceinline__ void run(const Source& source, bool find_amaxes) {
     if (is_padding()) return pad();
-    source.load(values_, in_, first_row(), column_, past() ? 0 : slice().rows());
-    let_next_kernel_start();
-    if constexpr (Config::kStochastic) {  // while the loads are under way
-      if (in_.rowwise.data != nullptr && has_rows()) this->draw_rows();
-    }
+    load(source);
     if (kGroupAmax && in_.scale == nullptr && find_amaxes) find_group_factors();
     if (in_.folded_amax != nullptr) this->fold_amax();
     if (in_.row_sums != nullptr) this->stage_sums();
-    if constexpr (Format::kBits == 4) {
-      // Their signs go into codes. Amaxes of rows find NaN themselves, a transform leaves none with a sign.
-      if (Config::kSquare || (in_.rowwise.data == nullptr && !Config::kHadamard)) values_.quiet_nans();
-    }
+    settle_signs();
     if constexpr (Config::kSquare || Scaling::kTensor) {
-      const Scale scale = shared_scale();
-      if (has_rows()) {
-        quantize_with(scale);
-      } else if (in_.columnwise.data != nullptr) {
-        this->stage_zeros();
-      }
+      quantize_by_one_scale();
     } else {
-      const int first = first_warp();
-      const Scaler<Config> rows = scaler(0, first), columns = scaler(1, first);
-      const bool together = Config::kTogether && in_.rowwise.data != nullptr && in_.columnwise.data != nullptr;
-      if constexpr (Config::kTogether) {
-        if (together) quantize_together(rows, columns);
-      }
-      if (!together && in_.rowwise.data != nullptr) {
-        if (has_rows()) {
-          quantize_rows(rows);
-        } else if constexpr (Scaling::kTokenMajor) {
-          if (token_major()) pad_token_scales();
-        }
-      }
-      if (!together && in_.columnwise.data != nullptr) quantize_columns(columns);
+      quantize_copies();
     }
     __syncthreads();
     if (in_.columnwise.data != nullptr) this->copy_columns();
@@ -83,6 +58,23 @@ class TileQuantizer : TileWriter<Config> {
   }
 
  private:
+  template <class Source>
+  __device__ __forceinline__ void load(const Source& source) {
+    source.load(values_, in_, first_row(), column_, past() ? 0 : slice().rows());
+    let_next_kernel_start();
+    if constexpr (Config::kStochastic) {  // while the loads are under way
+      if (in_.rowwise.data != nullptr && has_rows()) this->draw_rows();
+    }
+  }
+
+  // Codes of 4 bits take the signs of elements, that of NaN, too, which is positive. Amaxes of rows find
+  // NaN themselves, and a transform leaves none with a sign.
+  __device__ __forceinline__ void settle_signs() {
+    if constexpr (Format::kBits == 4) {
+      if (Config::kSquare || (in_.rowwise.data == nullptr && !Config::kHadamard)) values_.quiet_nans();
+    }
+  }
+
   // Whether padding is all that the tile has: past all groups, and where blocks are as high as tiles
   // below many a group's last rows. Elsewhere a group without rows still has a scale.
   __device__ bool is_padding() const {
@@ -188,6 +180,15 @@ class TileQuantizer : TileWriter<Config> {
 
   // ---- one scale for a group or a square block
 
+  __device__ __forceinline__ void quantize_by_one_scale() {
+    const Scale scale = shared_scale();
+    if (has_rows()) {
+      quantize_with(scale);
+    } else if (in_.columnwise.data != nullptr) {
+      this->stage_zeros();
+    }
+  }
+
   // Codes are the same in both copies: they are turned over in registers.
   __device__ void quantize_with(const Scale& scale) {
     uint32_t codes[kWarpRows / kWordRows];
@@ -258,6 +259,25 @@ class TileQuantizer : TileWriter<Config> {
     for (void* scales : {in_.rowwise.scale, in_.columnwise.scale}) {
       if (scales != nullptr) static_cast<Stored*>(scales)[at] = holds_rows() ? stored : kPadding;
     }
+  }
+
+  // ---- scales of its own for each copy
+
+  __device__ __forceinline__ void quantize_copies() {
+    const int first = first_warp();
+    const Scaler<Config> rows = scaler(0, first), columns = scaler(1, first);
+    const bool both = in_.rowwise.data != nullptr && in_.columnwise.data != nullptr;
+    if constexpr (Config::kTogether) {
+      if (both) return quantize_together(rows, columns);
+    }
+    if (in_.rowwise.data != nullptr) {
+      if (has_rows()) {
+        quantize_rows(rows);
+      } else if constexpr (Scaling::kTokenMajor) {
+        if (token_major()) pad_token_scales();
+      }
+    }
+    if (in_.columnwise.data != nullptr) quantize_columns(columns);
   }
 
   // ---- both copies of the same values: each is read once

@@ -24,12 +24,27 @@ static __global__ void __launch_bounds__(kThreads)
   if (first == 0 && in.rng_state != nullptr) in.rng_state[1] += in.rng_steps;
 }
 
+inline constexpr int kDelayedSlots = kThreads / kDelayedGroups;  // that a block holds at once
+
+// A thread's slots of a group, every kDelayedSlots-th from `first` on, one further to the start.
+template <int kEach>
+__device__ __forceinline__ void roll(const DelayedState& state, int64_t group, int first,
+                                     const float (&kept)[kEach]) {
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int64_t slot = i * kDelayedSlots + first;
+    if (slot >= state.slots) continue;
+    const int64_t before = slot == 0 ? state.slots - 1 : slot - 1;
+    if (slot != 1) state.history[before * state.groups + group] = kept[i];
+    if (slot == 0) state.history[group] = 0.0f;
+  }
+}
+
 // One block per state and 8 groups, a sector of every slot; their whole history is in registers
 // while it rolls.
 static __global__ void __launch_bounds__(kThreads)
     delayed_kernel(const __grid_constant__ DelayedArguments in) {
-  constexpr int kSlots = kThreads / kDelayedGroups;  // at once
-  constexpr int kEach = DelayedArguments::kMostSlots / kSlots;
+  constexpr int kEach = DelayedArguments::kMostSlots / kDelayedSlots;
   __shared__ float scratch[kWarps][kDelayedGroups];
   const DelayedState& state = in.states[blockIdx.y];
   const int place = threadIdx.x % kDelayedGroups, first = threadIdx.x / kDelayedGroups;
@@ -41,7 +56,7 @@ static __global__ void __launch_bounds__(kThreads)
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int64_t slot = i * kSlots + first;
+    const int64_t slot = i * kDelayedSlots + first;
     kept[i] = exists && slot < state.slots ? state.history[slot * state.groups + group] : 0.0f;
     largest = fmaxf(largest, kept[i]);
   }
@@ -58,14 +73,7 @@ static __global__ void __launch_bounds__(kThreads)
     state.scale[group] = delayed_scale(largest, state.scale[group], state.max, state.margin);
   }
   if (state.grouped && newest == 0.0f) return;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int64_t slot = i * kSlots + first;
-    if (slot >= state.slots) continue;
-    const int64_t before = slot == 0 ? state.slots - 1 : slot - 1;
-    if (slot != 1) state.history[before * state.groups + group] = kept[i];
-    if (slot == 0) state.history[group] = 0.0f;
-  }
+  roll(state, group, first, kept);
 }
 
 }  // namespace quantizing

@@ -37,13 +37,13 @@ struct AddSink {
     if (loads && by_tma.lane == 0) old.start(by_tma.map, by_tma.ring, tile, place);
   }
 
-  template <class Store>
-  __device__ void with(Store store) {
+  template <class Function>
+  __device__ void with(Function function) {
     if (loads) {
       LoadedAdd<Result, Values, Buffers> by_warps{by_tma.map, by_tma.ring, old, by_tma.lane};
-      store(by_warps);
+      function(by_warps);
     } else {
-      store(by_tma);
+      function(by_tma);
     }
   }
 

@@ -20,8 +20,8 @@ template <class Result, class Values, int Buffers>
 struct OldValues {
   static constexpr int kColumns = kStoreColumns<Result>;
 
-  CopyBarrier* loaded;  // [Buffers]: old values have come
-  int32_t columns;      // of the result
+  CopyBarrier* loaded;    // [Buffers]: old values have come
+  int32_t columns;        // of the result
   uint32_t parities = 0;  // of `loaded`, a bit each
   uint32_t next_slot = 0;
   int32_t next_row = 0, end_row = 0;
@@ -45,7 +45,8 @@ struct OldValues {
     parities ^= 1u << slot;
   }
 
-  // Into the buffer before the one just stored from, whose own store need not be waited for. Lane 0.
+  // Into the buffer before the one just stored from, whose own store need not be waited for.
+  // Lane 0.
   __device__ void load_behind(const CUtensorMap* map, const ChunkRing<Buffers>& ring,
                               const Tile& tile) {
     if (Buffers > 1 && next_slot == ring.slot) return;  // the tile's first: there is none behind

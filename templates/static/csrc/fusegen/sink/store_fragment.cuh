@@ -2,7 +2,7 @@
 //
 // The sink of a kernel has
 //   start(tile, place)    before the contraction; `place` is that of the warp's fragment
-//   with(store)           calls store(sink) with the sink of the tile's parts
+//   with(function)        calls function(sink) with the sink of the tile's parts
 //   drain()               after the last tile
 // and the sink of parts
 //   kColumns              columns of a part, which has 16 rows

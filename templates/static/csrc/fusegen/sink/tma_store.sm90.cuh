@@ -1,5 +1,5 @@
-// Results into global memory by TMA, each warp its own: no barrier among warps, so that one's stores
-// overlap its neighbours' conversions and the next tile's loads.
+// Results into global memory by TMA, each warp its own: no barrier among warps, so that one's
+// stores overlap its neighbours' conversions and the next tile's loads.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -73,10 +73,10 @@ struct TmaStore {
 
   __device__ void start(const Tile&, Place) {}
 
-  // Calls store(sink) with the sink of a tile's parts.
-  template <class Store>
-  __device__ void with(Store store) {
-    store(*this);
+  // Calls function(sink) with the sink of a tile's parts.
+  template <class Function>
+  __device__ void with(Function function) {
+    function(*this);
   }
 
   __device__ void put(const Fragment<kColumns>& part, const Tile& tile, Place place) {

@@ -2,8 +2,8 @@
 //
 // The walk reads `group_sizes` 32 groups a step: a warp-wide prefix sum gives every group its first
 // token and first tile, and the chunk stays in registers until the walk, which only moves forward,
-// leaves it: E / 32 steps in all. A pseudo-group after the last one owns the rows that no group has:
-// its tiles have a contraction of length 0 and come out zero.
+// leaves it: E / 32 steps in all. A pseudo-group after the last one owns the rows that no group
+// has: its tiles have a contraction of length 0 and come out zero.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What scales of groups leave for the end of a product of decoded operands: amax_a amax_b / (448 6)^2
-// of its group, in fp32. See the numerics of NVFP4.
+// What scales of groups leave for the end of a product of decoded operands: amax_a amax_b of its
+// group / (448 6)^2, in fp32. See the numerics of NVFP4.
 #pragma once
 
 #include <cstdint>
