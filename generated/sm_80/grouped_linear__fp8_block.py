@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7c6e74f0b1f2355c
+# checksum sha256:4435b573bbfa3378
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "c26fe92772999e18bdf09e9001771d62c98054e6cb6bece82b126e42723b0112"
+DIGEST = "f11836a05f1933cc08dc33d27aa905157ea4d3c4ed03ac91c27de2e6612db5fe"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

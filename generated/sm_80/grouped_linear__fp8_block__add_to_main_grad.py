@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:abaaf51097d5ec2e
+# checksum sha256:d143486d0fe1ae55
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "210818466a3d53267555ca76c8f61859b9fc2840443ad336d521cf52fa19ed35"
+DIGEST = "b4883eba6efa453b9cb3534dd2fca49da4cf17d267b6e15db9231b539736cfb0"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

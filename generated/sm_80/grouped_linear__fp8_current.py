@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1027fbf58f184cca
+# checksum sha256:81bd4b2da1b100aa
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "9cf3f88c10246b258f68eb51bcc1d54f5b567bb1cd178945ca777ab94b2c12d8"
+DIGEST = "28377b675ff2853329bd06e097d004cca2e9de7d087fc82752c29a9dab12c421"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6d29721ddec9b00d
+# checksum sha256:4980ae50fb88e4ee
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "bf63b153be417bcb51babb35ee2a74d5f50879f5a435e4007129e3306bf86a6a"
+DIGEST = "296ad29c4fc4ed347910f2347a5b06d80f7bda4f5e020b86abd208d3a351b584"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

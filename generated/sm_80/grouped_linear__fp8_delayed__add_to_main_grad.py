@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:47d43e12455df028
+# checksum sha256:2c30911cc1ca3754
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "0b8071d93281adeb169be9ea2eb0ae56cdeeb6f21fe8ef36cff5e38b186e665c"
+DIGEST = "adc778e639d8055ef692c9478ab4e88a1879934cb7296083cab80b142456286e"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

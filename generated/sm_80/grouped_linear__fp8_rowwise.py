@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f090f2886b782584
+# checksum sha256:8372c3bdf1634b09
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "bd3b650173479969ae42e4256fd94039449260ed3c58ff590d546f820fcfde7d"
+DIGEST = "66ed0a2590c710656c7d24d379260c46743e8bb9d20505f827653434177e1fb8"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7019bcd8d26976f9
+# checksum sha256:39ccd0c845b6c2df
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "83f5da30c157f6599adda460827efdb6e0a8a9ffc7b5135e9ecc94243b287d42"
+DIGEST = "5e77650fdb628173aa8483b670a80cbc1795e692d7058e84e6a94712df77503c"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

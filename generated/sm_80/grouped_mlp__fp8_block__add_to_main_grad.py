@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:238337096315c26e
+# checksum sha256:c9d91cea24b6151b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "1d277b8748a419d68627e6103d22a8e6815281e0a894ccfc0e85ec20545de838"
+DIGEST = "26761a3341f1e4e83fec8bcc29a273ee4e6a3afc66822cc9ae8f1b6240adac34"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

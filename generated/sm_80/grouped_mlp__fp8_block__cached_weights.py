@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:85e4d7f198d1b39b
+# checksum sha256:07f6fff1afd979ce
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "91b8ac5e10e1979415a96c0f6b367774e2d79020f7ab4aabc62a7505e5063ce7"
+DIGEST = "7b1359246777fc09a3bc230ae2141fd28c6f70c5cd2ddcd7488480e5542a531e"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4c7b3ab2e5d09ec9
+# checksum sha256:34631513abbe7ce2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "47ca73e1b64c849d53a8a6d55eec2cf982d786108520853aed359f69cb2e6860"
+DIGEST = "c03b512e824c0183e88e6f8ec482339ed248b05bf3beff0a1d44ef63c06a4545"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

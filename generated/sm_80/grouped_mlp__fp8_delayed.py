@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d2ca4bef5b9eceaf
+# checksum sha256:30f8d25a7f44d70f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "19707b665a8295cf71ce5dfc9b972bf686e307768e12864ab2228758bdea881b"
+DIGEST = "9bbdd469ba2944257597f2748423c63d4b67425d411180ee7a2a57a958ffe396"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:42462cf67f42100c
+# checksum sha256:c3e7ca9245259681
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "e92ac0a441c7602dfd2ad826e35e5ba678054e140cd6e66d40c9e437adf87755"
+DIGEST = "61e8ca76389afaac9d377c4cb76f1bd35aa2e3faa3d931e632f0b1f05deba6b0"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

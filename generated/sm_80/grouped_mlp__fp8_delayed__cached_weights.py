@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6b8275e553b8d618
+# checksum sha256:3def3f548f81d83f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "40418ee100f0aa458cc565ad8c82ecaf23a4616a2d530590c28a328d4a751f22"
+DIGEST = "72bf5fdc016bc2376ca323c4ebaa96de671e4114a5be0195d09c4df463d795b3"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

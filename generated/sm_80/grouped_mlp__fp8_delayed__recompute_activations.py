@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ab3e1a9556f8ac55
+# checksum sha256:502039d56b24a0eb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "9c8082f1fec74bb788f7d56f4e9323760e9a52a47817d8978d2b8c635a5a1df5"
+DIGEST = "742e1e1c5354336c986532d7737b5e0da5b23b980a92d91e064d21df28d4f4ff"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d83dc9e8836817da
+# checksum sha256:f792ede3bc0309c9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "83c7803bf94f0dd577cc4fe4a4e61081d6ac1c57f6a1e66a8d2736fcc5f10293"
+DIGEST = "0b065ac2fe3c7a1c88b7733730ebef283a1fd0ceb27d54a337f2aa3fa3683a7d"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

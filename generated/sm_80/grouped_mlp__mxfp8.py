@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:21f240e522ee5a69
+# checksum sha256:a874eff94a54376e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "dd056e5de1d1055f831f6999f10dfa0bf3f350d3787799027f4e403580667cd2"
+DIGEST = "8ba04abdfd112b2403fe9703ad44680f21cfa83bb6ff8a373636d24f710ea8cd"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

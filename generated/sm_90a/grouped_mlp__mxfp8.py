@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c5ba6933ac9d40b4
+# checksum sha256:4a7149880b6d1b83
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "db2bdd9b0a747f32a04a4135ad244512dc157b77da7c8da93b28e2e78b55ffab"
+DIGEST = "cb7e79d9539a79579679fa2216b64a87207937a19b003dd18d23c0a5a890550c"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

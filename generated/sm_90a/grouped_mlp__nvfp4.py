@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7096ad0031b7802d
+# checksum sha256:f0b7d8ce164d63dc
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "7f7e4226e76dcfa3e4fc32d93c0998b356ded49c06198496317251ff12f723c1"
+DIGEST = "7ea75c66f215e1e7759a7e3ec2561c39814e35835607c0775d352c11c3293487"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -114,7 +114,7 @@ __device__ inline void find_line_groups(const RowGroups& groups, Space space, in
 // The line of scales that is a line's.
 template <class Config>
 __device__ __forceinline__ int64_t scale_line(const DequantizeArguments& in, int64_t line,
-                                              LineGroup own) {
+                                              const LineGroup& own) {
   if constexpr (Config::kByGroup) return (line + own.shift) / in.lines_per_scale;
   return line / in.lines_per_scale + own.shift;
 }
