@@ -116,6 +116,11 @@ def keep(step: str, folder: Path, said: Mapping[str, Any]) -> None:
     _kept(step, folder).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
+def ran(folder: Path) -> bool:
+    """Whether a step said anything of a bundle."""
+    return any(_kept(step, folder).exists() for step in ("test", "sanitize"))
+
+
 def found_in(step: str, folder: Path) -> dict[str, Any]:
     """What a step found: its words under "said", and its "machine".
 
