@@ -15,8 +15,8 @@ from typing import Any
 
 import common
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
 SWITCH = "DISABLE_MMA_V3"
@@ -48,7 +48,7 @@ CONFIGS = (
 
 
 # Strides of 1 and divisibility by 16 are found by Triton at each call.
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _product(  # type: ignore[no-untyped-def]
     a, b, d, tile_groups, tile_rows, begins, sizes, row_tiles, rows, columns, k,
     a_row, a_k, b_column, b_k, b_group,

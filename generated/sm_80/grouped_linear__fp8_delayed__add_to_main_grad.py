@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2c30911cc1ca3754
+# checksum sha256:9a961e9cc8f5fc2d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "adc778e639d8055ef692c9478ab4e88a1879934cb7296083cab80b142456286e"
+DIGEST = "5757d0de94cd34653463b0a2285a9ddfdda7c99d67b1f2c39dbcac5330b5389b"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -500,7 +500,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_fprop_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   quantize_e5m2_tensor
     always: the only one
@@ -510,7 +510,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_dgrad_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   dequantize_groups_e5m2_codes_turned
     always: the only one

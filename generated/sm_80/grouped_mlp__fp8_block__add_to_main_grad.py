@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c9d91cea24b6151b
+# checksum sha256:02d3d0b0cf24e2b1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "26761a3341f1e4e83fec8bcc29a273ee4e6a3afc66822cc9ae8f1b6240adac34"
+DIGEST = "f1f03a29302aca7b7f8cdc50944f1472b788e031bdddaf515afae1a109139768"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -776,13 +776,13 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_fprop
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   dequantize_e4m3_block_128x128_turned
     always: the only one
   gemm_decoded_mma_dgrad
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   dequantize_groups_e4m3_block_1x128_turned
     always: the only one

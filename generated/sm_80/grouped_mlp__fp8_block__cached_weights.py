@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:07f6fff1afd979ce
+# checksum sha256:f3ea3ffdcdc227da
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "7b1359246777fc09a3bc230ae2141fd28c6f70c5cd2ddcd7488480e5542a531e"
+DIGEST = "27dfc4eb0e77526f7bf75836b46386f74b415cdc15b8eeabbca3d8c5e839a1fb"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -1061,13 +1061,13 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_fprop
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   dequantize_e4m3_block_128x128_turned
     always: the only one
   gemm_decoded_mma_dgrad
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   dequantize_groups_e4m3_block_1x128_turned
     always: the only one

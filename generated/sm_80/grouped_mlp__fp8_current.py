@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:34631513abbe7ce2
+# checksum sha256:27283cdffd0d5776
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "c03b512e824c0183e88e6f8ec482339ed248b05bf3beff0a1d44ef63c06a4545"
+DIGEST = "cf34cd3dca7ad09c2afb3e746f48c1ef8f985a6324ec47752cc84282a6258c36"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 
@@ -738,7 +738,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_fprop_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   pointwise_scaled_swiglu_forward
     always: the only one
@@ -750,7 +750,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_dgrad_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   dequantize_groups_e5m2_codes_turned
     always: the only one

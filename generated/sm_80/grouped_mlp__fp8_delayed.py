@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:30f8d25a7f44d70f
+# checksum sha256:f4139f5fa7fe3b7c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "9bbdd469ba2944257597f2748423c63d4b67425d411180ee7a2a57a958ffe396"
+DIGEST = "b0a6c9429dad3e17954a1c186201f07f8a7df29c34844e51e7c13afaf19d93b7"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -861,7 +861,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_fprop_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   quantize_e5m2_tensor
     always: the only one
@@ -871,7 +871,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_dgrad_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   dequantize_groups_e5m2_codes_turned
     always: the only one
