@@ -126,7 +126,7 @@ def test_a_scope_is_a_context_manager_and_a_class(scope: Scope) -> None:
     static = builtin_templates() / "static"
     python = (static / "reference" / f"_{scope.python}.py").read_text(encoding="utf-8")
     assert "\ndef step(name: str, *, runs: bool = True) -> AbstractContextManager" in python
-    cpp = (static / "csrc" / "fusegen" / f"{scope.cpp}.h").read_text(encoding="utf-8")
+    cpp = (static / "csrc" / "fusegen" / "host" / f"{scope.cpp}.h").read_text(encoding="utf-8")
     assert f"\nclass {scope.cpp_class} {{" in cpp
     assert f"  explicit {scope.cpp_class}(const char* name)" in cpp
 
