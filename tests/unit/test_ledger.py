@@ -394,6 +394,7 @@ def test_what_a_step_found_on_other_sources_is_refused(
     before = ledger.LEDGER.read_text()
     assert ledger.main(["record"]) == 1
     assert "nothing ran; run: python tests/gpu/ledger.py test" in capsys.readouterr().err
+    monkeypatch.setattr(steps, "machine", lambda folder: MACHINE)
     steps.keep("sanitize", folder, {"sanitizer": "memcheck clean"})
     assert ledger.main(["record"]) == 1
     assert "sm_90a.test.json: missing; run: python tests/gpu/ledger.py test" in (
