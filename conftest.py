@@ -101,7 +101,10 @@ def sampled(folder: Path) -> set[str]:
 
 @cache
 def spared_cells() -> dict[Path, set[str]]:
-    """By folder of tests: cells with a twin in the bundle for the CPU, but for a sample of them.
+    """Cells whose tests run elsewhere, by folder of tests.
+
+    They have a twin in the bundle for the CPU, but for a sample of them, or in a compiled bundle
+    that comes before.
 
     None where there is a GPU, on which a bundle's tests run its kernels too.
     """
@@ -109,16 +112,17 @@ def spared_cells() -> dict[Path, set[str]]:
 
     if torch.cuda.is_available():
         return {}
-    bundles = (path.parent for path in (ROOT / "generated").glob("*/fusegen.lock"))
-    return {
-        bundle / "tests": twins(bundle, CPU) - sampled(bundle / "tests")
-        for bundle in bundles
-        if bundle != CPU
-    }
+    bundles = sorted((p.parent for p in (ROOT / "generated").glob("*/fusegen.lock")), reverse=True)
+    compiled = [bundle for bundle in bundles if bundle != CPU]
+    spared = {}
+    for index, bundle in enumerate(compiled):
+        spared[bundle / "tests"] = twins(bundle, CPU) - sampled(bundle / "tests")
+        for before in compiled[:index]:
+            spared[bundle / "tests"] |= twins(bundle, before)
+    return spared
 
 
 def is_spared(path: Path) -> bool:
     """Whether a file tests a cell whose twin is tested."""
-    return path.is_relative_to(ROOT / "generated") and cell_of(path) in spared_cells().get(
-        path.parent, set()
-    )
+    others = path.is_relative_to(ROOT / "generated") and not path.is_relative_to(CPU)
+    return others and cell_of(path) in spared_cells().get(path.parent, set())

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fusegen import api
-from fusegen.emit.text.explain import size_in_bytes
 from fusegen.families.wgmma import WgmmaConfig
 from fusegen.ir import dtypes
+from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import GemmKind, Store
 from fusegen.ir.kernel_set import KernelSet
@@ -27,7 +27,7 @@ from fusegen.ir.program import Program
 from fusegen.ir.shapes import evaluate
 from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve_module
-from fusegen.steps import is_product
+from fusegen.steps import is_gemm
 from fusegen.tuning.cases import Case
 
 QUANTISED = (DType.E4M3, DType.E5M2)
@@ -96,7 +96,7 @@ def modes(plan: ModulePlan) -> set[Mode]:
     """Whose rates a floor needs."""
     sets = _sets(plan)
     steps = (step for program in _programs(plan) for step in program.steps)
-    return {_mode(sets, step) for step in steps if is_product(step)}
+    return {_mode(sets, step) for step in steps if is_gemm(step)}
 
 
 def floor(
@@ -118,7 +118,7 @@ def floor(
                 continue
             moved = _bytes(plan, program, step, sets, lengths)
             seconds, crossing = moved / rates.copy, moved
-            if is_product(step):
+            if is_gemm(step):
                 assert step.flops is not None
                 operations = evaluate(step.flops, lengths)
                 seconds = max(seconds, operations / rates.products[_mode(sets, step)])
@@ -137,7 +137,7 @@ def _sets(plan: ModulePlan) -> dict[str, KernelSet]:
 
 
 def _part(step: Step) -> str:
-    if is_product(step):
+    if is_gemm(step):
         return "products"
     return "activation" if step.pointwise is not None else "quantise"
 
@@ -228,7 +228,7 @@ def loads(
 ) -> int:
     """Bytes that tiles read through the L2 cache; what a cluster of two shares, once.
 
-    As schedule.cuh lays tiles out: a cluster takes two row blocks of a column block, and shares B;
+    As raster.cuh lays tiles out: a cluster takes two row blocks of a column block, and shares B;
     the last row block of an odd number takes two column blocks, and shares A.
 
     Args:
@@ -237,7 +237,7 @@ def loads(
     columns = case.n if kind is GemmKind.FPROP else case.k
     total = 0
     for tokens in splits:
-        rows, depth = {
+        rows, k = {
             GemmKind.FPROP: (tokens, case.k),
             GemmKind.DGRAD: (tokens, case.n),
             GemmKind.WGRAD: (case.n, tokens),
@@ -246,7 +246,7 @@ def loads(
             continue
         a, b = _blocks(-(-rows // point.tile[0]), -(-columns // point.tile[1]), point.cluster[0])
         of_a, of_b = point.tile[0] * elements[0], point.tile[1] * elements[1]
-        total += depth * (a * of_a + b * of_b)
+        total += k * (a * of_a + b * of_b)
     return total
 
 

@@ -30,6 +30,7 @@ TITLES = {
     "host": "Host time of one call",
     "revisions": "The revision before",
     "generate": "The generator",
+    "mma": "bf16 grouped products by mma.sync",
     "kernels_gemm_fp8_bench": "FP8 grouped products, kernel by kernel",
     "kernels_quantize_bench": "Quantise kernels",
     "kernels_gemm_fp8_check": "Checks of FP8 products",
@@ -65,6 +66,10 @@ NOTES = {
         "equal bits, or nothing is timed. Ratios are times of that revision over ours."
     ),
     "generate": "Wall time of the command, Python's start included.",
+    "mma": (
+        "What ships for sm_80, compiled as sm_90 code, and Triton's products told to use the same "
+        "instruction, in the fastest of its configurations on each case. Group sizes as above."
+    ),
     "kernels_gemm_fp8_bench": (
         "Group sizes as above; what ships, chosen as in a module, in its recipes' formats. *Of the "
         "ceiling*: rate over that of a dense 8192 x 8192 x 8192 FP8 product of torch in the same "

@@ -59,9 +59,21 @@ HOPPER = (
     "generator/fusegen/families/wgmma.py",
     "generator/fusegen/families/*_sm90.py",
     "templates/csrc/*_sm90.*",
-    "templates/static/csrc/fusegen/*_sm90.cuh",
+    "templates/static/csrc/fusegen/*/*.sm90.cuh",
 )
 """What is Hopper's alone, besides the lines of its families in their registry."""
+MMA_SYNC = (
+    "specs/archs/sm_80.yaml",
+    "generator/fusegen/families/mma_sync.py",
+    "generator/fusegen/families/*_mma.py",
+    "templates/csrc/*_mma.*",
+    "templates/static/csrc/fusegen/*/*.mma.cuh",
+)
+"""The same of Ampere; later architectures can run it, too."""
+OWN = {
+    "an architecture with an MMA of its own: what Hopper has of its own": HOPPER,
+    "the same: what Ampere has of its own": MMA_SYNC,
+}
 
 
 def lines_of(text: Iterable[str], suffix: str) -> int:
@@ -116,11 +128,12 @@ def additions() -> Iterator[str]:
         names = ", ".join(f"`{name}`" for name in found)
         link = f"[{each.what}](../tests/walkthroughs/{each.folder}/README.md)"
         yield f"| {link} | {len(found)} | {sum(found.values())} | {names} |"
-    files = [path for pattern in HOPPER for path in sorted(ROOT.glob(pattern))]
-    lines = sum(lines_of(path.read_text("utf-8").splitlines(), path.suffix) for path in files)
-    names = ", ".join(f"`{pattern}`" for pattern in HOPPER)
-    what = "an architecture with an MMA of its own: what Hopper has of its own"
-    yield f"| {what} | {len(files)} | about {round(lines, -3)} | {names} |"
+    for what, patterns in OWN.items():
+        files = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+        lines = sum(lines_of(path.read_text("utf-8").splitlines(), path.suffix) for path in files)
+        names = ", ".join(f"`{pattern}`" for pattern in patterns)
+        rounded = round(lines, -3 if lines > 2000 else -2)
+        yield f"| {what} | {len(files)} | about {rounded} | {names} |"
 
 
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {"passes": passes, "additions": additions}

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from moe_layer import load_bundle
+from moe_layer import device_for, load_bundle
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -84,6 +84,7 @@ def main() -> None:
     """Start the ranks."""
     default = Path(__file__).resolve().parents[1] / "generated" / "cpu"
     bundle = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else default
+    device_for(bundle.name, RANKS)
     with tempfile.TemporaryDirectory() as folder:
         # Forked ranks end without Python's own end, which a thread of gloo would abort if it freed
         # a tensor meanwhile.

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from moe_layer import load_bundle
+from moe_layer import device_for, load_bundle
 from torch import Tensor, nn
 
 from fusegen import api
@@ -26,6 +26,7 @@ OPTIONS = ("add_to_main_grad", "delayed_wgrad", "cached_weights")
 
 def make(arch: str, folder: Path) -> nn.Module:
     """The expert MLP under fp8_block, its choices made when it is generated."""
+    device = device_for(arch)
     request = api.Request(
         out=folder,
         archs=(arch,),
@@ -40,7 +41,7 @@ def make(arch: str, folder: Path) -> nn.Module:
     (cell,) = (path.stem for path in (folder / arch).glob("grouped_mlp__*.py"))
     module = getattr(load_bundle(folder / arch), cell)
     experts: nn.Module = module.GroupedMLP(EXPERTS, HIDDEN, INNER)
-    return experts.to("cpu" if arch == "cpu" else "cuda")
+    return experts.to(device)
 
 
 class MainParameters:

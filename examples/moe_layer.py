@@ -20,7 +20,13 @@ from torch import Tensor, nn
 
 
 def load_bundle(folder: Path) -> ModuleType:
-    """A bundle from any folder; inside a package an ordinary import does."""
+    """A bundle from any folder; inside a package an ordinary import does.
+
+    Raises:
+        SystemExit: no bundle lies there.
+    """
+    if not (folder / "__init__.py").is_file():
+        sys.exit(f"{folder}: expected a generated bundle, got none; write one: fusegen generate")
     spec = importlib.util.spec_from_file_location(
         "bundle", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
@@ -28,6 +34,24 @@ def load_bundle(folder: Path) -> ModuleType:
     sys.modules["bundle"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["bundle"])
     return sys.modules["bundle"]
+
+
+def device_for(arch: str, count: int = 1) -> str:
+    """The type of the devices that run the code of an architecture.
+
+    Args:
+        arch: which names the folder of a bundle.
+        count: devices that are needed.
+
+    Raises:
+        SystemExit: torch sees fewer GPUs.
+    """
+    if arch == "cpu":
+        return "cpu"
+    seen = torch.cuda.device_count()
+    if seen < count:
+        sys.exit(f"{arch}: needs GPUs: {count}; torch {torch.__version__} sees {seen}")
+    return "cuda"
 
 
 class MixtureOfExperts(nn.Module):
@@ -61,7 +85,7 @@ def main(folder: Path) -> float:
     """Fit a fixed random function; returns the last loss divided by the first."""
     bundle = load_bundle(folder)
     mlp = importlib.import_module(".grouped_mlp__bf16", bundle.__name__)
-    device = "cpu" if folder.name == "cpu" else "cuda"
+    device = device_for(folder.name)
     torch.manual_seed(0)
     hidden, groups = 64, 8
     experts = mlp.GroupedMLP(num_groups=groups, hidden=hidden, intermediate=128, device=device)
@@ -83,5 +107,5 @@ def main(folder: Path) -> float:
 
 if __name__ == "__main__":
     default = Path(__file__).parents[1] / "generated" / "cpu"
-    ratio = main(Path(sys.argv[1]) if len(sys.argv) > 1 else default)
+    ratio = main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else default)
     print(f"the loss fell to {ratio:.0%} of where it began")

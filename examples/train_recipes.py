@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from moe_layer import device_for
 
 from fusegen.demo import experiment
 from fusegen.demo import model as demo_model
@@ -201,8 +203,7 @@ def main() -> None:
     )
     words = parser.parse_args()
     config = replace(SMALL if words.arch == "cpu" else LARGE, steps=words.steps)
-    device = "cpu" if words.arch == "cpu" else "cuda"
-    demo_model.check_device(device, words.arch)
+    device = device_for(words.arch)
     data = demo_model.Batches(experiment.load_corpus(), config, device, SEED)
     output = words.out / f"recipes_{words.arch}.json"
     name = demo_model.device_name(device)
@@ -225,4 +226,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except experiment.DemoError as error:
+        sys.exit(str(error))

@@ -20,8 +20,8 @@ CELL = "grouped_mlp__bf16"
 DELAYED = "linear__bf16__delayed_wgrad"
 _GROUP = 'group=ranks:"ranks that share their activations" attributes=(op:max)'
 _COLLECTIVES = f"""  collectives=(
-    {{all_reduce direction=forward sources=(h) results=(h_max) future=sent_h {_GROUP}}}
-    {{all_reduce direction=forward sources=(a) results=(a_max) future=sent_a {_GROUP}}})
+    {{all_reduce direction=forward operands=(h) results=(h_max) future=sent_h {_GROUP}}}
+    {{all_reduce direction=forward operands=(a) results=(a_max) future=sent_a {_GROUP}}})
   gradients="""
 _BUFFERS = """    h_max:{h_max dtype=io shape=[T, 2 * F]}
     a_max:{a_max dtype=io shape=[T, F]}
@@ -78,7 +78,7 @@ def exchanged(arch: str = "cpu") -> ModulePlan:
 def delayed(arch: str = "cpu") -> ModulePlan:
     """A linear layer whose ranks share the gradient of the weight once it is computed."""
     group = 'group=peers:"ranks that share gradients" attributes=(op:max)'
-    sent = f"all_reduce direction=wgrad sources=(own) results=(dweight) future=sent {group}"
+    sent = f"all_reduce direction=wgrad operands=(own) results=(dweight) future=sent {group}"
     buffers = "".join(f"    {n}:{{{n} dtype=io shape=[N, K]}}\n" for n in ("own", "sent"))
     return _changed(
         DELAYED,
@@ -99,6 +99,6 @@ def delayed(arch: str = "cpu") -> ModulePlan:
 def overlapped(arch: str = "cpu") -> ModulePlan:
     """The same, where the activation is of the rank's own h and runs while h is shared."""
     before, wait, after = re.split(r"(      wait:\{sent_h[^}]*\}\n)", text(exchanged(arch)))
-    op, rest = after.split("      start:{all_reduce sources=(a)")
+    op, rest = after.split("      start:{all_reduce operands=(a)")
     own = op.replace("h_max", "h")
-    return parse(f"{before}{own}{wait}      start:{{all_reduce sources=(a){rest}")
+    return parse(f"{before}{own}{wait}      start:{{all_reduce operands=(a){rest}")

@@ -2,8 +2,8 @@
 
 On a CPU every bundle runs its reference, so bundles of two architectures differ in little: in their
 name, in what they print for people, and in checks of their own.  A cell is a twin of another one
-where every file that its tests read is the same but for these, and its checks refuse nothing that
-the tests do not expect to be refused.
+where every file that its tests read is the same but for these, and its checks are those of the
+other one, or refuse nothing that the tests do not expect to be refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def is_twin(cell: str, bundle: Path, other: Path) -> bool:
     """Whether the tests of a cell say the same in both bundles, where there is no GPU."""
     if not (other / "tests" / f"test_{cell}.py").exists():
         return False
-    return digest(cell, bundle) == digest(cell, other) and checks_let_pass(cell, bundle)
+    same = checks(cell, bundle) == checks(cell, other)
+    return digest(cell, bundle) == digest(cell, other) and (same or checks_let_pass(cell, bundle))
 
 
 def files_of(cell: str, bundle: Path) -> Iterator[Path]:
@@ -48,10 +49,13 @@ def digest(cell: str, bundle: Path) -> str:
     return parts.hexdigest()
 
 
+def checks(cell: str, bundle: Path) -> list[str]:
+    """What the checks of sizes say, but for the architecture."""
+    return [", ".join(map(ast.unparse, check.args[1:4])) for check in _size_checks(cell, bundle)]
+
+
 def checks_let_pass(cell: str, bundle: Path) -> bool:
     """Whether no check of sizes refuses those of the tests, or larger ones that they try."""
-    reference = bundle / "reference" / f"{cell}.py"
-    checks = _calls(_tree(reference), SIZE_CHECK) if reference.exists() else []
     tests = _tree(bundle / "tests" / f"test_{cell}.py")
     sizes = _sizes(tests)
     added = [
@@ -59,11 +63,16 @@ def checks_let_pass(cell: str, bundle: Path) -> bool:
         for call in _calls(tests, "repeat_interleave")
         if ".narrow(" in ast.unparse(call.func)
     ]
-    for check in checks:
+    for check in _size_checks(cell, bundle):
         symbol, factor = ast.unparse(check.args[2]), ast.literal_eval(check.args[3])
         if symbol not in sizes or any(size % factor for size in (sizes[symbol], *added)):
             return False
     return True
+
+
+def _size_checks(cell: str, bundle: Path) -> list[ast.Call]:
+    reference = bundle / "reference" / f"{cell}.py"
+    return _calls(_tree(reference), SIZE_CHECK) if reference.exists() else []
 
 
 def _sizes(tests: ast.Module) -> dict[str, int]:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -23,6 +23,7 @@ BUILT = ROOT / "build" / "kernels"
 sys.path.insert(0, str(ROOT / "generator"))
 
 from fusegen.build.toolchain import find_toolchain  # noqa: E402
+from fusegen.families.mma_sync import MmaConfig  # noqa: E402
 from fusegen.families.wgmma import LIMITS  # noqa: E402
 
 
@@ -243,9 +244,9 @@ class Report:
 
 
 def _sources() -> Iterator[Path]:
-    for folder in (CSRC / "fusegen", HERE, COMPILE_TESTS, COMPILE_TESTS / "cuda_on_cpu"):
+    for folder in (CSRC / "fusegen", HERE, COMPILE_TESTS):
         for suffix in ("*.h", "*.cuh", "*.cu"):
-            yield from folder.glob(suffix)
+            yield from folder.rglob(suffix)
     yield Path(__file__)
 
 
@@ -274,7 +275,16 @@ def _compile(library: Path, words: Callable[[], Sequence[str]]) -> Report:
     return Report(library.stem, seconds, max(registers, default=0), sum(spills), serialised)
 
 
-def _nvcc(source: Path, *flags: str) -> list[str]:
+class Code(StrEnum):
+    """What nvcc makes of a kernel."""
+
+    HOPPER = "arch=compute_90a,code=sm_90a"
+    NATIVE = "arch=compute_90,code=sm_90"
+    # As it is written for GPUs without Hopper's instructions; the driver compiles it for the card.
+    AMPERE_PTX = "arch=compute_80,code=compute_80"
+
+
+def _nvcc(source: Path, *flags: str, code: Code = Code.HOPPER) -> list[str]:
     """The flags that a bundle's kernels are compiled with."""
     tools = find_toolchain()
     return [
@@ -285,7 +295,7 @@ def _nvcc(source: Path, *flags: str) -> list[str]:
         "-DNDEBUG",
         "--expt-relaxed-constexpr",
         "-fmad=false",
-        "-gencode=arch=compute_90a,code=sm_90a",
+        f"-gencode={code}",
         "-Xptxas=-v",
         "-Xcompiler=-fPIC",
         "-shared",
@@ -299,29 +309,58 @@ def build_target(target: Target) -> Report:
     macros = [f"-D{name}={value}" for name, value in target.macros().items()]
 
     def words() -> list[str]:
-        includes = [f"-I{CSRC / 'fusegen'}", f"-I{find_toolchain().cutlass_include}"]
+        includes = [f"-I{CSRC}", f"-I{find_toolchain().cutlass_include}"]
         return _nvcc(HERE / "gemm_fp8.cu", *macros, *includes)
 
     return _compile(target.library, words)
 
 
-def quantize_library(device: str) -> Path:
+def mma_library(point: str) -> Path:
+    """Where the three bf16 products of a point of specs/archs/sm_80.yaml are built."""
+    return BUILT / f"{point}.so"
+
+
+def build_mma(point: str, limits: Mapping[str, int]) -> Report:
+    """Build them as sm_90 code; about ten seconds.
+
+    Args:
+        point: by its name.
+        limits: of the architecture that the point is for.
+    """
+    source = mma_library(point).with_suffix(".cu")
+
+    def words() -> list[str]:
+        # In a file: nvcc would cut a macro of its command line at the commas.
+        config = MmaConfig.parse(point).cpp(limits)
+        text = f'#define POINT MmaConfig<{config}>\n#include "{HERE / "gemm_mma.cu"}"\n'
+        source.write_text(text)
+        return _nvcc(source, f"-I{CSRC}", code=Code.NATIVE)
+
+    return _compile(mma_library(point), words)
+
+
+def quantize_library(device: str, code: Code = Code.HOPPER) -> Path:
     """Where the quantise kernels are built, for "cuda" or for the emulation on the "cpu"."""
-    return BUILT / f"quantize_{device}.so"
+    suffix = "" if code is Code.HOPPER else f"_{code.name.lower()}"
+    return BUILT / f"quantize_{device}{suffix}.so"
 
 
-def build_quantize() -> Report:
-    """Build every quantise kernel for sm_90a."""
+def build_quantize(code: Code = Code.HOPPER) -> Report:
+    """Build every quantise kernel, and sums over groups."""
     flags = [f"-I{CSRC}", f"-I{COMPILE_TESTS}"]
-    return _compile(quantize_library("cuda"), lambda: _nvcc(HERE / "quantize.cu", *flags))
+    return _compile(
+        quantize_library("cuda", code), lambda: _nvcc(HERE / "quantize.cu", *flags, code=code)
+    )
 
 
 def build_quantize_emulation() -> Report:
-    """Build the quantise kernels with the host's compiler, a block of threads as fibers."""
+    """Build what `build_quantize` does with the host's compiler, a block of threads as fibers."""
     includes = [f"-I{path}" for path in (COMPILE_TESTS / "cuda_on_cpu", COMPILE_TESTS, CSRC)]
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC", "-shared"]
+    headers = ["-include", "group_sum_kernels.cuh"]
     source = ["-x", "c++", str(COMPILE_TESTS / "quantize_kernels.cuh")]
-    rest = [*flags, *includes, *source]
+    # Clusters have no emulation.
+    rest = [*flags, "-D__CUDA_ARCH_LIST__=800", *includes, *headers, *source]
     return _compile(quantize_library("cpu"), lambda: [str(find_toolchain().host_compiler), *rest])
 
 
@@ -332,7 +371,9 @@ def build(wanted: Iterable[Target], jobs: int, *, quantize: bool = True) -> None
         SystemExit: a compiler failed; with its command and the start of its messages.
         fusegen.errors.BuildError: nvcc, a host compiler or CUTLASS's headers were not found.
     """
-    tasks: list[Callable[[], Report]] = [build_quantize] if quantize else []
+    tasks: list[Callable[[], Report]] = []
+    if quantize:
+        tasks += [functools.partial(build_quantize, code) for code in Code]
     tasks += [functools.partial(build_target, target) for target in wanted]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for report in pool.map(lambda task: task(), tasks):

@@ -16,7 +16,7 @@ _Pointer, _Long = ctypes.c_void_p, ctypes.c_int64
 DTYPES = {Output.BFLOAT16: torch.bfloat16, Output.FLOAT16: torch.float16}
 
 
-class _Gemm(ctypes.Structure):
+class Gemm(ctypes.Structure):
     """GemmArguments of gemm.h."""
 
     _fields_ = [
@@ -44,7 +44,7 @@ class _Fp8Gemm(ctypes.Structure):
     """Fp8GemmArguments of gemm_fp8.h."""
 
     _fields_ = [
-        ("gemm", _Gemm),
+        ("gemm", Gemm),
         ("pitch_a", _Long),
         ("pitch_b", _Long),
         ("scale_a", _Pointer),
@@ -132,7 +132,7 @@ class Kernel:
         splits: Tensor | None,
         bias: Tensor | None,
     ) -> _Fp8Gemm:
-        gemm = _Gemm(
+        gemm = Gemm(
             _address(operands.a),
             _address(operands.b),
             _address(bias),
@@ -189,14 +189,14 @@ class Emulation:
         """One group's part of d, float64."""
         begin, end = problem.groups[group]
         if self._target.kind is Kind.WGRAD:
-            rows, depth = problem.n, 32 * blocks(end - begin, 32)
+            rows, k = problem.n, 32 * blocks(end - begin, 32)
             start_a = start_b = (0, problem.padded(group))
         else:
-            rows, depth = end - begin, problem.depth
+            rows, k = end - begin, problem.contraction
             start_a, start_b = (begin, 0), (group * problem.columns, 0)
         total = torch.zeros(rows, problem.columns, dtype=torch.float64, device=problem.device)
-        for first in range(0, depth, BLOCK):
-            width = min(BLOCK, depth - first)
+        for first in range(0, k, BLOCK):
+            width = min(BLOCK, k - first)
             place_a = start_a[0], start_a[1] + first
             place_b = start_b[0], start_b[1] + first
             formats = self._target.format_a, self._target.format_b

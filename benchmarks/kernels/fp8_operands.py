@@ -58,8 +58,8 @@ class Problem:
         return self.n if self.target.kind is Kind.FPROP else self.k
 
     @property
-    def depth(self) -> int:
-        """Of fprop and dgrad: the contraction."""
+    def contraction(self) -> int:
+        """Its length, of fprop and dgrad."""
         return self.k if self.target.kind is Kind.FPROP else self.n
 
     @property
@@ -93,7 +93,7 @@ class Problem:
         return self.groups[group][0] // BLOCK + group
 
 
-# A group's operands in float64, scales applied: [rows, depth] and [columns, depth].
+# A group's operands in float64, scales applied: [rows, k] and [columns, k].
 Values = Callable[[int], tuple[Tensor, Tensor]]
 
 
@@ -167,7 +167,7 @@ def _pitched(codes: Tensor, pitch: int) -> Tensor:
 
 def _along_features(problem: Problem, shared_scale: bool) -> Operands:
     target, device = problem.target, problem.device
-    a = _codes((problem.tokens, problem.depth), target.format_a, device)
+    a = _codes((problem.tokens, problem.contraction), target.format_a, device)
     a[problem.end :] = NAN_CODE
     weight = _codes((len(problem.groups), problem.n, problem.k), target.format_b, device)
     b = weight if target.kind is Kind.FPROP else weight.transpose(1, 2).contiguous()
@@ -179,7 +179,7 @@ def _along_features(problem: Problem, shared_scale: bool) -> Operands:
         rows = value(a[begin:end], target.format_a) * factor_a
         return rows, value(b[group], target.format_b) * factor_b
 
-    pitch = 16 * blocks(problem.depth, 16)
+    pitch = 16 * blocks(problem.contraction, 16)
     shared = shared_scale and target.scaling is Scaling.TENSOR
     return Operands(
         _pitched(a, pitch), _pitched(b, pitch), pitch, pitch, scale_a, scale_b, not shared, values
@@ -209,7 +209,7 @@ def _feature_row_scales(problem: Problem) -> tuple[Tensor, Tensor, Values]:
 
 
 def _feature_block_scales(problem: Problem) -> tuple[Tensor, Tensor, Values]:
-    shape = (problem.tokens, blocks(problem.depth))
+    shape = (problem.tokens, blocks(problem.contraction))
     by_token = _scales(shape, problem.device)
     a = torch.full((shape[1], problem.padded_tokens), torch.nan, device=problem.device)
     for group, (begin, end) in enumerate(problem.groups):
@@ -219,7 +219,7 @@ def _feature_block_scales(problem: Problem) -> tuple[Tensor, Tensor, Values]:
 
     def factors(group: int) -> tuple[Tensor, Tensor]:
         begin, end = problem.groups[group]
-        rows = by_token[begin:end].double().repeat_interleave(BLOCK, 1)[:, : problem.depth]
+        rows = by_token[begin:end].double().repeat_interleave(BLOCK, 1)[:, : problem.contraction]
         weight = b[group].double().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
         weight = weight[: problem.n, : problem.k]
         return rows, weight if problem.target.kind is Kind.FPROP else weight.t()

@@ -1,5 +1,5 @@
 // One FP8 product behind C functions; build.py says which by macros.
-#include "launch_fp8_sm90.cuh"
+#include "fusegen/gemm/launch_fp8.sm90.cuh"
 
 using namespace fusegen;
 

@@ -68,7 +68,7 @@ def _stored_scales(problem: Problem) -> tuple[Tensor, Tensor]:
     if wgrad:
         rows = problem.token_blocks
         return _scales(rows, problem.n), _scales(rows, problem.k)
-    of_tokens = _scales(blocks(problem.depth), problem.padded_tokens)
+    of_tokens = _scales(blocks(problem.contraction), problem.padded_tokens)
     return of_tokens, _scales(count, blocks(problem.n), blocks(problem.k))
 
 
@@ -78,14 +78,14 @@ def _operands(problem: Problem, codes: tuple[Tensor, Tensor]) -> Operands:
 
 
 def _stored_codes(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Codes in the shapes of gemm_fp8.h; depths are multiples of 16."""
+    """Codes in the shapes of gemm_fp8.h; contractions are multiples of 16."""
     target = problem.target
     a, b = partial(_codes, target.format_a), partial(_codes, target.format_b)
     if target.kind is Kind.WGRAD:
         width = problem.padded_tokens
         return a(problem.n, width), b(problem.k, width)
-    weights = len(problem.groups), problem.columns, problem.depth
-    return a(problem.tokens, problem.depth), b(*weights)
+    weights = len(problem.groups), problem.columns, problem.contraction
+    return a(problem.tokens, problem.contraction), b(*weights)
 
 
 def _peer(problem: Problem, operands: Operands, ends: Tensor) -> Callable[[], Tensor] | None:

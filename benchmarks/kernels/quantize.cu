@@ -1,5 +1,7 @@
-// The quantise kernels behind C functions, and what only a GPU can show: that its instructions agree
-// with the software encoder on every float.
+// The quantise kernels and sums over groups behind C functions, and what only a GPU can show: that its
+// instructions agree with the software encoder on every float, and with maxima of magnitudes on all
+// operands.
+#include "group_sum_kernels.cuh"
 #include "quantize_kernels.cuh"
 
 namespace {
@@ -28,7 +30,41 @@ __global__ void every_float(unsigned long long* differences, unsigned* example, 
   }
 }
 
+// The second operand has the halves of the first the other way round: both meet all pairs of values.
+template <class Element, bool kNan>
+__global__ void every_pair(unsigned long long* differences, unsigned* example) {
+  using namespace quantizing;
+  const unsigned long long step = 1ull * gridDim.x * blockDim.x;
+  unsigned long long bits = 1ull * blockIdx.x * blockDim.x + threadIdx.x;
+  for (; bits < (1ull << 32); bits += step) {
+    const unsigned a = static_cast<unsigned>(bits), b = __byte_perm(a, 0, 0x1032);
+    const unsigned found = magnitude<Element>(
+        larger_magnitude<Element, kNan>(comparable<Element>(a), comparable<Element>(b)));
+    const unsigned wanted =
+        larger_of_magnitudes<Element, kNan>(magnitude<Element>(a), magnitude<Element>(b));
+    if (found != wanted) {
+      atomicAdd(differences, 1ull);
+      *example = a;
+    }
+  }
+}
+
+int finish() {
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  return cudaDeviceSynchronize();
+}
+
 }  // namespace
+
+// Whether the instruction for larger magnitudes gives what comparing magnitudes gives. Waits for the
+// result.
+extern "C" int run_every_pair(int half, int nan, void* differences, void* example) {
+  const auto kernel = half ? nan ? &every_pair<__half, true> : &every_pair<__half, false>
+                      : nan ? &every_pair<__nv_bfloat16, true> : &every_pair<__nv_bfloat16, false>;
+  kernel<<<2048, 256>>>(static_cast<unsigned long long*>(differences),
+                        static_cast<unsigned*>(example));
+  return finish();
+}
 
 // format: 0 e4m3, 1 e5m2, 2 e2m1. Waits for the result.
 extern "C" int run_every_float(int format, void* differences, void* example) {
@@ -41,6 +77,5 @@ extern "C" int run_every_float(int format, void* differences, void* example) {
   } else {
     every_float<E2M1><<<2048, 256>>>(count, bits, 1.0f);
   }
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  return cudaDeviceSynchronize();
+  return finish();
 }

@@ -1,7 +1,8 @@
 """The tests of quantise kernels on the GPU: every output bit against the reference.
 
-tests/compile/test_quantize_kernels.py runs on emulated kernels; here the same tests get the built
-ones. On top come larger tensors, and the hardware's conversions of all 2^32 floats.
+Those of tests/compile run on emulated kernels; here the same tests get the built ones: Hopper's,
+and those for sm_80, which the driver compiles. On top come larger tensors, the hardware's
+conversions of all 2^32 floats, and its larger magnitude of all pairs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ sys.path.insert(0, str(build.COMPILE_TESTS.parent))
 
 # Packages without types: tests are not checked as part of one.
 tests: Any = importlib.import_module(f"{build.COMPILE_TESTS.name}.test_quantize_kernels")
+sums: Any = importlib.import_module(f"{build.COMPILE_TESTS.name}.test_group_sum")
 harness: Any = importlib.import_module(f"{build.COMPILE_TESTS.name}.quantize_harness")
 
 Check = tuple[str, Callable[[Any], None]]  # a name, and what raises AssertionError
@@ -70,7 +72,7 @@ def _test(function: Any, arguments: dict[str, Any]) -> Check:
 
 
 def _tests() -> Iterator[Check]:
-    for name, function in vars(tests).items():
+    for name, function in (*vars(tests).items(), *vars(sums).items()):
         if name.startswith("test_") and "kernels" in inspect.signature(function).parameters:
             for arguments in _calls(function):
                 yield _test(function, arguments)
@@ -102,19 +104,24 @@ def _large() -> Iterator[Check]:
         yield f"large({recipe}, {sizes[0]})", partial(_check_large, recipe, *sizes)
 
 
-def _check_every_float(fmt: int, kernels: Any) -> None:
+def _agrees(function: str, what: str, chosen: tuple[int, ...], kernels: Any) -> None:
+    """Call what counts differences on the GPU; there must be none."""
     differences = torch.zeros(1, dtype=torch.int64, device="cuda")
     example = torch.zeros(1, dtype=torch.int32, device="cuda")
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (differences, example)]
-    code = kernels._library.run_every_float(fmt, *pointers)
-    assert code == 0, f"every float of {FORMATS[fmt]}: error {code}"
+    code = getattr(kernels._library, function)(*chosen, *pointers)
+    assert code == 0, f"{what}: error {code}"
     found, bits = int(differences), int(example) & 0xFFFFFFFF
-    assert found == 0, f"{FORMATS[fmt]}: {found} floats differ, one is {bits:#010x}"
+    assert found == 0, f"{what}: {found} differ, one is {bits:#010x}"
 
 
-def _every_float() -> Iterator[Check]:
+def _exhaustive() -> Iterator[Check]:
     for fmt, name in enumerate(FORMATS):
-        yield f"every_float({name})", partial(_check_every_float, fmt)
+        check = f"every float of {name}"
+        yield check, partial(_agrees, "run_every_float", check, (fmt,))
+    for half, nan in itertools.product((0, 1), repeat=2):
+        check = f"every pair of {'float16' if half else 'bfloat16'}{', NaN kept' if nan else ''}"
+        yield check, partial(_agrees, "run_every_pair", check, (half, nan))
 
 
 # ---- running them
@@ -135,12 +142,15 @@ def _holds(kernels: Any, check: Check, messages: list[str]) -> bool:
     return True
 
 
-def _kernels(device: str) -> Any:
-    if device == "cuda":
-        print(build.build_quantize(), flush=True)
-    else:
+def _kernels(device: str) -> Iterator[tuple[str, Any]]:
+    """Which kernels are checked, by name."""
+    if device == "cpu":
         print(build.build_quantize_emulation(), flush=True)
-    return harness.Kernels(build.quantize_library(device), device)
+        yield "", harness.Kernels(build.quantize_library(device), device)
+        return
+    for name, code in (("", build.Code.HOPPER), (" of sm_80's code", build.Code.AMPERE_PTX)):
+        print(build.build_quantize(code), flush=True)
+        yield name, harness.Kernels(build.quantize_library(device, code), device)
 
 
 def run(device: str = "cuda", *, quick: bool = False) -> list[common.Row]:
@@ -149,16 +159,17 @@ def run(device: str = "cuda", *, quick: bool = False) -> list[common.Row]:
     Raises:
         SystemExit: a check does not hold.
     """
-    sorts: dict[str, Iterator[Check]] = {"tests": _tests()}
-    if device == "cuda":
-        sorts["all floats"] = _every_float()
-        if not quick:
-            sorts["large tensors"] = _large()
-    kernels, messages, rows = _kernels(device), list[str](), list[common.Row]()
-    for sort, checks in sorts.items():
-        held = [_holds(kernels, check, messages) for check in checks]
-        print(f"{sort}: {sum(held)} of {len(held)} hold", flush=True)
-        rows.append(common.row(sort, common.OURS, "checks that hold", [sum(held)]))
+    messages, rows = list[str](), list[common.Row]()
+    for which, kernels in _kernels(device):
+        sorts: dict[str, Iterator[Check]] = {"tests": _tests()}
+        if device == "cuda":
+            sorts["all operands"] = _exhaustive()
+            if not quick:
+                sorts["large tensors"] = _large()
+        for sort, checks in sorts.items():
+            held = [_holds(kernels, check, messages) for check in checks]
+            print(f"{sort}{which}: {sum(held)} of {len(held)} hold", flush=True)
+            rows.append(common.row(sort + which, common.OURS, "checks that hold", [sum(held)]))
     if messages:
         raise SystemExit(f"{len(messages)} checks do not hold")
     return rows

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:140139f6559db48e
+# checksum sha256:e3613277a8031f4a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "8cddf8f0a06a762e1309993bace2321fce02c0280d5abf1b2f3f53981d066631"
+DIGEST = "70ddf8056d41d2879bacafc250e3755b4c18832d974456cce9e938ccdf81dd60"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fb22c1937ee53e88
+# checksum sha256:05c508bd025ff24b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "18c3321999fd4051b575620d3f098717c9d8e164dd2e460a70f92e63d6d45b3b"
+DIGEST = "fd727a4b1fe2fee7f0d017c6e349054513d5f6b9ddf49c60217ecd2d9b375e3e"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8870f5720279f665
+# checksum sha256:605f0d6c6441bdea
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "59d9908c4fdfc0cc59b84c049cc239bb6138f7c767142eec5969fa21db93e484"
+DIGEST = "8a3ff133ecc57caab5320fe80970243d4be96d1ade53d0297824a475140021ae"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:02ec880f444aa2a3
+# checksum sha256:ba518e5093a37f54
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "eef028ce949e2d714fcf371b76b818b7de079a87bdf5641e8068cfb344331f0e"
+DIGEST = "a9293248ab98619f6ff516981e5e3452a5a4be921ab5c2f4644bf298197cebfa"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

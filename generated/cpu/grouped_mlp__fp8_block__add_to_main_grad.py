@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8d21c9f53082cb62
+# checksum sha256:14abc0ce1487a7f7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "efe10434b845c4ed9e536b01dbc7bc347aceb57368ee8001d6f59b25299d36e7"
+DIGEST = "135e579ae1ba73160e21143ec0ad0850f1174fe943a343081903eac66e03fc58"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

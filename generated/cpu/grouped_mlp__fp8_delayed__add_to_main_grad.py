@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:65f8db8799957c56
+# checksum sha256:b32cdc6c776a9123
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "e6d1654aa2631b16bcf27d8b5bffad82bc98b3d0b1a7159b52377f9a1fc6dbac"
+DIGEST = "e4768f5a90689ca094d7d7ef9540fd60ef99fbe0f637977340b8f027bf5b769c"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

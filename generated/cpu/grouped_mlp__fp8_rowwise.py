@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a41f9f90cf5a461d
+# checksum sha256:1422300e7e36c51f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "49e82dbddb54be1e82ef454c094802ae8d476972817fbeba2c4cc73879484c4e"
+DIGEST = "bc35cac8dfa2d26e186f23ea771784e55574e2917cf1ce6f8e0fadb166052431"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

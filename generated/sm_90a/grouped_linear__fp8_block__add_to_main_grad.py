@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3d9d1e51e843e640
+# checksum sha256:808a39aad4ba720a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "fbb5d3f5a5c268c1bc1fdabd3c85030eec921aab9c8ee9bcaad5cd772a586568"
+DIGEST = "3344496dec35777ead8c2135e0ba917d958e7f62bc3b23e0827d02150cf4e377"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -357,12 +357,12 @@ buffers
 forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwise_scale,
     x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
-     quantize_sm90_e4m3_block_1x128;
+     quantize_e4m3_block_1x128;
      2 T K + 8 E + T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + E) + K align(32 (T // 32 + E),
      16) + 4 (T // 128 + E) K bytes
   2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
      weight_columnwise_scale
-     quantize_sm90_e4m3_block_128x128;
+     quantize_e4m3_block_128x128;
      2 E N K + E N align(K, 16) + 8 E ceildiv(N, 128) ceildiv(K, 128) + E K align(N, 16) bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
      split_sizes, bias -> y
@@ -374,7 +374,7 @@ backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnw
     x_columnwise_scale, weight_main_grad) -> dx, dbias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dbias, dy_row_sums
-     quantize_sm90_e4m3_block_1x128;
+     quantize_e4m3_block_1x128;
      2 T N + 8 E + T align(N, 16) + 4 ceildiv(N, 128) 32 (T // 32 + E) + N align(32 (T // 32 + E),
      16) + 4 (T // 128 + E) N + 2 E N + 4 (T // 128 + 2 E + 1) N bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
@@ -400,9 +400,9 @@ saved for the backward, each only if a gradient that needs it is asked for
       16) + 4 (T // 128 + E) K bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e4m3_block_1x128
+  quantize_e4m3_block_1x128
     always: the only one
-  quantize_sm90_e4m3_block_128x128
+  quantize_e4m3_block_128x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
     rows >= 4096: cooperative_128x256x128_2x1

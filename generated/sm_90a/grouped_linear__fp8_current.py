@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:eb692bde8a9af69c
+# checksum sha256:eea248afe45e554d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "5782c526ab2ab23eb2a06419511b0356cf0e76c8288ae9f110137bdd4fac0d8b"
+DIGEST = "424cd37f17c496ab206973f0e082efaa0552fe08c849454b264631086353d6af"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 
@@ -337,11 +337,11 @@ forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwis
     x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
      x_amax, x_partial_amax
-     quantize_sm90_e4m3_tensor;
+     quantize_e4m3_tensor;
      2 T K + 20 E + T align(K, 16) + K align(32 (T // 32 + E), 16) + 4 384 E bytes
   2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
      weight_columnwise_scale, weight_amax, weight_partial_amax
-     quantize_sm90_e4m3_tensor; 2 E N K + E N align(K, 16) + 12 E + E K align(N, 16) + 4 384 E bytes
+     quantize_e4m3_tensor; 2 E N K + E N align(K, 16) + 12 E + E K align(N, 16) + 4 384 E bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
      split_sizes, bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T N K flop;
@@ -351,7 +351,7 @@ backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnw
     x_columnwise_scale) -> dx, dweight, dbias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dy_amax, dy_partial_amax, dbias, dy_row_sums
-     quantize_sm90_e5m2_tensor;
+     quantize_e5m2_tensor;
      2 T N + 20 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 4 384 E + 2 E N + 4 (T // 128 +
      2 E + 1) N bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
@@ -374,14 +374,14 @@ saved for the backward, each only if a gradient that needs it is asked for
       included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e4m3_tensor
+  quantize_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
-  quantize_sm90_e5m2_tensor
+  quantize_e5m2_tensor
     always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128
     rows >= 4096: cooperative_128x256x128_2x1

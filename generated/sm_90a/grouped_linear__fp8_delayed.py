@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:681269efa4948ba3
+# checksum sha256:e261b0f162df0ad1
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "3333cc64370586fd14bac55872b7f5a956864aceb59b298efcf9d836e50a242f"
+DIGEST = "61a22f78d4567c0cfbd3ba17f36fb294dd05d369d5de9f301fb17f51fc49c12a"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 
@@ -437,12 +437,11 @@ forward (x, weight, split_sizes, bias, forward_state) -> y, weight_columnwise,
     weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
      x_columnwise, x_columnwise_scale
-     quantize_sm90_e4m3_tensor;
+     quantize_e4m3_tensor;
      2 T K + 20 E + 4 1024 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
   2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale,
      weight_columnwise, weight_columnwise_scale
-     quantize_sm90_e4m3_tensor;
-     2 E N K + 4 1024 E + 12 E + E N align(K, 16) + E K align(N, 16) bytes
+     quantize_e4m3_tensor; 2 E N K + 4 1024 E + 12 E + E N align(K, 16) + E K align(N, 16) bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
      split_sizes, bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T N K flop;
@@ -452,7 +451,7 @@ backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnw
     x_columnwise_scale, backward_state) -> dx, dweight, dbias
   1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
-     quantize_sm90_e5m2_tensor;
+     quantize_e5m2_tensor;
      2 T N + 20 E + 4 1024 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N + 4 (T // 128
      + 2 E + 1) N bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
@@ -475,14 +474,14 @@ saved for the backward, each only if a gradient that needs it is asked for
       included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e4m3_tensor
+  quantize_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
-  quantize_sm90_e5m2_tensor
+  quantize_e5m2_tensor
     always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128
     rows >= 4096: cooperative_128x256x128_2x1

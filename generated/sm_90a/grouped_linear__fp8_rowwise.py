@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:70b5a73c2051bd31
+# checksum sha256:fc0880f29554d718
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "ed85f8cc9813d23e97ac3158674b640d3f000114df326b01eb22c0313a4bc2ac"
+DIGEST = "cbaa0a022b3e3067c0a156be61676192ba576a6a788b7c49f36e75f30e2c587a"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 
@@ -341,11 +341,11 @@ forward (x, weight, split_sizes, bias) -> y, weight_columnwise, weight_columnwis
     x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
      x_row_amax, x_column_amax
-     quantize_sm90_e4m3_row;
+     quantize_e4m3_row;
      2 T K + 8 E + T align(K, 16) + 8 T + K align(32 (T // 32 + E), 16) + 8 E K bytes
   2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
      weight_columnwise_scale, weight_row_amax, weight_column_amax
-     quantize_sm90_e4m3_row; 2 E N K + E N align(K, 16) + 8 E N + E K align(N, 16) + 8 E K bytes
+     quantize_e4m3_row; 2 E N K + E N align(K, 16) + 8 E N + E K align(N, 16) + 8 E K bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
      split_sizes, bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast; 2 T N K flop;
@@ -355,7 +355,7 @@ backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnw
     x_columnwise_scale) -> dx, dweight, dbias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dy_row_amax, dy_column_amax, dbias, dy_row_sums
-     quantize_sm90_e4m3_row;
+     quantize_e4m3_row;
      2 T N + 8 E + T align(N, 16) + 8 T + N align(32 (T // 32 + E), 16) + 10 E N + 4 (T // 128 + 2 E
      + 1) N bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
@@ -379,7 +379,7 @@ saved for the backward, each only if a gradient that needs it is asked for
       parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e4m3_row
+  quantize_e4m3_row
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast
     rows < 3072: pingpong_128x128x128_2x1

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6c76c7704710ed7e
+# checksum sha256:49044761448b8ff2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "08127dafc2a46dae4de0eede2775764066578a3ff11eef53aff895e86b272c41"
+DIGEST = "a692c03c5bbaaf812fea6c5e960bd97d410395663cb0c3fd13a33057c10a5981"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c25dcfe7b864b6a1
+# checksum sha256:87ecf8ed2b146929
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "d3861a8e25a03db045930d722c7f9c525619ef42596239eda40c5009a4afd845"
+DIGEST = "51381f4d710f5231a248f7379f8cc74aa6965dc0df28f33e45e5bffe098b9134"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

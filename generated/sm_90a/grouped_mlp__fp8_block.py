@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:f60be3b7c945cd1a
+# checksum sha256:239e6eb3d14846a2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "aa632ef25d2cca0a858657011ca02c78184322a01c7e5fa9b5a2314234dca801"
+DIGEST = "8c0be6097a31198a4d2f8ab2ebf01a3ac6627dce0a37f4a97d4b20e1a911215f"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -606,12 +606,12 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
     fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
-     quantize_sm90_e4m3_block_1x128;
+     quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + H align(32 (T // 32 + E),
      16) + 4 (T // 128 + E) H bytes
   2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale
-     quantize_sm90_e4m3_block_128x128;
+     quantize_e4m3_block_128x128;
      2 E 2 F H + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2 F, 16)
      bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
@@ -627,7 +627,7 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      rule activation_quantize
   5. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale
-     quantize_sm90_e4m3_block_128x128;
+     quantize_e4m3_block_128x128;
      2 E H F + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
   6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
@@ -640,7 +640,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
     x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
-     quantize_sm90_e4m3_block_1x128;
+     quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + H align(32 (T // 32 + E),
      16) + 4 (T // 128 + E) H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
@@ -699,9 +699,9 @@ saved for the backward, each only if a gradient that needs it is asked for
       parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e4m3_block_1x128
+  quantize_e4m3_block_1x128
     always: the only one
-  quantize_sm90_e4m3_block_128x128
+  quantize_e4m3_block_128x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
     rows >= 4096: cooperative_128x256x128_2x1

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:67d1c41ae998246c
+# checksum sha256:408af0c1a57da5da
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "932287375cb4925064adacb970aedb89d64da8e383852db9e75a36fece9dc586"
+DIGEST = "9c7fe0cbfbd463170592a0c997bc159bf53a6f769a58d3a0792da5cb6e363318"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -914,7 +914,7 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_
     fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale) -> y, h, a_columnwise,
     a_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
-     quantize_sm90_e4m3_block_1x128;
+     quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + H align(32 (T // 32 + E),
      16) + 4 (T // 128 + E) H bytes
   2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
@@ -939,7 +939,7 @@ backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnw
     fc2_weight_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
-     quantize_sm90_e4m3_block_1x128;
+     quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + H align(32 (T // 32 + E),
      16) + 4 (T // 128 + E) H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
@@ -984,12 +984,12 @@ refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     fc2_weight_columnwise, fc2_weight_columnwise_scale
   1. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale
-     quantize_sm90_e4m3_block_128x128;
+     quantize_e4m3_block_128x128;
      2 E 2 F H + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2 F, 16)
      bytes
   2. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale
-     quantize_sm90_e4m3_block_128x128;
+     quantize_e4m3_block_128x128;
      2 E H F + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
@@ -1004,7 +1004,7 @@ saved for the backward, each only if a gradient that needs it is asked for
       // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e4m3_block_1x128
+  quantize_e4m3_block_1x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
     rows >= 4096: cooperative_128x256x128_2x1
@@ -1016,7 +1016,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     mean_group_tokens >= 96: cooperative_192x128x128_2x1
     groups >= 48: cooperative_128x256x128_2x1
     always: cooperative_192x128x128_2x1
-  quantize_sm90_e4m3_block_128x128
+  quantize_e4m3_block_128x128
     always: the only one
   pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128
     always: the only one

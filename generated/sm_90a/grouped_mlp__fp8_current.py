@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:7b1336a2efda43d9
+# checksum sha256:7f0cfb81cd4d0b5e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "bfbb58a556da1df41ef5244f3d38d7a5ca833e953c5f2684db3a21076c1c86d2"
+DIGEST = "8789e43e59891382d1ee6ebedad4945c90ee2cfc81784b3239e6e2c7fe16515d"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 
@@ -599,11 +599,11 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
     fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
      x_amax, x_partial_amax
-     quantize_sm90_e4m3_tensor;
+     quantize_e4m3_tensor;
      2 T H + 20 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 4 384 E bytes
   2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, fc1_weight_amax, fc1_weight_partial_amax
-     quantize_sm90_e4m3_tensor;
+     quantize_e4m3_tensor;
      2 E 2 F H + E 2 F align(H, 16) + 12 E + E H align(2 F, 16) + 4 384 E bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
@@ -613,11 +613,11 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      pointwise_scaled_swiglu_forward; 27 T F flop; 2 T 2 F + 4 T + 2 T F bytes
   5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale,
      a_amax, a_partial_amax
-     quantize_sm90_e4m3_tensor;
+     quantize_e4m3_tensor;
      2 T F + 20 E + T align(F, 16) + F align(32 (T // 32 + E), 16) + 4 384 E bytes
   6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, fc2_weight_amax, fc2_weight_partial_amax
-     quantize_sm90_e4m3_tensor; 2 E H F + E H align(F, 16) + 12 E + E F align(H, 16) + 4 384 E bytes
+     quantize_e4m3_tensor; 2 E H F + E H align(F, 16) + 12 E + E F align(H, 16) + 4 384 E bytes
   7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T H F flop;
@@ -628,7 +628,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
     x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums
-     quantize_sm90_e5m2_tensor;
+     quantize_e5m2_tensor;
      2 T H + 20 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 4 384 E + 2 E H + 4 (T // 128 +
      2 E + 1) H bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
@@ -646,7 +646,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dh_amax, dh_partial_amax, dfc1_bias, dh_row_sums
-     quantize_sm90_e5m2_tensor;
+     quantize_e5m2_tensor;
      2 T 2 F + 20 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 4 384 E + 2 E 2 F + 4 (T
      // 128 + 2 E + 1) 2 F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
@@ -680,7 +680,7 @@ saved for the backward, each only if a gradient that needs it is asked for
       16) + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e4m3_tensor
+  quantize_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     rows < 3072: pingpong_128x128x128_2x1
@@ -689,7 +689,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: pingpong_128x128x128_2x1
   pointwise_scaled_swiglu_forward
     always: the only one
-  quantize_sm90_e5m2_tensor
+  quantize_e5m2_tensor
     always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128
     rows >= 4096: cooperative_128x256x128_2x1

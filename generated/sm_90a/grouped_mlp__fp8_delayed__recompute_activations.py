@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:91b27f49ecc0fae5
+# checksum sha256:87fc5b3d96b2a0bb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "741fe868aacdeb68bb3186fd818fc39b40f7eaf2039fca5ea4f4f304c7beafad"
+DIGEST = "8e72d300d2c1a3bb0cfea96ca970efd9b27fe670c7758af9082a588b259cfc4e"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 
@@ -721,11 +721,11 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forw
     fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale, fc2_input_scale_used
   1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
      x_rowwise_scale, x_columnwise, x_columnwise_scale
-     quantize_sm90_e4m3_tensor;
+     quantize_e4m3_tensor;
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) bytes
   2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
      fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-     quantize_sm90_e4m3_tensor;
+     quantize_e4m3_tensor;
      2 E 2 F H + 4 1024 E + 12 E + E 2 F align(H, 16) + E H align(2 F, 16) bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
@@ -739,8 +739,7 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forw
      2 T 2 F + 4 T + 16 E + 4 1024 E + T align(F, 16) bytes; rule activation_quantize
   6. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
      fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_sm90_e4m3_tensor;
-     2 E H F + 4 1024 E + 12 E + E H align(F, 16) + E F align(H, 16) bytes
+     quantize_e4m3_tensor; 2 E H F + 4 1024 E + 12 E + E H align(F, 16) + E F align(H, 16) bytes
   7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T H F flop;
@@ -752,7 +751,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
     dfc2_bias
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
-     quantize_sm90_e5m2_tensor;
+     quantize_e5m2_tensor;
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128
      + 2 E + 1) H bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
@@ -809,14 +808,14 @@ saved for the backward, each only if a gradient that needs it is asked for
       16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e4m3_tensor
+  quantize_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
-  quantize_sm90_e5m2_tensor
+  quantize_e5m2_tensor
     always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128
     rows >= 4096: cooperative_128x256x128_2x1

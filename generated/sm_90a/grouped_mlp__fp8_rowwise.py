@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:19811bb0a2c0991b
+# checksum sha256:c08da3b874adec00
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "549981376e4bbe2c7b66919ebd38657064f9dc3987d057643359fa2d66d719b5"
+DIGEST = "c82f403dbef1f0b13bbd0deee931baf92a88776bcf666bd68c2fc6e608d90bff"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 
@@ -603,12 +603,11 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
     fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
      x_row_amax, x_column_amax
-     quantize_sm90_e4m3_row;
+     quantize_e4m3_row;
      2 T H + 8 E + T align(H, 16) + 8 T + H align(32 (T // 32 + E), 16) + 8 E H bytes
   2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, fc1_weight_row_amax, fc1_weight_column_amax
-     quantize_sm90_e4m3_row;
-     2 E 2 F H + E 2 F align(H, 16) + 8 E 2 F + E H align(2 F, 16) + 8 E H bytes
+     quantize_e4m3_row; 2 E 2 F H + E 2 F align(H, 16) + 8 E 2 F + E H align(2 F, 16) + 8 E H bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast; 2 T 2 F H flop;
@@ -617,11 +616,11 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      pointwise_scaled_swiglu_forward; 27 T F flop; 2 T 2 F + 4 T + 2 T F bytes
   5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale,
      a_row_amax, a_column_amax
-     quantize_sm90_e4m3_row;
+     quantize_e4m3_row;
      2 T F + 8 E + T align(F, 16) + 8 T + F align(32 (T // 32 + E), 16) + 8 E F bytes
   6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, fc2_weight_row_amax, fc2_weight_column_amax
-     quantize_sm90_e4m3_row; 2 E H F + E H align(F, 16) + 8 E H + E F align(H, 16) + 8 E F bytes
+     quantize_e4m3_row; 2 E H F + E H align(F, 16) + 8 E H + E F align(H, 16) + 8 E F bytes
   7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast; 2 T H F flop;
@@ -632,7 +631,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
     x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dy_row_amax, dy_column_amax, dfc2_bias, dy_row_sums
-     quantize_sm90_e4m3_row;
+     quantize_e4m3_row;
      2 T H + 8 E + T align(H, 16) + 8 T + H align(32 (T // 32 + E), 16) + 10 E H + 4 (T // 128 + 2 E
      + 1) H bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
@@ -651,7 +650,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dh_row_amax, dh_column_amax, dfc1_bias, dh_row_sums
-     quantize_sm90_e4m3_row;
+     quantize_e4m3_row;
      2 T 2 F + 8 E + T align(2 F, 16) + 8 T + 2 F align(32 (T // 32 + E), 16) + 10 E 2 F + 4 (T //
      128 + 2 E + 1) 2 F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
@@ -686,7 +685,7 @@ saved for the backward, each only if a gradient that needs it is asked for
       align(2 F, 16) + 8 E H + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e4m3_row
+  quantize_e4m3_row
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast
     rows < 3072: pingpong_128x128x128_2x1

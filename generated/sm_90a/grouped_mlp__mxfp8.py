@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1664029d3d37c74e
+# checksum sha256:4a7149880b6d1b83
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "ee3fc099b35ec6db79d180763ff1f446ec490cce397d751b747dcf4e8eace9bf"
+DIGEST = "cb7e79d9539a79579679fa2216b64a87207937a19b003dd18d23c0a5a890550c"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -630,12 +630,12 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
     fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
-     quantize_sm90_e4m3_mx_1x32;
+     quantize_e4m3_mx_1x32;
      2 T H + 8 E + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 + E), 16) + (T // 32 + E)
      H bytes
   2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale
-     quantize_sm90_e4m3_mx_1x32;
+     quantize_e4m3_mx_1x32;
      2 E 2 F H + E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + E H align(2 F, 16) + E ceildiv(2 F, 32)
      H bytes
   3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
@@ -652,7 +652,7 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      rule activation_quantize
   7. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale
-     quantize_sm90_e4m3_mx_1x32;
+     quantize_e4m3_mx_1x32;
      2 E H F + E H align(F, 16) + E H ceildiv(F, 32) + E F align(H, 16) + E ceildiv(H, 32) F bytes
   8. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
      dequantize_e4m3_mx_1x32; T align(F, 16) + T ceildiv(F, 32) + 2 T F bytes
@@ -666,7 +666,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
     x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
-     quantize_sm90_e4m3_mx_1x32;
+     quantize_e4m3_mx_1x32;
      2 T H + 8 E + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 + E), 16) + (T // 32 + E)
      H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
   2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
@@ -741,7 +741,7 @@ saved for the backward, each only if a gradient that needs it is asked for
       16) + (T // 32 + E) H bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e4m3_mx_1x32
+  quantize_e4m3_mx_1x32
     always: the only one
   dequantize_e4m3_mx_1x32
     always: the only one

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:16f98bc889b05b4e
+# checksum sha256:f0b7d8ce164d63dc
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "38512186f9e517ec357c62833ca2c2650a6ecc9c711d63bdfec42305070b1372"
+DIGEST = "7ea75c66f215e1e7759a7e3ec2561c39814e35835607c0775d352c11c3293487"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -703,13 +703,13 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
     x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
      x_columnwise_scale, x_columnwise_amax, x_partial_amax
-     quantize_sm90_e2m1_nv_1x16_hadamard;
+     quantize_e2m1_nv_1x16_hadamard;
      2 T H + 16 E + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2)
      + (T // 16 + E) H + 4 384 2 E bytes
   2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax,
      fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax,
      fc1_weight_partial_amax
-     quantize_sm90_e2m1_nv_16x16;
+     quantize_e2m1_nv_16x16;
      2 E 2 F H + E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + E ceildiv(2 F, 16)
      ceildiv(H, 16) + 8 E + E H (align(2 F, 32) // 2) + 4 384 2 E bytes
   3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
@@ -724,13 +724,13 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      pointwise_scaled_swiglu_forward; 27 T F flop; 2 T 2 F + 4 T + 2 T F bytes
   7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_rowwise_amax, a_columnwise,
      a_columnwise_scale, a_columnwise_amax, a_partial_amax
-     quantize_sm90_e2m1_nv_1x16_hadamard;
+     quantize_e2m1_nv_1x16_hadamard;
      2 T F + 16 E + T (align(F, 32) // 2) + T ceildiv(F, 16) + F (align(32 (T // 32 + E), 32) // 2)
      + (T // 16 + E) F + 4 384 2 E bytes
   8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax,
      fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax,
      fc2_weight_partial_amax
-     quantize_sm90_e2m1_nv_16x16;
+     quantize_e2m1_nv_16x16;
      2 E H F + E H (align(F, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + E ceildiv(H, 16)
      ceildiv(F, 16) + 8 E + E F (align(H, 32) // 2) + 4 384 2 E bytes
   9. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
@@ -748,7 +748,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
     dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
      dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
-     quantize_sm90_e2m1_nv_1x16_stochastic_hadamard;
+     quantize_e2m1_nv_1x16_stochastic_hadamard;
      2 T H + 16 E + 16 + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32)
      // 2) + (T // 16 + E) H + 4 384 2 E + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
   2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
@@ -780,7 +780,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
      dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
-     quantize_sm90_e2m1_nv_1x16_stochastic_hadamard;
+     quantize_e2m1_nv_1x16_stochastic_hadamard;
      2 T 2 F + 16 E + 16 + T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 F (align(32 (T // 32 +
      E), 32) // 2) + (T // 16 + E) 2 F + 4 384 2 E + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
@@ -834,9 +834,9 @@ saved for the backward, each only if a gradient that needs it is asked for
       bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_sm90_e2m1_nv_1x16_hadamard
+  quantize_e2m1_nv_1x16_hadamard
     always: the only one
-  quantize_sm90_e2m1_nv_16x16
+  quantize_e2m1_nv_16x16
     always: the only one
   dequantize_e2m1_nv_1x16
     always: the only one
@@ -847,7 +847,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: pingpong_128x128x64_2x1
   pointwise_scaled_swiglu_forward
     always: the only one
-  quantize_sm90_e2m1_nv_1x16_stochastic_hadamard
+  quantize_e2m1_nv_1x16_stochastic_hadamard
     always: the only one
   dequantize_e2m1_nv_16x16_turned
     always: the only one

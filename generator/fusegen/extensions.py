@@ -171,27 +171,27 @@ def extended(
     """
     owners = {each.name: "fusegen" for each in shipped}
     members = [*shipped]
-    for source in installed():
-        for each in of(source.extension):
+    for found in installed():
+        for each in of(found.extension):
             if not isinstance(each, kind):
-                raise _failed(source, f"expected a {kind.__name__}, got {type(each).__name__}")
+                raise _failed(found, f"expected a {kind.__name__}, got {type(each).__name__}")
             if not _NAME.fullmatch(each.name):
-                raise _failed(source, f"{each.name!r} is no name: small letters, digits and _")
+                raise _failed(found, f"{each.name!r} is no name: small letters, digits and _")
             if each.name in owners:
                 owner = owners[each.name]
                 raise _failed(
-                    source, f"{each.name!r} is a {kind.__name__} of {owner}, too; rename it"
+                    found, f"{each.name!r} is a {kind.__name__} of {owner}, too; rename it"
                 )
             if wrong := problem(each):
-                raise _failed(source, f"{kind.__name__} {each.name!r} {wrong}")
-            owners[each.name] = source.package
+                raise _failed(found, f"{kind.__name__} {each.name!r} {wrong}")
+            owners[each.name] = found.package
             members.append(each)
     return tuple(members)
 
 
-def _failed(source: Installed, what: str) -> ExtensionError:
-    name = f"{source.package} {source.version}".strip()
+def _failed(found: Installed, what: str) -> ExtensionError:
+    name = f"{found.package} {found.version}".strip()
     return ExtensionError(
-        f"extension {source.name!r} of package {name}: {what}; mend the package, or uninstall it:"
-        f" pip uninstall {source.package}"
+        f"extension {found.name!r} of package {name}: {what}; mend the package, or uninstall it:"
+        f" pip uninstall {found.package}"
     )

@@ -1,7 +1,7 @@
 // layout.h as a C function, for test_layout.py.
 #pragma once
 
-#include "fusegen/layout.h"
+#include "fusegen/host/layout.h"
 
 namespace {
 

@@ -252,20 +252,37 @@ RECIPES: dict[str, Recipe] = {
     "nv_32x32": Recipe(23, _nv((32, 32)), square=True),
 }
 
+# Decoded as they are: their scales are left to who reads them.
+CODES: dict[str, Recipe] = {
+    "codes_e4m3": Recipe(24, _ratio("e4m3", (1, None))),
+    "codes_e5m2": Recipe(25, _ratio("e5m2", (1, None))),
+    "codes_e2m1": Recipe(26, _ratio("e2m1", (None, None))),
+}
+
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def compile_for_cpu(header: str, folder: Path) -> Path:
-    """A library of a header's C functions, whose kernels `cuda_on_cpu` runs."""
+def compile_for_cpu(header: str, folder: Path, *, architectures: str | None = None) -> Path:
+    """A library of a header's C functions, whose kernels `cuda_on_cpu` runs.
+
+    A header's own folder is searched first, as that of a bundle's sources.
+
+    Args:
+        header: by name, next to this file, or its path.
+        folder: where the library goes.
+        architectures: that the code is for, as nvcc lists them: 800 is sm_80. By default it is
+            for the CPU, which has the functions of all.
+    """
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "this test compiles C++: install g++"
     source, output = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text(f'#include "{header}"\n')
     strict = ["-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
-    includes = [f"-I{each}" for each in (HERE / "cuda_on_cpu", HERE, CSRC)]
-    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *includes]
+    includes = [f"-I{each}" for each in (HERE / "cuda_on_cpu", (HERE / header).parent, HERE, CSRC)]
+    macros = [] if architectures is None else [f"-D__CUDA_ARCH_LIST__={architectures}"]
+    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *macros, *includes]
     subprocess.run([*command, str(source), "-o", str(output)], check=True)
     return output
 

@@ -1,10 +1,10 @@
 // Every instantiation of the quantise kernels behind C functions, for the CPU and for nvcc alike.
-#include "fusegen/amax_sm90.cuh"
-#include "fusegen/dequantize.cuh"
-#include "fusegen/quantize_sm90.cuh"
-#include "fusegen/quantize_step.cuh"
-#include "fusegen/quantize_state.cuh"
-#include "fusegen/row_sums.cuh"
+#include "fusegen/quantize/amax.cuh"
+#include "fusegen/quantize/dequantize.cuh"
+#include "fusegen/quantize/quantize.cuh"
+#include "fusegen/quantize/step.cuh"
+#include "fusegen/quantize/state.cuh"
+#include "fusegen/quantize/row_sums.cuh"
 #include "scalings.cuh"
 
 using namespace fusegen;
@@ -98,6 +98,9 @@ Status dequantize(int config, const DequantizeArguments& in, Stream& stream) {
     case 16: return launch_dequantize<DequantizeConfig<E5M2, Ratio<32, 32>, kTurned>>(in, stream);
     case 20: return launch_dequantize<DequantizeConfig<E2M1, Mx<1, 128>, kTurned>>(in, stream);
     case 23: return launch_dequantize<DequantizeConfig<E2M1, Nv<32, 32>, kTurned>>(in, stream);
+    case 24: return launch_dequantize<DequantizeConfig<E4M3, Unscaled, kTurned>>(in, stream);
+    case 25: return launch_dequantize<DequantizeConfig<E5M2, Unscaled, kTurned>>(in, stream);
+    case 26: return launch_dequantize<DequantizeConfig<E2M1, Unscaled, kTurned>>(in, stream);
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }
@@ -116,6 +119,9 @@ Status dequantize_groups(int config, const DequantizeGroupsArguments& in, Stream
     case 14: return launch(DequantizeConfig<E4M3, Ratio<64, 64>, true>());
     case 16: return launch(DequantizeConfig<E5M2, Ratio<32, 32>, true>());
     case 20: return launch(DequantizeConfig<E2M1, Mx<1, 128>, true>());
+    case 24: return launch(DequantizeConfig<E4M3, Unscaled, true>());
+    case 25: return launch(DequantizeConfig<E5M2, Unscaled, true>());
+    case 26: return launch(DequantizeConfig<E2M1, Unscaled, true>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }

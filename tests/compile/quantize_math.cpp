@@ -1,6 +1,6 @@
-// The arithmetic of quantize_math.cuh and the tile search of quantize_places.cuh over arrays.
-#include "fusegen/quantize_math.cuh"
-#include "fusegen/quantize_places.cuh"
+// The arithmetic of quantize/math.cuh and the tile search of quantize/places.cuh over arrays.
+#include "fusegen/quantize/math.cuh"
+#include "fusegen/quantize/places.cuh"
 
 using namespace fusegen;
 

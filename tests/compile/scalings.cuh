@@ -1,7 +1,7 @@
 // Names for what kernels under test are instantiated with.
 #pragma once
 
-#include "fusegen/quantize_config.cuh"
+#include "fusegen/quantize/config.cuh"
 
 namespace fusegen {
 

@@ -1,6 +1,6 @@
 // Every instantiation of the statistics kernels behind a C function, by the numbers that recipes
 // have in quantize_kernels.cuh.
-#include "fusegen/statistics.cuh"
+#include "fusegen/quantize/statistics.cuh"
 #include "scalings.cuh"
 
 using namespace fusegen;

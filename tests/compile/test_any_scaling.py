@@ -17,6 +17,7 @@ TESTS = Path(__file__).parents[1]
 RECIPES = {
     "fp8_block_1x64": TESTS / "walkthroughs" / "recipe_1x64" / "specs",
     "fp8_mixed": TESTS / "numerics" / "specs",
+    "fp8_per_row": TESTS / "numerics" / "specs",
 }
 
 
@@ -29,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
         archs=("sm_90a",),
         modules=("grouped_linear",),
         recipes=tuple(RECIPES),
-        folders=api.Folders(specs=tuple(RECIPES.values())),
+        folders=api.Folders(specs=tuple(dict.fromkeys(RECIPES.values()))),
     )
     api.generate(request)
     return build(out / "sm_90a")
@@ -37,8 +38,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
 
 def test_no_warnings_and_no_spills(built: BuildReport) -> None:
     names = [unit.name for unit in built.units]
-    assert any("quantize_sm90_e4m3_block_1x64" in name for name in names)
-    assert any("dequantize_groups_e5m2_row_turned" in name for name in names)
+    assert any("quantize_e4m3_block_1x64" in name for name in names)
+    assert any("dequantize_groups_e5m2_codes_turned" in name for name in names)
+    assert any("gemm_decoded_sm90_fprop_row_tensor" in name for name in names)
     for unit in built.units:
         assert unit.report.warnings == (), unit.name
         for kernel in unit.report.kernels:

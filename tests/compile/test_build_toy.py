@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from fusegen.build.output import kernel_usage, warning_lines
 from fusegen.build.toolchain import BuildError, Toolchain, find_toolchain
 from fusegen.emit.digests import Digests, read_library
 
+from .test_bundles import cuobjdump
+
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "templates" / "static" / "csrc"
 UNITS = {"kernels/twice.cu", "toy.cpp", "digests.cpp"}
@@ -41,6 +44,9 @@ set(FUSEGEN_UNITS_toy__plain__fast
     toy.cpp
     kernels/twice.cu)
 """
+WITH_PTX = SOURCES.replace(
+    "arch=compute_90a,code=sm_90a", '"arch=compute_80,code=[sm_80,compute_80]"'
+)
 CELL = "toy__plain__fast"
 DIGEST = "00c0ffee" * 8
 
@@ -74,14 +80,16 @@ Outcome twice(const float* x, float* y, int64_t n, cudaStream_t stream) {
 
 # The CPU implementation exercises the glue that a CPU-only PyTorch can run.
 LAUNCHER = """\
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
 #include "toy.h"
 using fusegen::ScalarType;
 using fusegen::Tensor;
 namespace {
 constexpr const char* kCell = "toy__plain__fast";
-constexpr fusegen::Arch kArch{"sm_90a", 9, 0, true};
+constexpr fusegen::Arch kArch{"sm_90a", 9, 0, fusegen::Reach::none};
+constexpr fusegen::Arch kArchs[] = {
+    kArch, {"sm_80", 8, 0, fusegen::Reach::later}, {"sm_80", 8, 0, fusegen::Reach::minor}};
 
 Tensor twice_cuda(const Tensor& x) {
   const int32_t device = fusegen::require_arch(kCell, "x", x, kArch);
@@ -122,21 +130,33 @@ std::tuple<Tensor> refuse_cpu(const Tensor& x, int64_t how) {
   if (how == 5) fusegen::current_stream(kCell, 0);
   return {x};
 }
+
+// On a device that there is none of here.
+std::tuple<Tensor> place_cpu(const Tensor& x, int64_t arch, int64_t major, int64_t minor) {
+  const fusegen::DeviceFacts facts{int(major), int(minor), 1};
+  fusegen::require_capability(kCell, "x", kArchs[arch], facts);
+  return {x};
+}
 }
 STABLE_TORCH_LIBRARY_IMPL(fusegen_toy, CUDA, m) { m.impl("twice", TORCH_BOX(&twice_cuda)); }
 STABLE_TORCH_LIBRARY_IMPL(fusegen_toy, CPU, m) {
   m.impl("twice", TORCH_BOX(&twice_cpu));
   m.impl("make", TORCH_BOX(&make_cpu));
   m.impl("refuse", TORCH_BOX(&refuse_cpu));
+  m.impl("place", TORCH_BOX(&place_cpu));
 }
 """
 
-LOAD = """\
+CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+LOAD = (
+    f"CAPABILITIES = {CAPABILITIES}"
+    + """
 import ctypes, json, sys, torch
 library = sys.argv[1]
 torch.library.define("fusegen_toy::twice", "(Tensor x) -> Tensor")
 torch.library.define("fusegen_toy::make", "(Tensor x, int a, int b, int c) -> Tensor")
 torch.library.define("fusegen_toy::refuse", "(Tensor x, int how) -> Tensor")
+torch.library.define("fusegen_toy::place", "(Tensor x, int arch, int major, int minor) -> Tensor")
 torch.ops.load_library(library)
 ops = torch.ops.fusegen_toy
 
@@ -165,8 +185,13 @@ print(json.dumps({
     "rank": refusal(ops.twice, x[None]),
     "refusals": [refusal(ops.refuse, x, how) for how in range(6)],
     "cuda": torch.version.cuda is not None,
+    "places": [
+        [refusal(ops.place, x, arch, *capability) for capability in CAPABILITIES]
+        for arch in range(3)
+    ],
 }))
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -178,13 +203,13 @@ def write_bundle(folder: Path) -> Path:
     """A bundle laid out as the generator lays it out, static files included."""
     csrc = folder / "csrc"
     (csrc / "kernels").mkdir(parents=True)
-    (csrc / "fusegen").mkdir()
+    (csrc / "fusegen" / "host").mkdir(parents=True)
     for name in (
         "CMakeLists.txt",
         "exports.map",
         "digests.cpp",
-        "fusegen/stable.h",
-        "fusegen/checks.h",
+        "fusegen/host/stable.h",
+        "fusegen/host/checks.h",
     ):
         shutil.copyfile(STATIC / name, csrc / name)
     (csrc / "sources.cmake").write_text(SOURCES)
@@ -213,6 +238,16 @@ def needed(library: Path) -> set[str]:
     assert "RPATH" not in said.stdout
     assert "RUNPATH" not in said.stdout
     return {line.split("[")[1].rstrip("]").split(".so")[0] for line in lines}
+
+
+def codes(library: Path) -> set[str]:
+    """Machine code and PTX of a library, such as `sm_80.cubin` and `sm_80.ptx`."""
+    listed = (
+        cuobjdump(library.parent, words, library.name) for words in ("--list-elf", "--list-ptx")
+    )
+    return {
+        f"{code}.{kind}" for code, kind in re.findall(r"(sm_\w+)\.(cubin|ptx)", "".join(listed))
+    }
 
 
 def load(library: Path) -> dict[str, object]:
@@ -314,6 +349,29 @@ def test_library_works_in_pytorch(built: tuple[Path, Path, BuildReport]) -> None
     refusals = said["refusals"]
     assert isinstance(refusals, list)
     assert refusals[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "runs_on"),
+    [
+        (0, "sm_90a", [(9, 0)]),
+        (1, "sm_80", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]),
+        (2, "sm_80", [(8, 0), (8, 6), (8, 9)]),
+    ],
+    ids=["own instructions", "with PTX", "machine code alone"],
+)
+def test_devices_that_cannot_run_a_library_are_refused_with_the_command(
+    built: tuple[Path, Path, BuildReport], arch: int, name: str, runs_on: list[tuple[int, int]]
+) -> None:
+    places = load(built[2].library)["places"]
+    assert isinstance(places, list)
+    for said, (major, minor) in zip(places[arch], CAPABILITIES, strict=True):
+        refused = (
+            f"toy__plain__fast: built for {name}, but x is on a device of capability"
+            f" {major}.{minor}; run, where that device is: fusegen generate --arch native"
+            " --module toy --recipe plain"
+        )
+        assert said == ("no error" if (major, minor) in runs_on else refused)
 
 
 def test_second_build_does_nothing(
@@ -647,8 +705,21 @@ def test_old_nvcc_is_refused(copy: tuple[Path, Path], toolchain: Toolchain) -> N
         build(bundle, toolchain=dataclasses.replace(toolchain, version=(12, 4)))
 
 
+def test_ptx_beside_machine_code_is_kept(tmp_path: Path, toolchain: Toolchain) -> None:
+    """For GPUs that come later."""
+    bundle = write_bundle(tmp_path / "bundle")
+    (bundle / "csrc" / "sources.cmake").write_text(WITH_PTX)
+    cache = ObjectCache(tmp_path / "cache")
+    report = build(bundle, jobs=1, toolchain=toolchain, cache=cache)
+    assert codes(report.library) == {"sm_80.cubin", "sm_80.ptx"}
+    assert [len(unit.report.kernels) for unit in report.units if unit.name.endswith(".cu")] == [1]
+    with pytest.raises(BuildError, match=r"sm_80 needs nvcc 11\.4 or newer"):
+        build(bundle, toolchain=dataclasses.replace(toolchain, version=(11, 3)))
+
+
 def test_cmake_builds_the_same_library(tmp_path: Path, toolchain: Toolchain) -> None:
     bundle = write_bundle(tmp_path / "bundle")
+    (bundle / "csrc" / "sources.cmake").write_text(WITH_PTX)
     folder = tmp_path / "cmake"
     environment = os.environ | {"CUTLASS_HOME": str(toolchain.cutlass_include.parent)}
     for command in (
@@ -665,6 +736,7 @@ def test_cmake_builds_the_same_library(tmp_path: Path, toolchain: Toolchain) -> 
     library = bundle / "lib" / "fusegen_toy.so"
     assert {name.split("@")[0] for name in exported(library)} == {"fusegen_digests"}
     assert {"libtorch", "libtorch_cpu", "libc10"} <= needed(library)
+    assert codes(library) == {"sm_80.cubin", "sm_80.ptx"}
     assert load(library)["plain"] == [2.0 * i for i in range(16)]
     assert stale_cells(bundle) == {}
     (bundle / "csrc" / "kernels" / "twice.cu").write_text(f"{KERNEL}// edited\n")

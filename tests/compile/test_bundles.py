@@ -7,35 +7,72 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from fusegen.build.library import BuildReport, UnitReport, build
+from fusegen.checks.load import load
+from fusegen.publish.paths import builtin_specs
 
 ROOT = Path(__file__).parents[2]
 COMPILED = sorted(path.parents[1] for path in (ROOT / "generated").glob("*/csrc/sources.cmake"))
+SPECS = load([builtin_specs()])
 pytestmark = pytest.mark.compile
 
-# Products by their kernel's name and units', their matrix instruction and the one of the others:
-# FP8 operands multiply as they are, what there is no instruction for as bfloat16.
-PRODUCTS = (
-    ("ragged_gemm", "/gemm_sm90", "HGMMA", "QGMMA"),
-    ("ragged_fp8_gemm", "/gemm_fp8", "QGMMA", "HGMMA"),
-    ("ragged_decoded_gemm", "/gemm_decoded", "HGMMA", "QGMMA"),
-)
+
+@dataclass(frozen=True)
+class Gemms:
+    """GEMMs of one family in the machine code of a bundle.
+
+    Attributes:
+        kernel: part of the names of kernels.
+        unit: and of those of units.
+        uses: patterns of instructions that each has.
+        lacks: of those that none has.
+    """
+
+    kernel: str
+    unit: str
+    uses: tuple[str, ...]
+    lacks: tuple[str, ...]
+
+
+TMA = ("UTMALDG", "UTMASTG")
+GEMMS = {
+    # FP8 operands multiply as they are, what there is no instruction for as bfloat16.
+    "sm_90a": (
+        Gemms("ragged_gemm", "/gemm_sm90", (r"HGMMA\.", *TMA), ("QGMMA", "HMMA")),
+        Gemms("ragged_fp8_gemm", "/gemm_fp8", (r"QGMMA\.", *TMA), ("HGMMA", "HMMA")),
+        Gemms("ragged_decoded_gemm", "/gemm_decoded", (r"HGMMA\.", *TMA), ("QGMMA", "HMMA")),
+    ),
+    # Operands come by `cp.async` and `ldmatrix`; fragments never go through memory of threads.
+    "sm_80": tuple(
+        Gemms(kernel, unit, (r"HMMA\.16816\.F32", r"LDGSTS\.\S*128", "LDSM"), ("LDL", "STL"))
+        for kernel, unit in (
+            ("ragged_mma_gemm", "/gemm_mma"),
+            ("ragged_decoded_mma_gemm", "/gemm_decoded_mma"),
+        )
+    ),
+}
+"""By architecture."""
 # Element types, as names of kernels have them. A unit has the same kernels for each.
 ELEMENTS = ("13__nv_bfloat16", "6__half")
 # Registers a thread may have, by part of the unit's name: as the launch bounds ask for one block of
-# 384 threads to an SM, or two, three or four of 256. Amaxes of groups are three.
-REGISTERS = {
-    "/gemm_": 168,
+# 384 threads to an SM, or two, three or four of 256; GEMMs of 128 threads have all that one can
+# have. Amaxes of groups are three.
+OTHERS = {
     "ward_quantize_e2m1": 128,
     "ward_quantize_": 80,
-    "/quantize_sm90_": 80,
+    "/quantize_": 80,
     "/statistics_": 128,
     "": 64,
+}
+REGISTERS = {
+    "sm_90a": {"/gemm_": 168, **OTHERS},
+    "sm_80": {"/gemm_": 255, "/quantize_e2m1_nv_1x16.": 128, **OTHERS},
 }
 PEAK_BYTES_PER_UNIT = 4 << 30
 
@@ -77,7 +114,7 @@ def kernel_units(built: BuildReport) -> list[UnitReport]:
 
 
 def test_there_is_a_compiled_bundle() -> None:
-    assert [path.name for path in COMPILED] == ["sm_90a"]
+    assert [path.name for path in COMPILED] == sorted(GEMMS)
 
 
 def test_no_warnings_and_no_spills(built: BuildReport) -> None:
@@ -107,12 +144,27 @@ def test_budgets(built: BuildReport) -> None:
     for unit in built.units:
         assert unit.report.peak_bytes < PEAK_BYTES_PER_UNIT, unit.name
         for kernel in unit.report.kernels:
-            assert kernel.registers <= register_limit(unit.name), (unit.name, kernel.registers)
+            most = register_limit(unit.name, arch_of(built))
+            assert kernel.registers <= most, (unit.name, kernel.registers)
 
 
-def register_limit(unit: str) -> int:
+def test_shared_memory_is_what_a_cta_may_have(built: BuildReport) -> None:
+    """Static memory as the compiler says it; GEMMs ask for the rest when they are launched."""
+    most = SPECS.archs[arch_of(built)].limits["shared_memory"]
+    csrc, stated = built.library.parents[1] / "csrc", 0
+    for unit in kernel_units(built):
+        found = re.search(r"shared_bytes = (\d+);", (csrc / unit.name).read_text("utf-8"))
+        stated += bool(found)
+        assert bool(found) == ("/gemm_" in unit.name)
+        for kernel in unit.report.kernels:
+            asked = int(found[1]) if found else 0
+            assert asked + kernel.shared <= most, (unit.name, kernel.name)
+    assert stated
+
+
+def register_limit(unit: str, arch: str = "sm_90a") -> int:
     """Of the first entry that is part of the unit's name."""
-    return next(limit for part, limit in REGISTERS.items() if part in unit)
+    return next(limit for part, limit in REGISTERS[arch].items() if part in unit)
 
 
 def test_matrix_instructions(built: BuildReport, tmp_path: Path) -> None:
@@ -122,7 +174,7 @@ def test_matrix_instructions(built: BuildReport, tmp_path: Path) -> None:
 def check_matrix_instructions(
     built: BuildReport, folder: Path, known: BuildReport | None = None
 ) -> None:
-    """Each product multiplies with its own instruction and moves its tiles by bulk copies.
+    """Each GEMM multiplies with its own instruction and moves its tiles as it should.
 
     Args:
         built: the bundle.
@@ -135,24 +187,29 @@ def check_matrix_instructions(
         old = {part.read_bytes() for part in parts(known, folder / "known")}
     new = [part for part in parts(built, folder / "new") if part.read_bytes() not in old]
     units = [unit.name for unit in kernel_units(built) if unit.name not in seen]
-    functions = disassemble(part for part in new if is_product(part.read_bytes()))
-    for kernel, unit, instruction, other in PRODUCTS:
-        products = {name: text for name, text in functions.items() if kernel in name}
-        count = len([name for name in units if unit in name])
-        assert count > 0 and len(products) == count * len(ELEMENTS)
-        assert all(len([n for n in products if e in n]) == count for e in ELEMENTS)
-        for name, text in products.items():
-            assert re.search(rf"\b{instruction}\.", text), name
-            assert not re.search(rf"\b({other}|HMMA)\.", text), name
+    functions = disassemble(part for part in new if is_gemm(part.read_bytes()))
+    for family in GEMMS[arch_of(built)]:
+        gemms = {name: text for name, text in functions.items() if family.kernel in name}
+        count = len([name for name in units if family.unit in name])
+        assert count > 0 and len(gemms) == count * len(ELEMENTS)
+        assert all(len([n for n in gemms if e in n]) == count for e in ELEMENTS)
+        for name, text in gemms.items():
+            missing = [each for each in family.uses if not re.search(rf"\b{each}", text)]
+            strange = [each for each in family.lacks if re.search(rf"\b{each}\.", text)]
+            assert not missing and not strange, (name, missing, strange)
             # What is added to something is added by memory, or by warps in tiles of short groups.
             added = re.search("StoreE[34]", name) is not None  # add, add_io of gemm.h
-            assert "UTMALDG" in text and "UTMASTG" in text, name
-            assert added == ("UTMAREDG" in text), name
+            assert (added and "UTMASTG" in family.uses) == ("UTMAREDG" in text), name
 
 
-def is_product(part: bytes) -> bool:
-    """Whether the machine code of a unit is a product's."""
-    return any(kernel.encode() in part for kernel, *_ in PRODUCTS)
+def arch_of(built: BuildReport) -> str:
+    """The architecture of a bundle, which its folder is called by."""
+    return built.library.parents[1].name
+
+
+def is_gemm(part: bytes) -> bool:
+    """Whether the machine code of a unit is a GEMM's."""
+    return any(each.kernel.encode() in part for family in GEMMS.values() for each in family)
 
 
 def parts(built: BuildReport, folder: Path) -> list[Path]:

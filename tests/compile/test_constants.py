@@ -18,6 +18,8 @@ from fusegen.build.toolchain import find_toolchain
 from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.render import Renderer
+from fusegen.families.family import Config
+from fusegen.families.mma_sync import MmaConfig
 from fusegen.families.registry import FAMILIES
 from fusegen.families.wgmma import Schedule, WgmmaConfig
 from fusegen.ir.kernel import GemmKind
@@ -28,7 +30,7 @@ from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.arch import ArchSpec, KindSpec, RuleSpec
 
 SPECS = load([builtin_specs()])
-ARCH = SPECS.archs["sm_90a"]
+ARCHS = {name: arch for name, arch in SPECS.archs.items() if arch.kernels}
 CELLS = (
     Cell("grouped_linear", "bf16", ("add_to_main_grad",)),
     Cell("grouped_linear", "fp8_block"),
@@ -36,8 +38,15 @@ CELLS = (
     Cell("grouped_mlp", "mxfp8", ("debug",)),
     Cell("grouped_mlp", "mxfp8"),
 )
-STATING = [family.name for family in FAMILIES if family.constants(None, None, None, {})]
+STATING = {family.name for family in FAMILIES if family.constants(None, None, None, {})}
 """Families whose units state numbers."""
+LISTED = [
+    (arch, family)
+    for arch, spec in ARCHS.items()
+    for family in dict.fromkeys(each.template or name for name, each in spec.kernels.items())
+    if family in STATING
+]
+"""Those of each architecture."""
 STRUCT = re.compile(r"(struct Stated {.*?};)", re.DOTALL)
 STATED = re.compile(r"static constexpr int (\w+) = (\d+);")
 
@@ -50,7 +59,7 @@ def write_units(arch: ArchSpec, cells: tuple[Cell, ...], folder: Path) -> Units:
     Returns:
         texts by family's name.
     """
-    plan = resolve(replace(SPECS, archs={**SPECS.archs, "sm_90a": arch}), "sm_90a", list(cells))
+    plan = resolve(replace(SPECS, archs={**SPECS.archs, arch.name: arch}), arch.name, list(cells))
     assert not plan.unsupported
     files = render_bundle(plan.modules, arch, "constants", Renderer((builtin_templates(),)))
     for path in files:
@@ -63,57 +72,71 @@ def write_units(arch: ArchSpec, cells: tuple[Cell, ...], folder: Path) -> Units:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Units]:
-    folder = tmp_path_factory.mktemp("constants")
-    return folder, write_units(ARCH, CELLS, folder)
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Units]]:
+    """By architecture, the folder of its bundle and texts of units."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ARCHS}
+    return {name: (folders[name], write_units(ARCHS[name], CELLS, folders[name])) for name in ARCHS}
 
 
-def compiled(text: str, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+def compiled(
+    text: str, arch: ArchSpec, folder: Path, name: str
+) -> subprocess.CompletedProcess[str]:
     """PTX alone: what is asserted when a unit is read is all that is asked."""
     tools = find_toolchain()
     assert tools.cutlass_include
     source = folder / "csrc" / "kernels" / f"{name}_stated.cu"
     source.write_text(text, encoding="utf-8")
     includes = [f"-I{folder / 'csrc'}", f"-I{tools.cutlass_include}"]
-    flags = ["-std=c++17", "-DNDEBUG", "--expt-relaxed-constexpr", "-arch=compute_90a", "-ptx"]
+    ptx = [f"-arch={arch.isa.replace('sm', 'compute')}", "-ptx"]
+    flags = ["-std=c++17", "-DNDEBUG", "--expt-relaxed-constexpr", *ptx]
     command = [str(tools.nvcc), *flags, *includes, str(source), "-o", str(source.with_suffix(".p"))]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_every_family_that_states_numbers_has_a_unit_here(bundle: tuple[Path, Units]) -> None:
-    assert {*bundle[1]} == {*STATING}
+def test_every_family_that_states_numbers_has_a_unit_here(
+    bundles: Mapping[str, tuple[Path, Units]],
+) -> None:
+    assert {family for _, family in LISTED} == STATING
+    assert {(arch, each) for arch, (_, units) in bundles.items() for each in units} == {*LISTED}
 
 
-@pytest.mark.parametrize("family", STATING)
-def test_every_other_number_is_refused_by_its_name(family: str, bundle: tuple[Path, Units]) -> None:
+@pytest.mark.parametrize(("arch", "family"), LISTED)
+def test_every_other_number_is_refused_by_its_name(
+    arch: str, family: str, bundles: Mapping[str, tuple[Path, Units]]
+) -> None:
     """All numbers of a unit are one more; each assertion fails, and says which it is about."""
-    folder, units = bundle
+    folder, units = bundles[arch]
     before, stated, after = STRUCT.split(units[family])
     names = [name for name, _ in STATED.findall(stated)]
     assert names
     stated = STATED.sub(lambda m: f"static constexpr int {m[1]} = {int(m[2]) + 1};", stated)
-    done = compiled(f"{before}{stated}{after}", folder, family)
+    done = compiled(f"{before}{stated}{after}", ARCHS[arch], folder, family)
     assert done.returncode != 0
     missed = [name for name in names if f"{name}: unit against" not in done.stderr]
     assert not missed, done.stderr[-3000:]
 
 
-POINTS = {
-    "gemm_sm90": WgmmaConfig(Schedule.PINGPONG, (64, 256, 64), (1, 1)),
-    "gemm_fp8_block_sm90": WgmmaConfig(Schedule.COOPERATIVE, (192, 128, 128), (1, 1)),
+POINTS: Mapping[str, Mapping[str, Config]] = {
+    "sm_90a": {
+        "gemm_sm90": WgmmaConfig(Schedule.PINGPONG, (64, 256, 64), (1, 1)),
+        "gemm_fp8_block_sm90": WgmmaConfig(Schedule.COOPERATIVE, (192, 128, 128), (1, 1)),
+    },
+    "sm_80": {"gemm_mma": MmaConfig((64, 128, 64), (2, 4), 3, 1)},
 }
 """Configurations that no rule chooses, in the place of those that one does."""
 
 
-def test_other_configurations_are_derived_alike(tmp_path: Path) -> None:
-    """A changed tile, cluster or schedule changes what both derive, by the same amounts."""
-    kernels = dict(ARCH.kernels)
-    for name, point in POINTS.items():
+@pytest.mark.parametrize("name", POINTS)
+def test_other_configurations_are_derived_alike(name: str, tmp_path: Path) -> None:
+    """A changed point changes what both derive, by the same amounts."""
+    arch = ARCHS[name]
+    kernels, changed = dict(arch.kernels), set()
+    for family, point in POINTS[name].items():
         only = KindSpec((point,), (RuleSpec(point.name, Predicate(())),))
-        kernels[name] = replace(kernels[name], kinds=dict.fromkeys(GemmKind, only))
-    units = write_units(replace(ARCH, kernels=kernels), CELLS[:2], tmp_path)
-    for name in ("gemm_sm90", "gemm_fp8_sm90"):
-        done = compiled(units[name], tmp_path, name)
+        kernels[family] = replace(kernels[family], kinds=dict.fromkeys(GemmKind, only))
+        changed.add(kernels[family].template or family)
+    units = write_units(replace(arch, kernels=kernels), CELLS[:2], tmp_path)
+    for family in changed:
+        done = compiled(units[family], arch, tmp_path, family)
         assert done.returncode == 0, done.stderr[-3000:]
-    stated = dict(STATED.findall(units["gemm_sm90"]))
-    assert (stated["tile_m"], stated["cluster"]) == ("64", "1")
+    assert dict(STATED.findall(units[min(changed - {"gemm_fp8_sm90"})]))["tile_m"] == "64"

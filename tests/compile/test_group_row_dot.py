@@ -12,7 +12,7 @@ from torch import Tensor
 from .quantize_harness import Buffer, Kernels, Long, Pointer, address, compile_for_cpu
 
 HEADER = """
-#include "fusegen/group_row_dot.cuh"
+#include "fusegen/reduce/group_row_dot.cuh"
 
 extern "C" int run_group_row_dot(int half, const fusegen::GroupRowDotArguments* in,
                                  fusegen::Stream* stream, const char** call) {

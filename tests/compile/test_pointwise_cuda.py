@@ -50,7 +50,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("pointwise")
     source = folder / "pointwise.cpp"
     functions = [_function(name, _program(name)) for name in CASES]
-    source.write_text('#include "fusegen/math.cuh"\n' + "".join(functions))
+    source.write_text('#include "fusegen/pointwise/math.cuh"\n' + "".join(functions))
     include = _ROOT / "templates" / "static" / "csrc"
     output = folder / "pointwise.so"
     # Without contraction every line is the sequence of roundings that PyTorch performs.

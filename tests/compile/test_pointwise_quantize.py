@@ -83,7 +83,7 @@ def _unit(module: str, direction: str) -> KernelUnit:
 def _without_launch_sizes(folder: Path) -> Path:
     """The kernels' header, where memory that a launch sizes has the size that it asks for."""
     shutil.copytree(CSRC / "fusegen", folder / "fusegen")
-    header = folder / "fusegen" / "pointwise_quantize_sm90.cuh"
+    header = folder / "fusegen" / "pointwise" / "pointwise_quantize.cuh"
     text = header.read_text()
     sized = "extern __shared__ uint2 parked[];"
     assert text.count(sized) == 1

@@ -18,6 +18,7 @@ from fusegen.steps import copies
 
 from .quantize_harness import (
     AMAX_PARTIALS,
+    CODES,
     CSRC,
     RECIPES,
     Buffer,
@@ -55,7 +56,7 @@ CASES: dict[str, tuple[tuple[int, ...], list[int] | None, bool]] = {
 
 def test_workspaces_have_room_for_all_partial_amaxes() -> None:
     declared = f"kAmaxPartials = {AMAX_PARTIALS};"
-    assert declared in (CSRC / "fusegen" / "quantize.h").read_text()
+    assert declared in (CSRC / "fusegen" / "quantize" / "quantize.h").read_text()
     assert Const(AMAX_PARTIALS) == copies.AMAX_PARTIALS
 
 
@@ -204,6 +205,17 @@ def _strides(scale: Tensor, columnwise: bool) -> tuple[int, int, int]:
     return (blocks.numel(), 1, blocks[1]) if columnwise else (blocks.numel(), blocks[1], 1)
 
 
+def _decoding(recipe: str) -> tuple[int, reference.Quantization]:
+    """A kernel's number, and how the reference makes what it reads."""
+    found = (RECIPES | CODES)[recipe]
+    return found.config, found.quantization
+
+
+def _unscaled(recipe: str, operand: reference.Operand) -> reference.Operand:
+    """What codes stand for where they are decoded as they are; other copies as they were."""
+    return operand._replace(scale=torch.ones_like(operand.scale)) if recipe in CODES else operand
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("columnwise", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
@@ -212,17 +224,18 @@ def _strides(scale: Tensor, columnwise: bool) -> tuple[int, int, int]:
     [
         *("mx_1x32", "mx_1x32_e5m2", "mx_32x32", "nv_1x16", "nv_16x16", "block_1x128_exact", "row"),
         *("block_1x64", "block_64x64", "block_1x32_e5m2", "block_32x32_e5m2", "mx_1x128_e2m1"),
-        "nv_32x32",
+        *("nv_32x32", *CODES),
     ],
 )
 def test_dequantize(
     kernels: Kernels, recipe: str, whole: bool, columnwise: bool, turned: bool
 ) -> None:
     """Code times block scale; the whole of it takes the tensor's scale, too."""
-    q = RECIPES[recipe].quantization
+    config, q = _decoding(recipe)
     x = _case("weights", torch.bfloat16).x
     made = reference.quantize(x, q, rowwise=not columnwise, columnwise=columnwise)
     operand = made.columnwise if columnwise else made.rowwise
+    operand = _unscaled(recipe, operand)
     amax = operand.amax if whole else None
     wanted = reference.dequantize(operand._replace(amax=amax)).bfloat16()
     wanted = wanted.transpose(1, 2) if columnwise else wanted
@@ -234,17 +247,17 @@ def test_dequantize(
     output = Buffer(wanted.numel() * 2, kernels.device)
     arguments = _Dequantize(
         address(data),
-        address(scale),
+        None if recipe in CODES else address(scale),
         address(output),
         matrices,
         lines,
         length,
         data.shape[-1],
-        *_strides(operand.scale, columnwise),
+        *((0, 0, 0) if recipe in CODES else _strides(operand.scale, columnwise)),
         1 if q.block[1] is None else q.block[0],
         address(on_device),
     )
-    kernels.call("run_dequantize", int(turned), RECIPES[recipe].config, arguments)
+    kernels.call("run_dequantize", int(turned), config, arguments)
     found = output.bytes().view(torch.bfloat16)
     wanted = wanted.transpose(1, 2).contiguous() if turned else wanted.contiguous()
     assert torch.equal(found.view(wanted.shape), wanted)
@@ -303,18 +316,18 @@ def test_dequantize_rows_of_groups(
     "recipe",
     [
         *("mx_1x32", "nv_1x16", "nv_1x16_hadamard", "current_e4m3", "row", "block_1x128_exact"),
-        *("mx_32x32", "block_1x64", "block_64x64", "block_32x32_e5m2", "mx_1x128_e2m1"),
+        *("mx_32x32", "block_1x64", "block_64x64", "block_32x32_e5m2", "mx_1x128_e2m1", *CODES),
     ],
 )
 @every_grouping
 def test_dequantize_groups(kernels: Kernels, recipe: str, splits: list[int], rows: int) -> None:
     """Rows of a group at its padded place, zeros after them, and the padded sizes."""
-    q = RECIPES[recipe].quantization
+    config, q = _decoding(recipe)
     columns, align = 136, 32
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(2)).bfloat16()
     sizes = torch.tensor(splits)
     made = reference.quantize(x, q, rowwise=False, columnwise=True, group_sizes=sizes)
-    operand = made.columnwise
+    operand = _unscaled(recipe, made.columnwise)
     values, placed = reference._read(operand, sizes)
     places, count = placed.places(align)
     wanted = torch.zeros(count, columns)
@@ -334,7 +347,7 @@ def test_dequantize_groups(kernels: Kernels, recipe: str, splits: list[int], row
     output = Buffer(count * columns * 2, kernels.device)
     arguments = _DequantizeGroups(
         address(data),
-        address(scale),
+        None if recipe in CODES else address(scale),
         address(output),
         address(on_device),
         address(padded),
@@ -344,7 +357,7 @@ def test_dequantize_groups(kernels: Kernels, recipe: str, splits: list[int], row
         data.shape[-1],
         align,
     )
-    kernels.call("run_dequantize_groups", RECIPES[recipe].config, arguments)
+    kernels.call("run_dequantize_groups", config, arguments)
     assert torch.equal(padded.cpu(), align * (ends - starts))
     used = align * int(ends[-1])
     found = output.bytes().view(torch.bfloat16).view(count, columns)[:used]

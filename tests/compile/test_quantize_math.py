@@ -1,4 +1,4 @@
-"""`quantize_math.cuh` and `quantize_places.cuh` as plain C++, bit for bit against the reference."""
+"""`quantize/math.cuh` and `quantize/places.cuh` as plain C++, bit for bit against the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device scheduler hands out every tile exactly once: `schedule.cuh`, run on the CPU."""
+"""Tile sources hand out every tile exactly once: `tile_source/`, run on the CPU."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fusegen.spec.load import parse_spec
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("walk_schedule.cpp")
 CSRC = ROOT / "templates" / "static" / "csrc"
-SCHEDULE = Path("fusegen", "schedule.cuh")
+SOURCES = Path("fusegen", "tile_source")
 ARCH = ROOT / "specs" / "archs" / "sm_90a.yaml"
 
-# No spec names a cluster of one, yet the header has branches for it.
+# No spec names a cluster of one, yet the headers have branches for it.
 ALONE = (64, 128, 1)
 
 # Around the 64 rows of a multiplication and the 128 of a tile.
@@ -89,15 +89,17 @@ CASES = (
     Case("hostile_600", 3000, 136, 8, 1, (*ragged(300, 9), *repeated(HOSTILE, 300))),
 )
 
-# Code of the header, what to break it into, and what the driver must then say. Each walk is broken
-# in its own way, so that one copy serves for both.
+# A header, code of it, what to break it into, and what the driver must then say. Each walk is
+# broken in its own way, so that one copy serves for both.
 MUTATIONS = (
     (
+        "row_walk.cuh",
         "step_(base.cluster)",
         "step_(base.cluster + 1)",
         "fprop 128x128 cluster 2: group 1: tile (0, 0) is computed 0 times",
     ),
     (
+        "k_walk.cuh",
         "step = wave_ * this->clusters",
         "step = wave_ / 2 * this->clusters",
         "wgrad 128x128 cluster 2: group 0: tile (0, 0) is computed 2 times",
@@ -117,12 +119,12 @@ def tilings() -> list[tuple[int, int, int]]:
 
 
 def compiled(folder: Path, include: Path, walked: Sequence[tuple[int, int, int]]) -> Path:
-    """The driver, built with the header below `include` for some tilings."""
+    """The driver, built with the headers below `include` for some tilings."""
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
     assert compiler, "this test compiles C++: install g++"
     listed = ",".join(f"Tiling<{m},{n},{cluster}>" for m, n, cluster in walked)
     program = folder / "walk_schedule"
-    # The header is CUDA: as a system header it may hold pragmas that C++ does not know.
+    # The headers are CUDA: as system headers they may hold pragmas that C++ does not know.
     command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-DTILINGS={listed}"]
     subprocess.run(
         [*command, "-isystem", str(include), str(DRIVER), "-o", str(program)], check=True
@@ -165,12 +167,12 @@ def test_every_device_computes_the_same_tiles(tmp_path: Path) -> None:
 
 
 def test_broken_walks_are_noticed(tmp_path: Path) -> None:
-    header = (CSRC / SCHEDULE).read_text()
-    for sound, broken, _ in MUTATIONS:
-        assert header.count(sound) == 1, f"{SCHEDULE} no longer holds {sound!r}: break other code"
-        header = header.replace(sound, broken)
     shutil.copytree(CSRC / "fusegen", tmp_path / "fusegen")
-    (tmp_path / SCHEDULE).write_text(header)
+    for name, sound, broken, _ in MUTATIONS:
+        header = tmp_path / SOURCES / name
+        text = header.read_text()
+        assert text.count(sound) == 1, f"{name} no longer holds {sound!r}: break other code"
+        header.write_text(text.replace(sound, broken))
     cases = [case for case in CASES if case.name == "two_groups_first_empty"]
     done = walk(compiled(tmp_path, tmp_path, [(128, 128, 2)]), cases)
     assert done.returncode == 1, said(done)

@@ -1,6 +1,6 @@
-// Runs the device scheduler, fusegen/schedule.cuh, on the CPU and checks every tile it hands out.
+// Runs the tile sources, fusegen/tile_source, on the CPU and checks every tile they hand out.
 //
-// The header is compiled as plain C++. The 32 lanes of the warp that finds tiles are coroutines;
+// The headers are compiled as plain C++. The 32 lanes of the warp that finds tiles are coroutines;
 // every warp-wide operation is a rendezvous at which each lane leaves a value for the others.
 //
 // Standard input holds one case a line:
@@ -16,6 +16,7 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -98,7 +99,7 @@ static void run(std::function<void(unsigned)> function) {
 
 }  // namespace warp
 
-// ---- What the header uses of CUDA ---------------------------------------------------------------
+// ---- What the headers use of CUDA ---------------------------------------------------------------
 
 #define __host__
 #define __device__
@@ -155,7 +156,7 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
   return std::max<std::common_type_t<A, B>>(a, b);
 }
 
-#include "fusegen/schedule.cuh"
+#include "fusegen/tile_source/tile_source.cuh"
 
 // ---- Cases and their expected tiles -------------------------------------------------------------
 
@@ -180,7 +181,7 @@ struct Case {
 // A part of the result that is cut into tiles of its own.
 struct Region {
   int begin, tokens;
-  int rows, depth;
+  int rows, k;
 };
 
 // What the walk of one case must hand out.
@@ -210,7 +211,7 @@ static std::vector<Region> regions_of(const Case& in, Gemm kind) {
     }
     begin += tokens;
   }
-  // Rows that no group has must come out zero, which is what a depth of 0 gives.
+  // Rows that no group has must come out zero, which is what a contraction of length 0 gives.
   const int rest = in.tokens - begin;
   if (kind != Gemm::wgrad) regions.push_back({begin, rest, rest, 0});
   return regions;
@@ -222,7 +223,7 @@ Expected expected_of(const Case& in) {
   expected.order.resize(expected.regions.size());
   std::iota(expected.order.begin(), expected.order.end(), 0);
   const bool sorted = kind == Gemm::wgrad &&
-                      in.sizes.size() <= size_t(fusegen::DepthWalk<Config>::kSortedGroups);
+                      in.sizes.size() <= size_t(fusegen::KWalk<Config>::kSortedGroups);
   if (sorted) {
     std::stable_sort(expected.order.begin(), expected.order.end(), [&](int a, int b) {
       return clamped(in.sizes[a], in.tokens) > clamped(in.sizes[b], in.tokens);
@@ -258,7 +259,7 @@ static const char* name_of(Gemm kind) {
 
 static bool same(const Tile& a, const Tile& b) {
   return a.group == b.group && a.row == b.row && a.rows == b.rows && a.column == b.column &&
-         a.begin == b.begin && a.tokens == b.tokens && a.depth == b.depth && a.share == b.share;
+         a.begin == b.begin && a.tokens == b.tokens && a.k == b.k && a.share == b.share;
 }
 
 // ---- Walking ------------------------------------------------------------------------------------
@@ -278,19 +279,16 @@ void collect(Walk walk, size_t most, Tiles& tiles) {
 
 template <Gemm kind, class Config>
 void walk_as_lane(const fusegen::Walker<kind, Config>& walker, size_t most, Tiles& tiles) {
-  if constexpr (kind == Gemm::wgrad) {
-    using Walk = fusegen::DepthWalk<Config>;
-    alignas(16) static uint32_t sizes[Walk::kSortedGroups];
-    static uint16_t order[Walk::kSortedGroups];
-    // Shared memory holds anything when a kernel starts. All lanes fill it before one reads.
-    std::fill(std::begin(sizes), std::end(sizes), UINT32_MAX);
-    std::fill(std::begin(order), std::end(order), uint16_t(UINT16_MAX));
-    __syncthreads();
-    Walk::template sort<warp::kLanes>(walker, sizes, order);
-    collect(Walk(walker, order), most, tiles);
-  } else {
-    collect(fusegen::RowWalk<kind, Config>(walker), most, tiles);
-  }
+  using Source = fusegen::TileSource<kind, Config>;
+  using Order = typename Source::Order;
+  alignas(16) static unsigned char scratch[Order::kScratchBytes + 1];
+  static Order order;
+  // Shared memory holds anything when a kernel starts. All lanes fill it before one reads.
+  std::memset(scratch, 0xff, sizeof scratch);
+  std::memset(&order, 0xff, sizeof order);
+  __syncthreads();
+  order.template sort<warp::kLanes>(walker, scratch);
+  collect(Source(walker, order), most, tiles);
 }
 
 // Tiles of one block, on which all its lanes must agree.
@@ -341,11 +339,11 @@ static bool check_fields(const Expected& expected, const Tile& tile) {
   }
   const Region& region = expected.regions[tile.group];
   const bool good = tile.begin == region.begin && tile.tokens == region.tokens &&
-                    tile.depth == region.depth && tile.rows == region.rows - tile.row &&
+                    tile.k == region.k && tile.rows == region.rows - tile.row &&
                     tile.row >= 0 && tile.column >= 0 && tile.column < expected.columns;
   if (!good) {
-    fail("group %d: a tile at (%d, %d) with %d rows, depth %d, tokens %d from %d", tile.group,
-         tile.row, tile.column, tile.rows, tile.depth, tile.tokens, tile.begin);
+    fail("group %d: a tile at (%d, %d) with %d rows, k %d, tokens %d from %d", tile.group,
+         tile.row, tile.column, tile.rows, tile.k, tile.tokens, tile.begin);
   }
   return good;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -37,6 +38,32 @@ def test_megatron_style_learns() -> None:
     assert result.returncode == 0, result.stderr
     losses = re.search(r"loss (\S+), after .* micro-batches (\S+)", result.stdout)
     assert losses and float(losses[2]) < 0.85 * float(losses[1]), result.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "count"),
+    [
+        ("moe_layer", ("generated/sm_90a",), 1),
+        ("fsdp2", ("generated/sm_90a",), 2),
+        ("megatron_style", ("sm_90a",), 1),
+        ("train_recipes", ("--arch", "sm_90a"), 1),
+    ],
+)
+def test_missing_gpus_are_named(script: str, words: tuple[str, ...], count: int) -> None:
+    started = [sys.executable, str(EXAMPLES / f"{script}.py"), *words]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(
+        started, capture_output=True, text=True, cwd=EXAMPLES.parent, env=environment, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"sm_90a: needs GPUs: {count}; torch "), result.stderr
+
+
+def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
+    words = [sys.executable, str(EXAMPLES / "moe_layer.py"), str(tmp_path)]
+    result = subprocess.run(words, capture_output=True, text=True, cwd="/", check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"{tmp_path}: expected a generated bundle"), result.stderr
 
 
 def test_a_run_alone_joins_a_record(tmp_path: Path) -> None:

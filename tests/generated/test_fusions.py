@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fusegen import api
+from fusegen.ir.plan import ModulePlan
 
 from .loading import load_bundle, run_generated_tests
 from .test_docs import PAGES, write_files
@@ -19,7 +20,10 @@ from .test_docs import PAGES, write_files
 FUSIONS = {
     "linear_activation_again": "joint",
     "linear_placeholder": "forward",
+    "centre_gradient": "backward",
 }
+UNWRITTEN = {"linear_placeholder": ("forward", "z"), "centre_gradient": ("backward", "dc")}
+"""What a step of a direction writes unless the fusion applies."""
 RECIPES = ("bf16", "fp8_block")
 
 
@@ -79,8 +83,35 @@ def test_a_fusion_keeps_every_bit(folder: Path, fusion: str) -> None:
         plain, more = trained(folder / "plain" / "cpu", "plain_bundle", recipe)
         assert all(torch.equal(one, other) for one, other in zip(fused, plain, strict=True))
         assert (less < more) == (FUSIONS[fusion] == "joint")
-        plan = api.explain("silu_mlp", recipe, "cpu", sources(folder)).plan
-        assert plan and fusion in {each.rule for each in plan.rewrites if not each.reason}
+        assert fusion in applied(plan_without(folder, recipe))
+        assert fusion not in applied(plan_without(folder, recipe, fusion))
+
+
+def plan_without(folder: Path, recipe: str, *fusions: str) -> ModulePlan:
+    """The plan of the page's module, some fusions left out."""
+    plan = api.explain("silu_mlp", recipe, "cpu", sources(folder), no_fusions=fusions).plan
+    assert plan is not None
+    return plan
+
+
+def applied(plan: ModulePlan) -> set[str]:
+    """Fusions that replaced something."""
+    return {each.rule for each in plan.rewrites if not each.reason}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("fusion", UNWRITTEN)
+def test_what_a_fusion_spares_is_written_without_it(folder: Path, fusion: str, recipe: str) -> None:
+    direction, buffer = UNWRITTEN[fusion]
+
+    def written(plan: ModulePlan) -> list[str]:
+        steps = plan.forward.steps if direction == "forward" else plan.backward.steps
+        return [name for step in steps for name in step.writes]
+
+    fused, plain = plan_without(folder, recipe), plan_without(folder, recipe, fusion)
+    assert buffer not in written(fused)
+    assert buffer in written(plain)
+    assert len(written(fused)) == len(written(plain)) - 1
 
 
 def test_a_lock_records_what_is_left_out(folder: Path) -> None:

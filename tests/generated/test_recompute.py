@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fusegen.checks.load import load
-from fusegen.emit.text.explain import size_in_bytes
+from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.naming import Cell, need, parameter_argument
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import evaluate

@@ -14,7 +14,13 @@ from fusegen import api
 from .loading import LOAD
 from .ranks import Place, run_ranks
 
-CELL = "linear__fp8_delayed__reduced_amax"
+
+def cell_of(module: str) -> str:
+    """The cell of a module that shares its amaxes."""
+    return f"{module}__fp8_delayed__reduced_amax"
+
+
+CELL = cell_of("linear")
 # One rank: trains on its own rows, and leaves its state and gradients in a file.
 RANK = """
 import importlib
@@ -33,12 +39,12 @@ torch.save({"state": state, "gradient": layer.weight.grad}, f"{folder}/{rank}.pt
 """.replace("CELL", CELL)
 
 
-def generate(arch: str, out: Path) -> Path:
-    """A bundle that has the cell, below a folder."""
+def generate(arch: str, out: Path, module: str = "linear") -> Path:
+    """A bundle that has the cell of a module, below a folder."""
     request = api.Request(
         out=out,
         archs=(arch,),
-        modules=("linear",),
+        modules=(module,),
         recipes=("fp8_delayed",),
         options=("reduced_amax",),
         namespace="reduced",

@@ -29,6 +29,9 @@ TARGETS = (
     "hopper_lean",
     "main_grad",
     "cached_weights",
+    "ampere",
+    "ampere_quantized",
+    "ampere_lean",
 )
 TARGET_OPTIONS = tuple(word for target in TARGETS for word in ("--target", target))
 BUNDLES = sorted(path.parent for path in (ROOT / "generated").glob(f"*/{LOCK_NAME}"))

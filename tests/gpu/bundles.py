@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 
@@ -33,22 +34,35 @@ DEVICE = os.environ.get("FUSEGEN_TEST_DEVICE", "cuda")
 # Restricts the GPU tests to one bundle folder; without it they run on every bundle that fits.
 BUNDLE_VARIABLE = "FUSEGEN_TEST_BUNDLE"
 
-_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
+_GENCODE = re.compile(
+    r"set\(FUSEGEN_GENCODE \"?arch=compute_\w+,code=\[?sm_(\d+)(\d)([af]?)(,compute_\d+)?\b"
+)
 
 
-def runs_on(arch: str, capability: tuple[int, int]) -> bool:
-    """Whether a device of this compute capability runs code for `arch`.
+class Code(str, Enum):
+    """What of a library a GPU runs."""
 
-    The letter ties code to one capability; without it, later minor versions run it too
-    (CUDA C++ programming guide, "Compute capabilities").
+    SASS = "SASS"
+    PTX = "PTX"  # which its driver compiles when the library is loaded
+
+
+def code_on(folder: Path, capability: tuple[int, int]) -> Code | None:
+    """What of a bundle's library a device of this compute capability runs; None where nothing.
+
+    A letter ties code to one capability; without it, later minor versions run the SASS and all
+    later ones the PTX, where there is some (CUDA C++ programming guide, "Compute capabilities").
     """
-    match = _ARCH.fullmatch(arch)
+    match = _GENCODE.search((folder / "csrc" / "sources.cmake").read_text("utf-8"))
     if match is None:
-        return False
-    major, minor = int(match[1]), int(match[2])
-    if match[3]:
-        return capability == (major, minor)
-    return capability[0] == major and capability[1] >= minor
+        return None
+    own = int(match[1]), int(match[2])
+    if capability == own:
+        return Code.SASS
+    if match[3] or capability < own:
+        return None
+    if capability[0] == own[0]:
+        return Code.SASS
+    return Code.PTX if match[4] else None
 
 
 def compiled_bundles() -> list[Path]:
@@ -93,10 +107,14 @@ def library_of(folder: Path) -> Path | None:
 
 
 def bundles_to_test(capability: tuple[int, int]) -> list[Path]:
-    """Built bundles that a device of this capability runs, or the one that is asked for."""
+    """Built bundles that a device of this capability runs, or the one that is asked for.
+
+    Those whose machine code it runs come first.
+    """
     wanted = os.environ.get(BUNDLE_VARIABLE)
     folders = [Path(wanted).resolve()] if wanted else compiled_bundles()
-    return [folder for folder in folders if runs_on(folder.name, capability) and library_of(folder)]
+    codes = {folder: code_on(folder, capability) for folder in folders if library_of(folder)}
+    return [folder for code in Code for folder in folders if codes.get(folder) is code]
 
 
 def quantized_bundles() -> list[Path]:

@@ -90,6 +90,7 @@ class Choices:
 
     def __init__(self, facts: Sequence[BundleFacts]) -> None:
         self.arch = facts[0].arch
+        self._ran = facts[0].ran
         self.owners = {cell: units for each in facts for cell, units in each.owners.items()}
         self._states = {cell: each.state(cell) for each in facts for cell in each.owners}
 
@@ -99,7 +100,7 @@ class Choices:
             return "none"
         current = sum(self._states[cell] is State.CURRENT for cell in cells)
         if current == len(cells):
-            return "ran"
+            return self._ran
         if all(self._states[cell] is State.NEVER for cell in cells):
             return "never ran"
         return f"{current} of {len(cells)} ran as they are"
@@ -122,29 +123,46 @@ class Choices:
             lines.append((f"option {word}", self.evidence(cells)))
         for name, uses in by_activation(self.owners).items():
             lines += [(f"{name} {use}", self.evidence(cells)) for use, cells in uses.items()]
-        return [f"{what}: {said}" for what, said in lines if said not in ("ran", "none")]
+        return [f"{what}: {said}" for what, said in lines if said not in (self._ran, "none")]
 
-    def tables(self) -> list[str]:
-        """Both tables as lines of Markdown."""
-        lines = [
-            table_row(["option", "alone", "together with", f"`{self.arch}`"]),
-            "|---|---|---|---|",
-        ]
-        for word, cells in by_option(self.owners).items():
-            alone = [cell for cell in cells if words_of(cell) == (word,)]
-            others = sorted({o for cell in cells for o in words_of(cell)} - {word})
-            together = ", ".join(f"`{other}`" for other in others)
-            lines.append(table_row([f"`{word}`", _listed(alone), together, self.evidence(cells)]))
-        heads = ["activation", *USES]
-        lines += ["", table_row(heads), "|" + "---|" * len(heads)]
-        for name, uses in by_activation(self.owners).items():
-            shown = [self._use(cells) for cells in uses.values()]
-            lines.append(table_row([f"`{name}`", *shown]))
-        return lines
 
-    def _use(self, cells: Sequence[str]) -> str:
-        recipes = ", ".join(sorted({cell.split("__")[1] for cell in cells}))
-        return f"{recipes}: {self.evidence(cells)}" if cells else "none"
+def tables(every: Sequence[Choices]) -> list[str]:
+    """The table of options and that of activations, of all architectures, as lines of Markdown."""
+    archs = [f"`{each.arch}`" for each in every]
+    heads = ["option", "alone", "together with", *archs]
+    lines = [table_row(heads), "|" + "---|" * len(heads)]
+    options = [by_option(each.owners) for each in every]
+    for word in _union(options):
+        own = [found.get(word, []) for found in options]
+        cells = _union(own)
+        alone = [cell for cell in cells if words_of(cell) == (word,)]
+        others = sorted({o for cell in cells for o in words_of(cell)} - {word})
+        together = ", ".join(f"`{other}`" for other in others)
+        said = [each.evidence(of_arch) for each, of_arch in zip(every, own, strict=True)]
+        lines.append(table_row([f"`{word}`", _listed(alone), together, *said]))
+    heads = ["activation", *USES]
+    lines += ["", table_row(heads), "|" + "---|" * len(heads)]
+    activations = [by_activation(each.owners) for each in every]
+    for name in _union(activations):
+        own_uses = [found.get(name, {}) for found in activations]
+        shown = [_use(every, [uses.get(use, []) for uses in own_uses]) for use in USES]
+        lines.append(table_row([f"`{name}`", *shown]))
+    return lines
+
+
+def _union(parts: Iterable[Iterable[str]]) -> list[str]:
+    return sorted({each for part in parts for each in part})
+
+
+def _use(every: Sequence[Choices], own: Sequence[Sequence[str]]) -> str:
+    """Recipes, and how cells stand; on each architecture where they do not stand alike."""
+    recipes = _union([cell.split("__")[1] for cell in cells] for cells in own)
+    if not recipes:
+        return "none"
+    said = {each.arch: each.evidence(cells) for each, cells in zip(every, own, strict=True)}
+    words = [f"{what} on `{arch}`" for arch, what in said.items()]
+    alike = len({*said.values()}) == 1
+    return f"{', '.join(recipes)}: {next(iter(said.values())) if alike else ', '.join(words)}"
 
 
 def _listed(cells: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ _QUANTIZED = ["test_quantized.py", "test_quantized_device.py"]
 SAMPLE = "grouped_linear__bf16"
 _PLAIN = [path.name for path in HERE.glob("test_*.py") if path.name not in _QUANTIZED]
 # What loads specs too, for which a machine that only runs bundles lacks the packages.
-_OF_FUSEGEN = ["test_memory.py", "test_two_devices.py"]
+_OF_FUSEGEN = ["test_collective_graphs.py", "test_memory.py", "test_two_devices.py"]
 
 
 def _folders() -> list[Path]:

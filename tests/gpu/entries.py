@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from bundles import Code
+
 
 class LedgerError(Exception):
     """Something is missing, malformed or failed; the message names it and the way out."""
@@ -32,6 +34,7 @@ class Entry:
         date: of the run, UTC.
         tests: how many passed.
         sanitizer: what compute-sanitizer found.
+        code: what of the library ran, as ``bundles.Code`` says it.
     """
 
     hash: str
@@ -42,6 +45,14 @@ class Entry:
     date: str
     tests: int
     sanitizer: str
+    code: str = Code.SASS.value
+
+    @property
+    def where(self) -> str:
+        """What ran, on which GPU."""
+        if self.code == Code.PTX.value:
+            return f"PTX ran on {self.device}; SASS compiled, not run"
+        return f"ran on {self.device}"
 
 
 Entries = Mapping[str, Mapping[str, Entry]]

@@ -167,7 +167,7 @@ def report() -> int:
             print(f"{key}: never ran (compiled only), {len(hashes)} units")
             continue
         latest = max(known.values(), key=lambda entry: entry.date)
-        print(f"{key}: {state.value}, ran on {latest.device} on {latest.date}")
+        print(f"{key}: {state.value}, {latest.where} on {latest.date}")
         for line in gaps(hashes, known):
             print(f"  {line}")
     for each in choices_of(entries):
@@ -196,8 +196,11 @@ def write_readme(*, only_check: bool) -> int:
     entries, index = load(), load_index()
     text = README.read_text("utf-8")
     lines = [matrix.matrix(facts_of(folder, entries) for folder in bundle_folders())]
-    for each in choices_of(entries):
-        lines += ["", *each.tables(), "", *runs_of(each.arch, entries)]
+    every = choices_of(entries)
+    if every:
+        lines += ["", *choices.tables(every), ""]
+    for each in every:
+        lines += runs_of(each.arch, entries)
         if each.arch in index:
             lines.append(f"- `{each.arch}`, {each.replayed(index[each.arch][choices.REPLAYED])}")
     wanted = matrix.replace_matrix(text, "\n".join(lines))
@@ -222,14 +225,15 @@ def build(jobs: int | None = None) -> int:
 
 
 def record() -> int:
-    """Write what tests and sanitizer found into the ledger, for every bundle that has both.
+    """Write what tests and sanitizer found into the ledger; other bundles stay as they were.
 
     Raises:
-        LedgerError: a step did not end, saw other sources or ran on another GPU.
+        LedgerError: one of the two did not end, saw other sources or ran on another GPU; none ran.
     """
     entries: dict[str, Mapping[str, Entry]] = dict(load())
     said: dict[Path, dict[str, Any]] = {}
-    for folder in (*bundles.compiled_bundles(), *bundles.further_bundles()):
+    every = (*bundles.compiled_bundles(), *bundles.further_bundles())
+    for folder in filter(steps.ran, every):
         tested, sanitized = steps.found_in("test", folder), steps.found_in("sanitize", folder)
         on, beside = tested["machine"], sanitized["machine"]
         if {**on, "date": ""} != {**beside, "date": ""}:
@@ -244,6 +248,8 @@ def record() -> int:
             for unit, value in hash_units(folder).items()
         }
         said[folder] = tested["said"]
+    if not said:
+        raise LedgerError(f"{steps.FOUND}: nothing ran; run: {steps.LEDGER} test")
     LEDGER.write_text(dump(entries, _index(said, entries)), "utf-8")
     print(f"recorded in {LEDGER.name}: {', '.join(bundles.key_of(folder) for folder in said)}")
     return 0

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from bundles import Code
 from entries import Entry, LedgerError, State, combine, state_of
 
 BEGIN = "<!-- matrix:begin -->"
@@ -63,8 +64,14 @@ class BundleFacts:
         # A cell without kernels of its own passes tensors through.
         if not self._units(cell.name):
             return f"{cell.status}, no kernels"
-        words = {State.CURRENT: "ran", State.STALE: "stale", State.NEVER: "compiled only"}
+        words = {State.CURRENT: self.ran, State.STALE: "stale", State.NEVER: "compiled only"}
         return f"{cell.status}, {words[self.state(cell.name)]}"
+
+    @property
+    def ran(self) -> str:
+        """How what ran as it is did."""
+        ptx = any(entry.code == Code.PTX.value for entry in self.entries.values())
+        return "ran as PTX" if ptx else "ran"
 
     def state(self, cell: str) -> State:
         """Of all units of a cell together."""
@@ -82,7 +89,7 @@ class BundleFacts:
             return "compiled only: it has run on no GPU yet"
         latest = max(self.entries.values(), key=lambda entry: entry.date)
         ran = (
-            f"ran on {latest.device}, torch {latest.torch}, CUDA {latest.cuda}, {latest.date}; "
+            f"{latest.where}, torch {latest.torch}, CUDA {latest.cuda}, {latest.date}; "
             f"{latest.tests} tests; compute-sanitizer: {latest.sanitizer}"
         )
         stale = combine(state_of(self.hashes, self.entries).values()) is State.STALE

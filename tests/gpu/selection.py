@@ -20,12 +20,18 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 _CONDITION = re.compile(r"(\w+) (?:% (\d+) )?(<=|>=|<|>|==) (\d+)")
 _HEADING = "kernels, first rule that holds"
 
-# As profilers print the kernels of gemm_sm90.cuh, gemm_fp8_sm90.cuh and gemm_decoded_sm90.cuh.
+# As profilers print the kernels of gemm/gemm{,_fp8,_decoded}.sm90.cuh.
 _GEMM = re.compile(
     r"ragged_(?:fp8_|decoded_)?gemm<\(fusegen::Gemm\)(\d), (?:__nv_fp8_\w+, __nv_fp8_\w+, )?(\w+), "
     r"(?:\(fusegen::Fp8Scaling\)\d, \(fusegen::Accumulation\)\d, )?fusegen::Config<"
     r"(\d+), (\d+), (\d+), (\d+), \(fusegen::Schedule\)(\d)"
 )
+# As they print those of gemm/gemm.mma.cuh.
+_MMA_GEMM = re.compile(
+    r"ragged_(?:decoded_)?mma_gemm<\(fusegen::Gemm\)(\d), (\w+), fusegen::MmaConfig<"
+    r"(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)"
+)
+_OF_CODES = re.compile(r"gemm_decoded_\w+_(tensor|row)_(tensor|row)")
 KINDS = ("fprop", "dgrad", "wgrad")
 _SCHEDULES = ("cooperative", "pingpong")
 _ELEMENTS = {"__nv_bfloat16": "bfloat16", "__half": "float16"}
@@ -84,6 +90,12 @@ def gemm_rules(plan: str, kind: str) -> list[Rule]:
     return rules
 
 
+def multiplies_codes(plan: str) -> bool:
+    """Whether every product of a plan is one of codes as they are, with all scales at its end."""
+    products = [name for name in read_rules(plan) if kind_of(name)]
+    return bool(products) and all(map(_OF_CODES.fullmatch, products))
+
+
 def chosen(rules: list[Rule], sizes: Mapping[str, int]) -> str:
     """The point of the first rule that holds."""
     return next(rule.point for rule in rules if rule.holds(sizes))
@@ -118,11 +130,14 @@ class Launch:
 
 def launch_of(kernel: str) -> Launch | None:
     """The matrix product behind a demangled kernel name, or None for any other kernel."""
-    match = _GEMM.search(kernel)
-    if match is None:
+    if match := _GEMM.search(kernel):
+        m, n, k, cluster = match.group(3, 4, 5, 6)
+        point = f"{_SCHEDULES[int(match[7])]}_{m}x{n}x{k}_{cluster}x1"
+    elif match := _MMA_GEMM.search(kernel):
+        m, n, k, rows, columns, stages, ctas = match.groups()[2:]
+        point = f"mma_{m}x{n}x{k}_{rows}x{columns}_{stages}_{ctas}"
+    else:
         return None
-    m, n, k, cluster = match.group(3, 4, 5, 6)
-    point = f"{_SCHEDULES[int(match[7])]}_{m}x{n}x{k}_{cluster}x1"
     return Launch(KINDS[int(match[1])], _ELEMENTS[match[2]], point)
 
 

@@ -87,7 +87,7 @@ def bundles_here(wanted: Sequence[str] = ()) -> list[Path]:
     found = [
         folder
         for folder in (*bundles.compiled_bundles(), *bundles.further_bundles())
-        if bundles.runs_on(folder.name, capability)
+        if bundles.code_on(folder, capability)
     ]
     committed = [folder for folder in found if folder.parent == bundles.GENERATED]
     if not committed:
@@ -112,8 +112,13 @@ def bundles_here(wanted: Sequence[str] = ()) -> list[Path]:
 def keep(step: str, folder: Path, said: Mapping[str, Any]) -> None:
     """Write down what a step found of a bundle, on which machine, from which sources."""
     FOUND.mkdir(parents=True, exist_ok=True)
-    found = {"units": hash_units(folder), "machine": machine(), "said": said}
+    found = {"units": hash_units(folder), "machine": machine(folder), "said": said}
     _kept(step, folder).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def ran(folder: Path) -> bool:
+    """Whether a step said anything of a bundle."""
+    return any(_kept(step, folder).exists() for step in ("test", "sanitize"))
 
 
 def found_in(step: str, folder: Path) -> dict[str, Any]:
@@ -135,12 +140,14 @@ def _kept(step: str, folder: Path) -> Path:
     return FOUND / f"{bundles.key_of(folder).replace(' ', '_')}.{step}.json"
 
 
-def machine() -> dict[str, str]:
-    """The GPU and what runs on it, in the ledger's words; the date is today's, UTC."""
+def machine(folder: Path) -> dict[str, str]:
+    """The GPU and what runs on it of a bundle, in the ledger's words; the date is today's, UTC."""
     import torch
 
+    code = bundles.code_on(folder, torch.cuda.get_device_capability())
     return {
         "device": torch.cuda.get_device_name(),
+        "code": code.value if code else "",
         "driver": _driver_version(),
         "torch": torch.__version__.partition("+")[0],
         "cuda": str(torch.version.cuda),

@@ -10,7 +10,7 @@ import torch
 from programs import Programs
 
 from fusegen.checks.load import load
-from fusegen.emit.text.explain import size_in_bytes
+from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.naming import Cell, need
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import evaluate

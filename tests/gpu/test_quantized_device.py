@@ -21,8 +21,10 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 FOLDERS = bundles.quantized_bundles()
-CELLS = [cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, "grouped_linear")]
-DENSE_CELLS = [cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, "linear")]
+CELLS, DENSE_CELLS = (
+    sorted({cell for folder in FOLDERS for cell in bundles.quantized_cells(folder, module)})
+    for module in ("grouped_linear", "linear")
+)
 CASE = Case("graphs", 777, 136, 200, tuple(support.dirichlet(16, 700)))
 REPLAYS = 100
 

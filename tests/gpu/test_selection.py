@@ -52,4 +52,10 @@ def test_kernel_names() -> None:
     )
     expected = selection.Launch("wgrad", "float16", "pingpong_128x192x64_2x1")
     assert selection.launch_of(name) == expected
+    name = (
+        "void fusegen::ragged_decoded_mma_gemm<(fusegen::Gemm)1, __nv_bfloat16, fusegen::MmaConfig<"
+        "128, 128, 32, 2, 2, 4, 2, fusegen::Limits<166912, 65536> >, (fusegen::Store)0>(int)"
+    )
+    expected = selection.Launch("dgrad", "bfloat16", "mma_128x128x32_2x2_4_2")
+    assert selection.launch_of(name) == expected
     assert selection.launch_of("void fusegen::group_sum::kernel<__half, __half>(int)") is None

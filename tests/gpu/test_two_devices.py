@@ -8,13 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from bundles import DEVICE
 
-from fusegen.build.library import build
-from fusegen.build.toolchain import BuildError
-
-from ..generated import test_reduced_amax
 from ..generated.ranks import Place
 from ..generated.test_distributed import test_training_equals_one_process
 from ..generated.test_dtensor import (
@@ -31,6 +25,7 @@ from ..generated.test_dtensor import (
     test_tokens_of_experts_go_through_local_map,
 )
 from ..generated.test_reduced_amax import test_ranks_share_their_scales
+from .places import NEEDS_TWO, on_devices, place_with_reduced_amax
 
 # Collected from here: fixtures of this module take the places of those beside them.
 __all__ = [
@@ -49,15 +44,7 @@ __all__ = [
     "test_training_equals_one_process",
 ]
 
-GPUS = torch.cuda.device_count()
-pytestmark = pytest.mark.skipif(
-    DEVICE != "cpu" and GPUS < 2, reason=f"needs two GPUs, one for each rank; torch sees {GPUS}"
-)
-
-
-def on_devices(bundle: Path) -> Place:
-    """The ranks of a bundle: one per GPU, or on the CPU as a check of the tests themselves."""
-    return Place(bundle) if DEVICE == "cpu" else Place(bundle, "nccl", "cuda")
+pytestmark = NEEDS_TWO
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +54,4 @@ def place(folder: Path) -> Place:
 
 @pytest.fixture(scope="module")
 def reduced(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """The bundle itself if it has the cell, or one of that cell alone, which is built for this."""
-    if (folder / f"{test_reduced_amax.CELL}.py").is_file():
-        return on_devices(folder)
-    made = test_reduced_amax.generate(folder.name, tmp_path_factory.mktemp("reduced"))
-    if DEVICE != "cpu":
-        try:
-            build(made)
-        except BuildError as error:
-            pytest.skip(f"{folder} lacks {test_reduced_amax.CELL}, and here it cannot be: {error}")
-    return on_devices(made)
+    return place_with_reduced_amax("linear", folder, tmp_path_factory.mktemp("reduced"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from entries import LedgerError
@@ -30,34 +31,63 @@ def strip_comments(text: str) -> str:
     return _TOKEN.sub(lambda match: " " if match["comment"] else match[0], text)
 
 
-def expand(path: Path, root: Path, seen: set[Path] | None = None) -> list[str]:
-    """Lines of a unit with quoted includes put in place, once each, and white space normalised.
+@dataclass(frozen=True)
+class Line:
+    """A line of a file that says something: its words, or the header that it includes."""
 
-    Args:
-        path: the file.
+    words: str
+    header: Path | None = None
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Files below a folder of sources as they are now: each is read once, however many include it.
+
+    Attributes:
         root: where includes are looked for besides the folder of the file that names them.
-        seen: headers already in place; every header here has `#pragma once`.
-
-    Raises:
-        LedgerError: an include that leads nowhere.
     """
-    seen = set() if seen is None else seen
-    lines: list[str] = []
-    for line in strip_comments(path.read_text("utf-8")).splitlines():
-        match = _INCLUDE.match(line)
+
+    root: Path
+    _read: dict[Path, tuple[Line, ...]] = field(default_factory=dict)
+
+    def expand(self, path: Path, seen: set[Path] | None = None) -> list[str]:
+        """Lines of a unit with quoted includes put in place, and white space normalised.
+
+        Args:
+            path: the file.
+            seen: headers already in place; every header here has `#pragma once`.
+
+        Raises:
+            LedgerError: an include that leads nowhere.
+        """
+        seen = set() if seen is None else seen
+        lines: list[str] = []
+        for line in self._lines(path):
+            if line.header is None:
+                lines.append(line.words)
+            elif line.header not in seen:
+                seen.add(line.header)
+                lines += self.expand(line.header, seen)
+        return lines
+
+    def _lines(self, path: Path) -> tuple[Line, ...]:
+        if path not in self._read:
+            text = strip_comments(path.read_text("utf-8"))
+            kept = (line for line in text.splitlines() if line.strip())
+            self._read[path] = tuple(self._line(line, path) for line in kept)
+        return self._read[path]
+
+    def _line(self, text: str, path: Path) -> Line:
+        words = " ".join(text.split())
+        match = _INCLUDE.match(text)
         if match is None:
-            words = " ".join(line.split())
-            lines += [words] if words else []
-            continue
-        header = _find(match[1], path.parent, root)
+            return Line(words)
+        header = _find(match[1], path.parent, self.root)
         if header is None:
             raise LedgerError(
-                f'{path}: #include "{match[1]}" is in neither {path.parent} nor {root}'
+                f'{path}: #include "{match[1]}" is in neither {path.parent} nor {self.root}'
             )
-        if header not in seen:
-            seen.add(header)
-            lines += expand(header, root, seen)
-    return lines
+        return Line(words, header)
 
 
 def _find(name: str, *folders: Path) -> Path | None:
@@ -70,9 +100,10 @@ def hash_units(folder: Path) -> dict[str, str]:
     csrc = folder / "csrc"
     launchers = (path for path in csrc.glob("*.cpp") if path.name != "digests.cpp")
     paths = sorted([*csrc.glob("kernels/*.cu"), *launchers])
+    sources = Sources(csrc)
     return {
         str(path.relative_to(csrc)): hashlib.sha256(
-            "\n".join(expand(path, csrc)).encode()
+            "\n".join(sources.expand(path)).encode()
         ).hexdigest()
         for path in paths
     }

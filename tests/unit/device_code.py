@@ -25,21 +25,21 @@ def traits(
     control: int,
     limits: Mapping[str, int],
 ) -> dict[str, int]:
-    """`TileTraits`, read from the text of config_sm90.cuh and computed as C++ would.
+    """`TileTraits`, read from the text of gemm/config.sm90.cuh and computed as C++ would.
 
     Only sums, products, comparisons, ``&&``, ``||`` and ``?:`` of integers occur.
 
     Returns:
         the constants by name, and each ``static_assert`` by its condition: whether it holds.
     """
-    text = (CSRC / "config_sm90.cuh").read_text(encoding="utf-8")
+    text = (CSRC / "gemm/config.sm90.cuh").read_text(encoding="utf-8")
     buffers = re.search(r"int Buffers = (\d+)>", text)
     body = re.sub(r"//.*", "", text[text.index("struct TileTraits") :])
     body = body[: body.index("static_assert")]
     beside = re.search(r"stages_beside\(int buffers\) {\s*return (.*?);", body, re.S)
     definitions = re.findall(r"static constexpr \w+ (k\w+) =\s*([^;]*);", body)
     assert buffers and beside and len(definitions) > 20
-    chunk_columns = constant("epilogue.cuh", "kChunkColumns")
+    chunk_columns = constant("sink/chunk.sm90.cuh", "kChunkColumns")
     names: dict[str, int] = {
         "tile_m": point.tile[0],
         "tile_n": point.tile[1],
@@ -51,13 +51,13 @@ def traits(
         "ExtraBytes": extra,
         "ControlBytes": control,
         "cluster": point.cluster[0] * point.cluster[1],
-        "kSwizzleBytes": constant("mma_sm90.cuh", "kSwizzleBytes"),
+        "kSwizzleBytes": constant("mainloop/wgmma.sm90.cuh", "kSwizzleBytes"),
         "pingpong": point.schedule is Schedule.PINGPONG,
         "adds": adds,
-        "kMmaRows": constant("mma_sm90.cuh", "kMmaRows"),
-        "kMmaDepthBytes": constant("mma_sm90.cuh", "kMmaDepthBytes"),
+        "kMmaRows": constant("mainloop/wgmma.sm90.cuh", "kMmaRows"),
+        "kMmaKBytes": constant("mainloop/wgmma.sm90.cuh", "kMmaKBytes"),
         "kChunkColumns": chunk_columns,
-        "kChunkBytes": constant("epilogue.cuh", "kChunkRows") * chunk_columns * 2,
+        "kChunkBytes": constant("sink/chunk.sm90.cuh", "kChunkRows") * chunk_columns * 2,
     }
 
     def stages_beside(least: int) -> int:

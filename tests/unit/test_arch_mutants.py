@@ -1,4 +1,4 @@
-"""Every number and word of sm_90a.yaml, changed one at a time: refused at load, or proved harmless.
+"""Every number and word of every architecture's spec, changed one at a time: refused, or harmless.
 
 A changed spec that is still loaded has one of four meanings, which ``verdict`` tells apart:
 
@@ -21,7 +21,7 @@ from enum import Enum
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import yaml
@@ -33,8 +33,8 @@ from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.render import Renderer, RenderError
 from fusegen.families.family import Config, Demand, offers
-from fusegen.families.registry import FAMILIES, known_family
-from fusegen.families.wgmma import Schedule
+from fusegen.families.registry import CONFIGS, FAMILIES, known_family
+from fusegen.families.wgmma import WgmmaConfig
 from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import GemmKind, Store
 from fusegen.ir.kernel_set import Variant
@@ -49,21 +49,48 @@ from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import Source, adapter, parse_spec
 from fusegen.spec.offered import listed_scalings
+from fusegen.spec.points import point_of
 from fusegen.steps import BY_NAME
 
 from .device_code import traits
 
 pytestmark = pytest.mark.slow
 
-NAME = "sm_90a"
-FILE = builtin_specs() / "archs" / f"{NAME}.yaml"
-DATA: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
 SPECS = load([builtin_specs()])
-ARCH = SPECS.archs[NAME]
-SOURCE = SPECS.source(SpecKind.ARCHS, NAME)
-TEMPLATES = {path.name.removesuffix(".cu.j2") for path in (builtin_templates()).rglob("*.cu.j2")}
 
 Path_ = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The spec of an architecture that is shipped."""
+
+    name: str
+
+    @property
+    def arch(self) -> ArchSpec:
+        return SPECS.archs[self.name]
+
+    @property
+    def source(self) -> Source:
+        return SPECS.source(SpecKind.ARCHS, self.name)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return _yaml(self.name)
+
+
+@cache
+def _yaml(name: str) -> dict[str, Any]:
+    file = builtin_specs() / "archs" / f"{name}.yaml"
+    data: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return data
+
+
+SUBJECTS = tuple(Subject(name) for name in SPECS.archs)
+COMPILED = tuple(each for each in SUBJECTS if each.arch.kernels)
+HOPPER = Subject("sm_90a")
+of_compiled = pytest.mark.parametrize("subject", COMPILED, ids=lambda each: each.name)
 
 
 # Mutants
@@ -74,6 +101,7 @@ class Mutant:
     """The spec with one change.
 
     Attributes:
+        subject: the spec as it is shipped.
         words: what was changed.
         path: keys under which it stands.
         value: in its place.
@@ -82,6 +110,7 @@ class Mutant:
         followed: whether rules that use a changed configuration name it as it is then.
     """
 
+    subject: Subject
     words: str
     path: Path_
     value: Any = None
@@ -91,7 +120,7 @@ class Mutant:
 
     @property
     def data(self) -> dict[str, Any]:
-        data: dict[str, Any] = copy.deepcopy(DATA)
+        data: dict[str, Any] = copy.deepcopy(self.subject.data)
         *parents, last = self.path
         at = _at(data, tuple(parents))
         if self.drop:
@@ -103,7 +132,7 @@ class Mutant:
         else:
             at[last] = self.value
         if self.followed:
-            before, after = (_name(_at(each, self.path[:6])) for each in (DATA, data))
+            before, after = (_name(_at(each, self.path[:6])) for each in (self.subject.data, data))
             for rule in _at(data, self.path[:4])["select"]:
                 rule["use"] = after if rule["use"] == before else rule["use"]
         return data
@@ -118,16 +147,16 @@ def values(data: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
             yield from values(value, (*path, key))
 
 
-def changed(path: Path_, value: Any) -> Mutant:
-    return Mutant(f"{'.'.join(map(str, path))} = {value}", path, value)
+def changed(subject: Subject, path: Path_, value: Any) -> Mutant:
+    return Mutant(subject, f"{'.'.join(map(str, path))} = {value}", path, value)
 
 
-def dropped(path: Path_) -> Mutant:
-    return Mutant(f"{'.'.join(map(str, path))} dropped", path, drop=True)
+def dropped(subject: Subject, path: Path_) -> Mutant:
+    return Mutant(subject, f"{'.'.join(map(str, path))} dropped", path, drop=True)
 
 
-def renamed(path: Path_, key: str) -> Mutant:
-    return Mutant(f"{'.'.join(map(str, path))} renamed {key}", path, key=key)
+def renamed(subject: Subject, path: Path_, key: str) -> Mutant:
+    return Mutant(subject, f"{'.'.join(map(str, path))} renamed {key}", path, key=key)
 
 
 def numbers(path: Path_, value: int) -> Iterator[int]:
@@ -140,7 +169,7 @@ def others(word: str, words: list[str]) -> list[str]:
     return [each for each in words if each != word]
 
 
-def words_beside(path: Path_, word: str) -> list[str]:
+def words_beside(subject: Subject, path: Path_, word: str) -> list[str]:
     """Words that the field of a word can have instead."""
     names: dict[str, list[str]] = {
         "implements": [*BY_NAME],
@@ -148,7 +177,7 @@ def words_beside(path: Path_, word: str) -> list[str]:
         "scalings": ["any", *sorted({each for family in FAMILIES for each in family.scalings})],
         "accumulations": [each.value for each in Accumulation],
         "stores": [each.value for each in Store],
-        "schedule": [each.value for each in Schedule],
+        **words_of_points(),
         "template": [family.name for family in FAMILIES],
         "arch": ["sm_90", "sm_100a", "cpu"],
         "gencode": ["arch=compute_90,code=sm_90", "arch=compute_100a,code=sm_100a"],
@@ -158,12 +187,22 @@ def words_beside(path: Path_, word: str) -> list[str]:
     key = next(part for part in reversed(path) if isinstance(part, str))
     if key == "use":
         _, family, _, kind = path[:4]
-        points = ARCH.kernels[str(family)].kinds[GemmKind(kind)].points
+        points = subject.arch.kernels[str(family)].kinds[GemmKind(kind)].points
         return others(word, [point.name for point in points])
     return others(word, names[key])
 
 
-def keys_beside(path: Path_) -> list[str]:
+def words_of_points() -> dict[str, list[str]]:
+    """The words that fields of configurations can have, of those that have one of a set."""
+    return {
+        name: [each.value for each in kind]
+        for config in CONFIGS
+        for name, kind in get_type_hints(config).items()
+        if isinstance(kind, type) and issubclass(kind, Enum)
+    }
+
+
+def keys_beside(subject: Subject, path: Path_) -> list[str]:
     """Words that a key which is a word of a set can be instead, where they are not there already.
 
     The name of a family with a template of its own is a label of its kernels.
@@ -172,33 +211,35 @@ def keys_beside(path: Path_) -> list[str]:
         return others(str(path[-1]), [each.value for each in SizeVariable])
     if path[-3:-2] == ("when",):
         return others(str(path[-1]), [each.value for each in Comparison])
-    if path[:1] == ("kernels",) and len(path) == 2 and "template" not in DATA["kernels"][path[1]]:
-        return [each.name for each in FAMILIES if each.name not in DATA["kernels"]]
+    if path[:1] == ("kernels",) and len(path) == 2:
+        kernels = subject.data["kernels"]
+        own = "template" not in kernels[path[1]]
+        return [each.name for each in FAMILIES if own and each.name not in kernels]
     return []
 
 
-def mutants() -> Iterator[Mutant]:
-    for path, value in values(DATA):
-        yield dropped(path)
+def mutants(subject: Subject) -> Iterator[Mutant]:
+    for path, value in values(subject.data):
+        yield dropped(subject, path)
         if isinstance(value, bool):
-            yield changed(path, not value)
+            yield changed(subject, path, not value)
         elif isinstance(value, int):
-            yield from (changed(path, number) for number in numbers(path, value))
+            yield from (changed(subject, path, number) for number in numbers(path, value))
         elif isinstance(value, str):
-            yield from (changed(path, word) for word in words_beside(path, value))
+            yield from (changed(subject, path, word) for word in words_beside(subject, path, value))
         if isinstance(path[-1], str):
-            yield from (renamed(path, key) for key in keys_beside(path))
-    yield from renamed_points()
+            yield from (renamed(subject, path, key) for key in keys_beside(subject, path))
+    yield from renamed_points(subject)
 
 
-def renamed_points() -> Iterator[Mutant]:
+def renamed_points(subject: Subject) -> Iterator[Mutant]:
     """Changes of a configuration that the rules which use it follow: only families refuse them."""
-    for path, value in values(DATA):
+    for path, value in values(subject.data):
         if "points" not in path or not isinstance(value, int | str):
             continue
-        new = words_beside(path, value) if isinstance(value, str) else numbers(path, value)
+        new = words_beside(subject, path, value) if isinstance(value, str) else numbers(path, value)
         for each in new:
-            mutant = changed(path, each)
+            mutant = changed(subject, path, each)
             words = f"{mutant.words}, followed by its rules"
             yield replace(mutant, words=words, followed=True)
 
@@ -210,16 +251,21 @@ def _at(data: Any, path: Path_) -> Any:
 
 
 def _name(point: dict[str, Any]) -> str:
-    tile, cluster = ("x".join(map(str, point[key])) for key in ("tile", "cluster"))
-    return f"{point['schedule']}_{tile}_{cluster}"
+    """Of a configuration; empty where it is none, which is refused whatever its rules say."""
+    try:
+        return point_of(point).name
+    except ValueError:
+        return ""
 
 
-def groups() -> dict[str, list[Mutant]]:
-    """Mutants by what they are part of: a family, or a key of the architecture."""
-    found: dict[str, list[Mutant]] = {}
-    for mutant in mutants():
-        name = mutant.path[1] if mutant.path[0] == "kernels" and mutant.path[1:] else mutant.path[0]
-        found.setdefault(str(name), []).append(mutant)
+def groups() -> dict[tuple[str, str], list[Mutant]]:
+    """Mutants by architecture and what they are part of: a family, or a key of the spec."""
+    found: dict[tuple[str, str], list[Mutant]] = {}
+    for subject in SUBJECTS:
+        for mutant in mutants(subject):
+            first, *rest = mutant.path
+            name = rest[0] if first == "kernels" and rest else first
+            found.setdefault((subject.name, str(name)), []).append(mutant)
     return found
 
 
@@ -248,22 +294,24 @@ def loaded(mutant: Mutant) -> ArchSpec | None:
     except ValidationError as error:
         assert error.errors()
         return None
-    found = list(check_arch(arch, Source(SOURCE.file, SOURCE.places)))
-    if arch.name != NAME:
+    source = mutant.subject.source
+    found = list(check_arch(arch, Source(source.file, source.places)))
+    if arch.name != mutant.subject.name:
         return None  # the file has another name; so says `parse_spec`
-    assert all(problem.loc.file == SOURCE.file for problem in found)
+    assert all(problem.loc.file == source.file for problem in found)
     return None if found else arch
 
 
-def verdict(arch: ArchSpec | None) -> Verdict:
+def verdict(arch: ArchSpec | None, subject: Subject) -> Verdict:
     if arch is None:
         return Verdict.REFUSED
     if any(known_family(each.template or name) is None for name, each in arch.kernels.items()):
         return Verdict.TEMPLATE
-    prose = replace(arch, summary=ARCH.summary, toolkit=ARCH.toolkit)
-    if prose == ARCH:
+    own = subject.arch
+    prose = replace(arch, summary=own.summary, toolkit=own.toolkit)
+    if prose == own:
         return Verdict.PROSE
-    bare, expected = without_tiles(prose), without_tiles(ARCH)
+    bare, expected = without_tiles(prose), without_tiles(own)
     if bare == expected:
         return Verdict.TILES
     return Verdict.FEWER if lists_fewer(bare, expected) else Verdict.HARMFUL
@@ -301,14 +349,13 @@ def lists_fewer(arch: ArchSpec, whole: ArchSpec) -> bool:
 # Tests
 
 
-@pytest.mark.parametrize("group", [pytest.param(g, id=f"{g}-{len(m)}") for g, m in GROUPS.items()])
-def test_mutants_are_refused_or_harmless(group: str) -> None:
+@pytest.mark.parametrize(
+    "group", [pytest.param(g, id=f"{'-'.join(g)}-{len(m)}") for g, m in GROUPS.items()]
+)
+def test_mutants_are_refused_or_harmless(group: tuple[str, str]) -> None:
     """The number behind a group's name is that of its mutants."""
     harmful = []
-    own = {mutant.words for mutant in GROUPS[group]}
-    for mutant, found in judged():
-        if mutant.words not in own:
-            continue
+    for mutant, found in judged(group):
         if found is Verdict.HARMFUL:
             harmful.append(mutant.words)
         elif found is Verdict.TILES and "points" in mutant.path:
@@ -334,12 +381,15 @@ COMPARED = {
 def broken_asserts(arch: ArchSpec, path: Path_) -> list[str]:
     """Conditions of the device code that a changed configuration does not meet.
 
-    That what its unit states is what the device code derives is one of them.
+    That what its unit states is what the device code derives is one of them.  Of the types of
+    configurations, those of ``config_sm90.cuh`` are computed here; a unit of any other one is
+    held to its own by ``tests/compile/test_constants.py``.
     """
     family, kind = arch.kernels[str(path[1])], GemmKind(path[3])
     template = family.template or str(path[1])
     found: list[str] = []
-    for point in family.kinds[kind].points:
+    points = [each for each in family.kinds[kind].points if isinstance(each, WgmmaConfig)]
+    for point in points:
         for adds, block in product((False, True), {family.scales("block_1x128")}):
             rows, columns, _ = point.tile
             extra = 4 * (rows + (columns if kind is GemmKind.WGRAD else 0)) if block else 0
@@ -347,13 +397,13 @@ def broken_asserts(arch: ArchSpec, path: Path_) -> list[str]:
             control = 1024 if fp8 and kind is not GemmKind.WGRAD else 2048
             names = traits(point, 1 if fp8 else 2, adds, extra, control, arch.limits)
             found += [n for n, holds in names.items() if n.startswith("assert ") and not holds]
-            stated = constants_of(template, point, kind, adds, block)
+            stated = constants_of(arch, template, point, kind, adds, block)
             found += [n for n, own in COMPARED.items() if stated[n] != names[own]]
     return found
 
 
 def constants_of(
-    template: str, point: Config, kind: GemmKind, adds: bool, block: bool
+    arch: ArchSpec, template: str, point: Config, kind: GemmKind, adds: bool, block: bool
 ) -> dict[str, int]:
     """What a unit of a configuration states."""
     known = known_family(template)
@@ -361,7 +411,7 @@ def constants_of(
     pair = next((each for each in known.multiplies if block == (each.tokens.columns == 128)), None)
     store = Store.ADD if adds else Store.IO
     variant = Variant(known.formats[:1], pair.of(kind) if pair else (), (), store)
-    return dict(known.constants(point, kind, variant, ARCH.limits))
+    return dict(known.constants(point, kind, variant, arch.limits))
 
 
 def test_all_kinds_of_verdicts_occur() -> None:
@@ -369,23 +419,25 @@ def test_all_kinds_of_verdicts_occur() -> None:
     for path, value, expected in (
         (("limits", "shared_memory"), 232449, Verdict.REFUSED),
         (("layout", "token_major"), False, Verdict.REFUSED),
-        (("kernels", "quantize_sm90", "row_alignment"), 16, Verdict.REFUSED),
+        (("kernels", "quantize", "row_alignment"), 16, Verdict.REFUSED),
         (("kernels", "gemm_fp8_block_sm90", "accumulations", 0), "fast", Verdict.REFUSED),
         (("kernels", "gemm_sm90", "kinds", "fprop", "select", 0, "when", "rows", "lt"), 1,
          Verdict.TILES),
         (("summary",), "Another GPU", Verdict.PROSE),
         (("kernels", "gemm_sm90", "stores", 1), "nothing", Verdict.REFUSED),
     ):  # fmt: skip
-        assert verdict(loaded(changed(path, value))) is expected, path
-    assert verdict(loaded(dropped(("kernels", "statistics")))) is Verdict.FEWER
-    no_template = dropped(("kernels", "gemm_fp8_fast_sm90", "template"))
-    assert verdict(loaded(no_template)) is Verdict.TEMPLATE
-    pointwise = replace(ARCH.kernels["pointwise"], row_alignment=2)
-    more = replace(ARCH, kernels={**ARCH.kernels, "pointwise": pointwise})
-    assert verdict(more) is Verdict.HARMFUL
+        assert verdict(loaded(changed(HOPPER, path, value)), HOPPER) is expected, path
+    without = dropped(HOPPER, ("kernels", "statistics"))
+    assert verdict(loaded(without), HOPPER) is Verdict.FEWER
+    no_template = dropped(HOPPER, ("kernels", "gemm_fp8_fast_sm90", "template"))
+    assert verdict(loaded(no_template), HOPPER) is Verdict.TEMPLATE
+    pointwise = replace(HOPPER.arch.kernels["pointwise"], row_alignment=2)
+    more = replace(HOPPER.arch, kernels={**HOPPER.arch.kernels, "pointwise": pointwise})
+    assert verdict(more, HOPPER) is Verdict.HARMFUL
 
 
-def test_no_two_families_serve_one_demand() -> None:
+@of_compiled
+def test_no_two_families_serve_one_demand(subject: Subject) -> None:
     """So that a family which lists less hands nothing over to another one."""
     formats = [*DType]
     names = sorted({each for family in FAMILIES for each in family.scalings})
@@ -396,28 +448,29 @@ def test_no_two_families_serve_one_demand() -> None:
         quantised = format not in (DType.IO, DType.BFLOAT16)
         if quantised != bool(scaling) or (primitive == "gemm" and quantised and not way):
             continue
-        served = [name for name, each in ARCH.kernels.items() if offers(each, demand)]
+        served = [name for name, each in subject.arch.kernels.items() if offers(each, demand)]
         assert len(served) < 2, (demand, served)
 
 
 @cache
-def judged() -> tuple[tuple[Mutant, Verdict], ...]:
-    """Every mutant and its verdict, by groups."""
-    every = (each for group in GROUPS.values() for each in group)
-    return tuple((each, verdict(loaded(each))) for each in every)
+def judged(group: tuple[str, str]) -> tuple[tuple[Mutant, Verdict], ...]:
+    """Every mutant of a group and its verdict."""
+    return tuple((each, verdict(loaded(each), each.subject)) for each in GROUPS[group])
 
 
-def sample(wanted: Verdict, size: int) -> list[Mutant]:
-    """Some mutants of a verdict, spread over the file."""
-    found = [mutant for mutant, each in judged() if each is wanted]
-    return found[:: -(-len(found) // size)]
+def sample(subject: Subject, wanted: Verdict, size: int) -> list[Mutant]:
+    """Some mutants of a verdict, spread over the file; none where the spec has none."""
+    groups = (group for group in GROUPS if group[0] == subject.name)
+    found = [mutant for group in groups for mutant, each in judged(group) if each is wanted]
+    return found[:: -(-len(found) // size) or 1]
 
 
-def test_a_sample_is_refused_at_its_place_in_the_file(tmp_path: Path) -> None:
+@of_compiled
+def test_a_sample_is_refused_at_its_place_in_the_file(subject: Subject, tmp_path: Path) -> None:
     """What was judged in memory is judged the same when it is read, with line and column."""
     places = set()
-    file = tmp_path / f"{NAME}.yaml"
-    for mutant in sample(Verdict.REFUSED, 30):
+    file = tmp_path / f"{subject.name}.yaml"
+    for mutant in sample(subject, Verdict.REFUSED, 30):
         file.write_text(yaml.safe_dump(mutant.data, sort_keys=False), encoding="utf-8")
         try:
             spec, source = parse_spec(SpecKind.ARCHS, file, "archs/mutant.yaml")
@@ -443,7 +496,7 @@ def renderer() -> Renderer:
 
 
 def planned(arch: ArchSpec, cells: list[Cell]) -> Plan:
-    return resolve(replace(SPECS, archs={**SPECS.archs, NAME: arch}), NAME, cells)
+    return resolve(replace(SPECS, archs={**SPECS.archs, arch.name: arch}), arch.name, cells)
 
 
 def computed(arch: ArchSpec, cells: list[Cell]) -> list[ModulePlan]:
@@ -457,13 +510,16 @@ def rendered(arch: ArchSpec, cells: list[Cell], renderer: Renderer) -> dict[str,
     return {path: files[path].text for path in files}
 
 
-def test_a_sample_of_tiles_changes_nothing_but_units_and_dispatch(renderer: Renderer) -> None:
+@of_compiled
+def test_a_sample_of_tiles_changes_nothing_but_units_and_dispatch(
+    subject: Subject, renderer: Renderer
+) -> None:
     """A cell's own module describes its kernels; what it runs are the plan's steps."""
     cells = [Cell("linear", "bf16"), Cell("grouped_linear", "fp8_block")]
-    before = rendered(ARCH, cells, renderer)
-    computes = computed(ARCH, cells)
+    before = rendered(subject.arch, cells, renderer)
+    computes = computed(subject.arch, cells)
     own = tuple(f"{cell}.py" for cell in cells)
-    for mutant in sample(Verdict.TILES, 5):
+    for mutant in sample(subject, Verdict.TILES, 5):
         arch = loaded(mutant)
         assert arch is not None
         assert computed(arch, cells) == computes
@@ -473,10 +529,11 @@ def test_a_sample_of_tiles_changes_nothing_but_units_and_dispatch(renderer: Rend
         assert all(path.startswith(allowed) for path in differ), (mutant.words, differ)
 
 
-def test_a_sample_that_lists_fewer_is_refused_by_cell() -> None:
+@of_compiled
+def test_a_sample_that_lists_fewer_is_refused_by_cell(subject: Subject) -> None:
     """Each cell is planned as before, is refused with a reason, or newly emulated with one."""
-    before = {each.cell: each for each in planned(ARCH, CELLS).modules}
-    for mutant in sample(Verdict.FEWER, 12):
+    before = {each.cell: each for each in planned(subject.arch, CELLS).modules}
+    for mutant in sample(subject, Verdict.FEWER, 12):
         arch = loaded(mutant)
         assert arch is not None
         plan = planned(arch, CELLS)
@@ -487,7 +544,7 @@ def test_a_sample_that_lists_fewer_is_refused_by_cell() -> None:
 
 
 def test_a_template_that_is_missing_is_refused_by_its_name(renderer: Renderer) -> None:
-    for mutant in sample(Verdict.TEMPLATE, 2):
+    for mutant in sample(HOPPER, Verdict.TEMPLATE, 2):
         arch = loaded(mutant)
         assert arch is not None
         with pytest.raises(RenderError, match=r"gemm_fp8_\w+_sm90"):

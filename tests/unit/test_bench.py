@@ -858,7 +858,7 @@ def test_what_is_added_to_main_grad_is_read_and_written_in_fp32(floors: Any) -> 
 
 
 def test_tiles_load_what_the_schedule_says(floors: Any) -> None:
-    """Against every cluster's step, one by one, as schedule.cuh walks them."""
+    """Against every cluster's step, one by one, as raster.cuh has them."""
     from fusegen.families.wgmma import WgmmaConfig
 
     def steps(rows: int, columns: int, cluster: int) -> tuple[int, int]:
@@ -1051,7 +1051,7 @@ def test_products_go_through_the_dispatch_functions(dispatch: Any, tmp_path: Pat
     chosen = set()
     for case in (Case(8, 32768, 4096, 14336), Case(128, 65536, 1536, 2048), Case(4, 512, 512, 64)):
         for each in sets:
-            gemm = kernels._Gemm(*[None] * 5, case.tokens, case.groups, case.n, case.k, 132)
+            gemm = kernels.Gemm(*[None] * 5, case.tokens, case.groups, case.n, case.k, 132)
             arguments, call = kernels._Fp8Gemm(gemm), ctypes.c_char_p()
             stream = kernels.Stream(None, False)
             launch = getattr(library, f"launch_{each.kernels.name}")

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from fusegen import __version__, cli
 from fusegen.build import gpu
 from fusegen.build.toolchain import BuildError
+from fusegen.checks.load import load
 from fusegen.cli.options import KINDS
 from fusegen.cli.verbs import VERBS
 from fusegen.commands import build, listing
@@ -147,7 +148,7 @@ def test_unknown_words_end_with_the_closest() -> None:
 def test_native_without_a_gpu_lists_the_archs(command: str) -> None:
     done = run(command, "--arch", "native", "--module", "silu", "--recipe", "bf16")
     assert done.exit_code == cli.ExitCode.USAGE
-    assert "no visible NVIDIA GPU; name one of: cpu, sm_90a" in done.stderr
+    assert "no visible NVIDIA GPU; name one of: cpu, sm_80, sm_90a" in done.stderr
 
 
 def test_native_is_the_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +157,19 @@ def test_native_is_the_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0 and Path("generated/sm_90a/silu__bf16.py").exists()
     monkeypatch.setattr(gpu, "visible_capability", lambda: (7, 5))
     done = run("plan", "--arch", "native")
-    assert done.exit_code == cli.ExitCode.USAGE and "capability 7.5" in done.stderr
+    assert done.exit_code == cli.ExitCode.USAGE
+    assert "the GPU has capability 7.5, which no arch runs on" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch"),
+    [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90a"), ((10, 0), "sm_80"), ((7, 5), None)],
+)
+def test_the_latest_arch_that_a_gpu_runs_serves_it(
+    capability: tuple[int, int], arch: str | None
+) -> None:
+    assert gpu.arch_of(capability, load([paths.builtin_specs()])) == arch
+    assert gpu.arch_of(None, load([paths.builtin_specs()])) is None
 
 
 def test_bad_specs() -> None:

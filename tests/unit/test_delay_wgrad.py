@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from plans import SPECS, Place, name_of, offered, plan_of
 
-from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.python.cell import cell_context
 from fusegen.emit.python.words import schema
@@ -14,14 +14,12 @@ from fusegen.ir.naming import Cell, need
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.program import Program
 from fusegen.ir.step import Step
-from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.publish.paths import builtin_specs
+from fusegen.passes.pipeline import resolve_module
 from fusegen.spec.offers import modules_with
-from fusegen.steps import decodes, is_product
+from fusegen.steps import decodes, is_gemm
 
 DELAYED = "delayed_wgrad"
 ARCHS = ("cpu", "sm_90a")
-SPECS = load([builtin_specs()])
 MODULES = modules_with(DELAYED, SPECS)
 OTHERS = (
     (),
@@ -40,23 +38,28 @@ def options_of(others: tuple[str, ...], *, delayed: bool) -> tuple[str, ...]:
     return (*first, *((DELAYED,) if delayed else ()), *(w for w in others if w not in first))
 
 
-PAIRS = [
-    pair
-    for arch in ARCHS
-    for module in MODULES
-    for recipe in SPECS.recipes
-    for others in OTHERS
-    for pair in zip(
-        *(
-            resolve(SPECS, arch, [Cell(module, recipe, options_of(others, delayed=d))]).modules
-            for d in (False, True)
-        ),
-        strict=True,
-    )
-]
+def places(*, delayed: bool) -> list[Place]:
+    """Every module, recipe and other choice that goes with it, with the option or without."""
+    return [
+        place
+        for arch in ARCHS
+        for module in MODULES
+        for recipe in SPECS.recipes
+        for others in OTHERS
+        for place in offered((arch,), [Cell(module, recipe, options_of(others, delayed=delayed))])
+    ]
+
+
+PAIRS = list(zip(places(delayed=False), places(delayed=True), strict=True))
 every_pair = pytest.mark.parametrize(
-    ("plain", "plan"), PAIRS, ids=[f"{plan.arch}-{plan.cell}" for _, plan in PAIRS]
+    ("plain", "plan"), PAIRS, ids=[name_of(place) for _, place in PAIRS], indirect=True
 )
+
+
+@pytest.fixture
+def plain(request: pytest.FixtureRequest) -> ModulePlan:
+    """The plan without the option."""
+    return plan_of(*request.param)
 
 
 def wgrad_of(plan: ModulePlan) -> Program:
@@ -65,7 +68,7 @@ def wgrad_of(plan: ModulePlan) -> Program:
 
 
 def gives_weight_gradient(step: Step) -> bool:
-    return is_product(step) and GemmKind(step.kind) is GemmKind.WGRAD
+    return is_gemm(step) and GemmKind(step.kind) is GemmKind.WGRAD
 
 
 def test_every_module_with_weights_offers_it() -> None:

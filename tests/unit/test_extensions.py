@@ -25,8 +25,8 @@ from fusegen.steps.launch import Launch
 LAUNCH = Launch("Arguments", "arguments.h", ())
 REFERENCE = Reference("own.step", frozenset(("a",)))
 SHAPES = {None: {"a": "T N", "out": "T N"}}
-def step(name="own_step", reference=REFERENCE, launch=lambda _: LAUNCH, shapes=SHAPES):
-    return StepDef(name, ("a",), shapes=shapes, reference=reference, launch=launch)
+def step(name="own_step", reference=REFERENCE, launch=lambda _: LAUNCH, shapes=SHAPES, **more):
+    return StepDef(name, ("a",), shapes=shapes, reference=reference, launch=launch, **more)
 def family(name="own_family", implements=("own_step",)):
     return Family(name, implements, LAUNCH, "Does it.", device="own.cuh")
 """
@@ -79,6 +79,10 @@ def test_what_an_extension_adds_is_listed(tmp_path: Path) -> None:
             "StepDef 'own_step' has no launch",
         ),
         (f"{STEP}EXTENSION = Extension((step(shapes={{}}),))\n", "'own_step' has no shapes"),
+        (
+            f"{STEP}EXTENSION = Extension((step(independent=('Q',)),))\n",
+            "'own_step' is independent along 'Q'; its rule has N, T",
+        ),
         (
             f"{STEP}EXTENSION = Extension((), (family(),))\n",
             "Family 'own_family' implements 'own_step', which is no kind of step",

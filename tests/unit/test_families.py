@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from fusegen.checks import archs
@@ -19,6 +19,7 @@ from fusegen.checks.load import load
 from fusegen.emit.kernels.units import unit_context
 from fusegen.families import registry, scalings
 from fusegen.families.family import Config, Demand, Family, offers
+from fusegen.families.limits import hardware_limits
 from fusegen.families.registry import FAMILIES, known_family
 from fusegen.families.scalings import BLOCK_1X128
 from fusegen.families.wgmma import Schedule, WgmmaConfig
@@ -43,7 +44,7 @@ from fusegen.spec import points
 from fusegen.spec.arch import Every, FamilySpec
 from fusegen.spec.offered import offered
 from fusegen.steps import definition
-from fusegen.steps.launch import Source
+from fusegen.steps.launch import Origin
 
 from .device_code import CSRC, constant, traits
 
@@ -59,21 +60,21 @@ def known(name: str) -> Family:
 
 def test_numbers_are_those_of_the_device_code() -> None:
     layout = known("gemm_fp8_sm90").layout
-    assert layout and layout.token_alignments == (constant("gemm_fp8.h", "kTokenAlignment"),)
-    assert constant("gemm_fp8.h", "kScaleBlock") == BLOCK_1X128.columns
-    for family in ("quantize_sm90", "pointwise_quantize_sm90"):
-        assert known(family).most_history == constant("quantize.h", "kMostSlots")
+    assert layout and layout.token_alignments == (constant("gemm/gemm_fp8.h", "kTokenAlignment"),)
+    assert constant("gemm/gemm_fp8.h", "kScaleBlock") == BLOCK_1X128.columns
+    for family in ("quantize", "pointwise_quantize"):
+        assert known(family).most_history == constant("quantize/quantize.h", "kMostSlots")
     pitches = {family.layout.pitch for family in FAMILIES if family.layout}
-    assert pitches == {constant("rows.h", "kPitch")}
+    assert pitches == {constant("common/rows.h", "kPitch")}
     alignments = {family.row_alignment for family in FAMILIES}
-    assert alignments == {1, constant("rows.h", "kRowAlignment")}
+    assert alignments == {1, constant("common/rows.h", "kRowAlignment")}
 
 
 def test_scalings_are_those_of_the_device_code() -> None:
     """The blocks that `Scaling` can be instantiated for, and names of `Fp8Scaling` and its sums."""
     bounds = re.search(
         r"kLeastBlock = (\d+), kMostBlock = (\d+);",
-        (CSRC / "quantize_config.cuh").read_text(encoding="utf-8"),
+        (CSRC / "quantize/config.cuh").read_text(encoding="utf-8"),
     )
     assert bounds
     least, most = map(int, bounds.groups())
@@ -82,12 +83,12 @@ def test_scalings_are_those_of_the_device_code() -> None:
     blocks = [each for each in scalings.ALL if each.columns is not Extent.ALL]
     assert {each.extents for each in blocks} == {(r, n) for n in sizes for r in (1, n)}
     rules = {each.rule for each in scalings.ALL}
-    assert len(enumerators("quantize_config.cuh", "Rule")) == len(rules) == len(ScaleRule)
+    assert len(enumerators("quantize/config.cuh", "Rule")) == len(rules) == len(ScaleRule)
     fp8 = known("gemm_fp8_sm90")
     words = {fp8.enumerator(word) for word in fp8.scalings}
-    assert enumerators("gemm_fp8.h", "Fp8Scaling") == words
+    assert enumerators("gemm/gemm_fp8.h", "Fp8Scaling") == words
     ways = {fp8.enumerator(way.value) for way in fp8.accumulations}
-    assert enumerators("gemm_fp8.h", "Accumulation") == ways
+    assert enumerators("gemm/gemm_fp8.h", "Accumulation") == ways
 
 
 def enumerators(file: str, name: str) -> set[str]:
@@ -137,11 +138,14 @@ def test_every_family_has_a_word_for_each_thing_it_accepts() -> None:
         assert {*family.enumerators} <= {*family.scalings, *(a.value for a in family.accumulations)}
 
 
-def test_families_of_launch_cuh_need_its_instructions() -> None:
+def test_families_run_where_their_instructions_are() -> None:
+    """Device code without a suffix, and that of mma.sync, runs from 8.0 on."""
     for family in FAMILIES:
-        assert family.cannot_run_on("sm_80", (8, 0)), family.name
+        of_hopper = family.name.endswith("_sm90")
         assert not family.cannot_run_on("sm_90a", (9, 0)), family.name
-        assert bool(family.cannot_run_on("sm_100a", (10, 0))) == family.name.startswith("gemm_")
+        assert family.cannot_run_on("sm_75", (7, 5)), family.name
+        for arch, capability in (("sm_80", (8, 0)), ("sm_100a", (10, 0))):
+            assert bool(family.cannot_run_on(arch, capability)) == of_hopper, family.name
 
 
 def test_an_architecture_offers_no_more_than_its_families() -> None:
@@ -165,7 +169,7 @@ def demands(family: Family) -> Iterator[Demand]:
 
 
 def test_a_family_says_what_it_has_no_code_for() -> None:
-    fp8, quantize = known("gemm_fp8_sm90"), known("quantize_sm90")
+    fp8, quantize = known("gemm_fp8_sm90"), known("quantize")
     blocks = ("block_1x128", "block_128x128")
 
     def product_of(scaled: tuple[str, ...], way: str, kind: GemmKind) -> str | None:
@@ -184,7 +188,7 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
     )
     assert quantised("nv_1x16", "hadamard") is None
     assert quantised("mx_1x32", "hadamard") == (
-        "a transform before mx_1x32, quantize_sm90 has it before nv_1x16"
+        "a transform before mx_1x32, quantize has it before nv_1x16"
     )
     assert quantised("tensor", history=1024) is None
     assert "a history of 1025" in str(quantised("tensor", history=1025))
@@ -244,16 +248,16 @@ def test_only_grids_of_products_know_how_many_multiprocessors_there_are() -> Non
         family.name
         for family in FAMILIES
         for launch in (family.launch, family.launch.base)
-        if launch and any(field.source is Source.MULTIPROCESSORS for field in launch.fields)
+        if launch and any(field.origin is Origin.MULTIPROCESSORS for field in launch.fields)
     }
     assert asking == {name for name in (f.name for f in FAMILIES) if name.startswith("gemm_")}
     lines = [
         line.split("//")[0].strip()
-        for path in CSRC.glob("*.cuh")
+        for path in CSRC.rglob("*.cuh")
         for line in path.read_text(encoding="utf-8").splitlines()
         if "sm_count" in line
     ]
-    assert lines[0] == "const int clusters = in.sm_count / Config::cluster;"
+    assert lines[0] == "const int64_t clusters = int64_t(in.sm_count) * T::kCtas / Config::cluster;"
     assert all("clusters < 1" in line for line in lines[1:])
 
 
@@ -264,23 +268,23 @@ def test_units_state_what_families_derive() -> None:
     """Every number of a configuration, in the unit that is compiled for it."""
     cells = [Cell("grouped_linear", recipe) for recipe in ("bf16", "fp8_block", "nvfp4")]
     seen: set[str] = set()
-    for plan in resolve(SPECS, "sm_90a", cells).modules:
-        for kernels in plan.kernel_sets:
-            for unit in kernels.units:
+    for arch, limits in (("sm_90a", "<232448, 65536>"), ("sm_80", "<166912, 65536>")):
+        for plan in resolve(SPECS, arch, cells).modules:
+            for unit in (unit for kernels in plan.kernel_sets for unit in kernels.units):
                 context = unit_context(unit, "ns")
                 stated = dict(context.constants)
                 seen |= {*stated}
                 if unit.point:
-                    point = WgmmaConfig.parse(unit.point)
-                    assert (stated["tile_m"], stated["tile_n"], stated["tile_k"]) == point.tile
-                    assert context.config.endswith("fusegen::Limits<232448, 65536>")
+                    tile = points.as_spec(points.parse_point(unit.point))["tile"]
+                    assert [stated["tile_m"], stated["tile_n"], stated["tile_k"]] == tile
+                    assert context.config.endswith(f"fusegen::Limits{limits}")
     assert seen == compared()
 
 
 def compared() -> set[str]:
     """Constants that device code holds against its own, each with its name in the message."""
     found = set()
-    for path in CSRC.glob("*.*h"):
+    for path in CSRC.rglob("*.*h"):
         claims = r"static_assert\(Stated::(\w+) == [^;]*?\"(\w+): unit against"
         for name, said in re.findall(claims, path.read_text(encoding="utf-8"), re.S):
             assert name == said
@@ -319,22 +323,26 @@ def test_resources_are_what_the_device_code_computes() -> None:
         control = 1024 if fp8 and kind is not GemmKind.WGRAD else 2048
         device = traits(point, 1 if fp8 else 2, store is Store.ADD, extra, control, ARCH.limits)
         variant = Variant(family.formats[:1], pair.of(kind) if pair else (), (), store)
-        got = configured.resources(point, kind, variant, ARCH.limits)
-        assert got.stages == device["kStages"] >= 3
-        assert got.buffers == device["kBuffers"] >= 1
-        assert got.shared_bytes == device["kUsedBytes"] <= ARCH.limits["shared_memory"]
-        assert got.threads == device["kThreads"]
-        assert got.loader_registers == device["kLoaderRegisters"]
-        assert got.math_registers == device["kMathRegisters"]
-        assert got.accumulators == device["kWaves"] * columns // 2 <= 192
-        assert got.registers <= ARCH.limits["registers"]
+        got = dict(configured.constants(point, kind, variant, ARCH.limits))
+        assert got["stages"] == device["kStages"] >= 3
+        assert got["store_buffers"] == device["kBuffers"] >= 1
+        assert got["shared_bytes"] == device["kUsedBytes"] <= ARCH.limits["shared_memory"]
+        assert got["threads"] == device["kThreads"]
+        assert got["loader_registers"] == device["kLoaderRegisters"]
+        assert got["math_registers"] == device["kMathRegisters"]
+        assert got["accumulators"] == device["kWaves"] * columns // 2 <= 192
+        math = got["math_warpgroups"] * got["math_registers"]
+        assert 128 * (got["loader_registers"] + math) <= ARCH.limits["registers"]
 
 
-def test_limits_are_what_the_device_code_was_written_for() -> None:
-    limits = {"shared_memory": 227 * 1024, "registers": 64 * 1024}  # CUDA's guide, of 9.0
+def test_limits_are_what_the_hardware_has() -> None:
+    for arch in SPECS.archs.values():
+        limits = hardware_limits(arch.capability)
+        assert dict(arch.limits) == limits
+        assert bool(limits) == arch.has_kernels
+    assert not hardware_limits((7, 5)) and not hardware_limits(None)
     for family in FAMILIES:
-        assert family.configured is None or dict(family.configured.limits) == limits
-    assert dict(ARCH.limits) == limits
+        assert family.configured is None or {*family.configured.limits} == {*ARCH.limits}
 
 
 def problems(
@@ -345,9 +353,9 @@ def problems(
     assert configured
     way = Accumulation.SPLIT_128 if split else Accumulation.FAST
     variant = Variant((), (scaling, scaling), (way.value,))
-    rows, columns, depth = tile
-    point = WgmmaConfig(schedule, (rows, columns, depth), cluster)
-    return list(configured.problems(point, kind, variant, configured.limits))
+    rows, columns, k = tile
+    point = WgmmaConfig(schedule, (rows, columns, k), cluster)
+    return list(configured.problems(point, kind, variant, ARCH.limits))
 
 
 @validated(frozen=True, slots=True, config=STRICT)
@@ -391,11 +399,22 @@ def test_points_are_of_the_type_that_a_family_has(monkeypatch: pytest.MonkeyPatc
     family, spec = known("gemm_sm90"), ARCH.kernels["gemm_sm90"]
     assert family.configured
     (problem,) = archs._point_problems(
-        family.configured, GemmKind.FPROP, point, "gemm_sm90", spec, family
+        family.configured, GemmKind.FPROP, point, "gemm_sm90", spec, family, ARCH.limits
     )
     assert problem == "its points say schedule, tile, cluster; this one is another family's"
     with pytest.raises(ValueError, match="expected one like cooperative_128x256x64_2x1"):
         points.parse_point("sideways_1_2_3")
+
+
+def test_problems_of_a_point_are_told_of_the_type_that_most_keys_are_of() -> None:
+    for said, field in (
+        ({"schedule": "pingpong", "tile": [64, 128, 64], "cluster": "2"}, "cluster"),
+        ({"tile": [64, 128, 64], "warps": [2], "stages": 3, "ctas": 2}, "warps"),
+        ({"tile": [64, 128, 64], "warps": [2, 2], "stages": 3, "ctas": 2, "clutser": 1}, "clutser"),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            points.point_of(said)
+        assert {error["loc"][0] for error in caught.value.errors()} == {field}
 
 
 def test_points_that_compile_are_accepted() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from fusegen.checks.load import load
@@ -227,6 +227,7 @@ def expected(packages: Path) -> dict[Cell, list[torch.Tensor | None]]:
     max_examples=5,
     deadline=None,
     derandomize=True,
+    phases=(Phase.generate,),  # an example takes seconds: to find a smaller one takes minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
@@ -251,7 +252,13 @@ def test_words_of_the_text_are_names_like_others(
     expected: dict[Cell, list[torch.Tensor | None]],
 ) -> None:
     names = {**dict(zip(NAMES, words, strict=True)), **dict(zip(SYMBOLS, capitals, strict=True))}
-    specs = write(tmp_path_factory.mktemp("specs"), names)
+    try:
+        specs = write(tmp_path_factory.mktemp("specs"), names)
+    except SpecError as refused:  # two words may make a third that is taken: `need`, `dispatch`
+        assume(
+            not all(problem.message.endswith("choose another name") for problem in refused.problems)
+        )
+        raise
     bundle(specs, "sm_90a", CELLS, "hopper")
     package = place(bundle(specs, "cpu", CELLS, f"renamed_{next(NUMBERS)}"), packages)
     for cell, values in expected.items():

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 
 import pytest
+from plans import SPECS, every, offered, plan_of
 
-from fusegen.checks.load import load
 from fusegen.emit.launcher.memory import allocated
 from fusegen.emit.launcher.program import LaunchProgram, launcher_context
 from fusegen.emit.python.conditions import CPP
@@ -15,9 +15,8 @@ from fusegen.emit.text.explain import explain
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.passes.pipeline import resolve
-from fusegen.publish.paths import builtin_specs
 
-SPECS = load([builtin_specs()])
+HOPPER = "sm_90a"
 OPTIONS = ("cached_weights", "recompute_activations", "delayed_wgrad", "debug")
 CELLS = [
     Cell(module, recipe, options)
@@ -25,13 +24,9 @@ CELLS = [
     for recipe in SPECS.recipes
     for options in ((), *((word,) for word in OPTIONS))
 ]
-PLANS = [
-    plan
-    for arch, spec in SPECS.archs.items()
-    if spec.capability is not None
-    for plan in resolve(SPECS, arch, CELLS).modules
-    if plan.kernel_sets
-]
+every_plan = every(
+    offered((arch for arch, spec in SPECS.archs.items() if spec.capability is not None), CELLS)
+)
 
 
 def spelled_out(launched: LaunchProgram, lines: Iterable[str]) -> str:
@@ -46,11 +41,11 @@ def spelled_out(launched: LaunchProgram, lines: Iterable[str]) -> str:
 REGION = r"    region\((\w+), /\*before=\*/(\d+)\),"
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.arch}-{plan.cell}")
+@every_plan
 def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
     """What nobody asked for has no bytes and no address: a write there would hit another tensor."""
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
-    assert context.programs
+    assert bool(context.programs) == bool(plan.kernel_sets)
     for (view, program), launched in zip(plan.ops, context.programs, strict=True):
         text = spelled_out(launched, launched.workspace)
         given = view.given_in(program)
@@ -84,7 +79,7 @@ def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
             assert re.search(rf"void\* const {name} = {address};", text), name
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.arch}-{plan.cell}")
+@every_plan
 def test_no_step_touches_a_result_while_it_is_a_region(plan: ModulePlan) -> None:
     """Nor is memory of the caller's one, or a result that no buffer can use."""
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
@@ -116,7 +111,7 @@ def test_no_step_touches_a_result_while_it_is_a_region(plan: ModulePlan) -> None
     ],
 )
 def test_gradients_have_room_before_they_are_written(cell: str, regions: dict[str, int]) -> None:
-    plan = next(plan for plan in PLANS if plan.cell == cell)
+    plan = plan_of(HOPPER, Cell.parse(cell))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
     text = "\n".join(backward.workspace)
@@ -126,7 +121,7 @@ def test_gradients_have_room_before_they_are_written(cell: str, regions: dict[st
 
 def test_numbers_for_rows_and_groups_are_no_regions() -> None:
     """An amax pass has sums before y is written, which are not worth a line."""
-    plan = next(plan for plan in PLANS if plan.cell == "linear__fp8_current")
+    plan = plan_of(HOPPER, Cell.parse("linear__fp8_current"))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     forward = next(program for program in context.programs if program.name == "forward")
     assert "const Workspace workspace(lives, x);" in forward.workspace
@@ -134,8 +129,8 @@ def test_numbers_for_rows_and_groups_are_no_regions() -> None:
 
 def test_a_main_grad_holds_values_before_its_step() -> None:
     cell = Cell("grouped_mlp", "bf16", ("add_to_main_grad",))
-    (plan,) = resolve(SPECS, "sm_90a", [cell]).modules
-    context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
+    (plan,) = resolve(SPECS, HOPPER, [cell]).modules
+    context = launcher_context(plan, SPECS.archs[HOPPER], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
     regions = re.findall(REGION, "\n".join(backward.workspace))
     assert [name for name, _ in regions] == ["dx", "dfc1_bias"]
@@ -143,7 +138,7 @@ def test_a_main_grad_holds_values_before_its_step() -> None:
 
 def test_what_only_steps_want_takes_no_tensor() -> None:
     """Without gradients, an expert MLP's activations share memory with what else it needs."""
-    plan = next(plan for plan in PLANS if plan.cell == "grouped_mlp__bf16")
+    plan = plan_of(HOPPER, Cell.parse("grouped_mlp__bf16"))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     forward = next(program for program in context.programs if program.name == "forward")
     assert "if (need_dfc2_weight) a_kept = empty({T, F}, io, x);" in forward.results
@@ -154,7 +149,7 @@ def test_what_only_steps_want_takes_no_tensor() -> None:
 
 
 def test_a_refresh_returns_nothing_and_writes_to_its_arguments() -> None:
-    plan = next(plan for plan in PLANS if plan.cell == "linear__fp8_current__cached_weights")
+    plan = plan_of(HOPPER, Cell.parse("linear__fp8_current__cached_weights"))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     refresh = next(program for program in context.programs if program.name == "refresh")
     assert (refresh.returns, refresh.returned, refresh.results) == ("void", "", ())
@@ -166,7 +161,7 @@ def test_a_refresh_returns_nothing_and_writes_to_its_arguments() -> None:
 
 
 def test_a_chain_has_such_buffers() -> None:
-    plan = next(plan for plan in PLANS if plan.cell == "grouped_mlp__bf16")
+    plan = plan_of(HOPPER, Cell.parse("grouped_mlp__bf16"))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
     assert any("kUnwanted" in line for line in backward.workspace)
@@ -177,10 +172,10 @@ def test_a_chain_has_such_buffers() -> None:
 def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str, ...]) -> None:
     """The words that ``explain`` prints, in the block that the step's condition opens."""
     cell = Cell(module, "mxfp8", (*options, "nvtx_ranges"))
-    plan = resolve(SPECS, "sm_90a", [cell]).modules[0]
+    plan = resolve(SPECS, HOPPER, [cell]).modules[0]
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     text = "\n".join(explain(plan))
-    assert "fusegen/range.h" in context.headers and len(context.programs) == 2 + len(options)
+    assert "fusegen/host/range.h" in context.headers and len(context.programs) == 2 + len(options)
     for (_, program), launched in zip(plan.ops, context.programs, strict=True):
         for step, launch in zip(program.steps, launched.steps, strict=True):
             range_, words = f"{cell} {program.name} ", launch.comment.partition(":")[0]
@@ -191,12 +186,12 @@ def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str,
 
 
 @pytest.mark.parametrize("recipe", ["fp8_block", "nvfp4"])
-def test_what_tells_lengths_alone_is_not_copied(recipe: str) -> None:
+def test_what_binds_lengths_alone_is_not_copied(recipe: str) -> None:
     """A weight without memory is one element, expanded: packed, it would be as large as it says."""
     cell = Cell("linear", recipe, ("quantized_weights", "dequantized_backward"))
-    (plan,) = resolve(SPECS, "sm_90a", [cell]).modules
+    (plan,) = resolve(SPECS, HOPPER, [cell]).modules
     assert "weight" in {a.buffer for a in plan.backward.arguments}
-    context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
+    context = launcher_context(plan, SPECS.archs[HOPPER], "namespace")
     packed = {program.name: "\n".join(program.operands) for program in context.programs}
     assert "dense(weight);" not in packed["backward"] and "dense(weight)" not in packed["forward"]
     assert "dense(weight);" in packed["refresh"]

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from fusegen.emit.text.escape import cmake
+from fusegen.spec.arch import ArchSpec
 
 from .gpu_files import load
 
@@ -52,13 +58,14 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
+SOURCES = "set(FUSEGEN_GENCODE arch=compute_90a,code=sm_90a)\n"
 FILES = {
     "csrc/kernels/a.cu": '#include "fusegen/gemm.cuh"\nint a;\n',
     "csrc/kernels/b.cu": '// b\n#include "fusegen/sum.cuh"\n#include <cuda.h>\nint b;\n',
-    "csrc/cell.cpp": '#include "fusegen/checks.h"\nint cell;\n',
+    "csrc/cell.cpp": '#include "fusegen/host/checks.h"\nint cell;\n',
     "csrc/fusegen/gemm.cuh": '#pragma once\n#include "status.h"\nint gemm;\n',
     "csrc/fusegen/sum.cuh": '#pragma once\n#include "status.h"\nint sum;\n',
-    "csrc/fusegen/checks.h": "#pragma once\nint checks;\n",
+    "csrc/fusegen/host/checks.h": "#pragma once\nint checks;\n",
     "csrc/fusegen/status.h": "#pragma once\nint status;\n",
 }
 
@@ -79,11 +86,11 @@ def test_includes_are_put_in_place_once(bundle: Path) -> None:
     csrc = bundle / "csrc"
     twice = '#include "fusegen/sum.cuh"\n#include "fusegen/gemm.cuh"\n  int   c ;\n\n'
     write(bundle, {"csrc/kernels/c.cu": twice})
-    assert units.expand(csrc / "kernels/c.cu", csrc) == [
+    assert units.Sources(csrc).expand(csrc / "kernels/c.cu") == [
         *("#pragma once", "#pragma once", "int status;", "int sum;"),
         *("#pragma once", "int gemm;", "int c ;"),
     ]
-    assert "#include <cuda.h>" in units.expand(csrc / "kernels/b.cu", csrc)
+    assert "#include <cuda.h>" in units.Sources(csrc).expand(csrc / "kernels/b.cu")
 
 
 def test_comments_and_spaces_make_nothing_stale(bundle: Path) -> None:
@@ -98,7 +105,7 @@ def test_a_changed_header_makes_its_users_stale_and_nothing_else(bundle: Path) -
     assert changed(bundle, {"csrc/fusegen/sum.cuh": "#pragma once\nlong sum;\n"}) == {
         "kernels/b.cu"
     }
-    assert changed(bundle, {"csrc/fusegen/checks.h": "#pragma once\nlong checks;\n"}) == {
+    assert changed(bundle, {"csrc/fusegen/host/checks.h": "#pragma once\nlong checks;\n"}) == {
         "cell.cpp"
     }
     write(bundle, FILES)
@@ -120,7 +127,7 @@ def test_an_include_that_leads_nowhere_is_told(bundle: Path) -> None:
 # ---- entries
 
 
-def entry(value: str, date: str = "2026-11-20", tests: int = 7) -> object:
+def entry(value: str, date: str = "2026-11-20", tests: int = 7) -> Any:
     return ledger.Entry(
         value, "NVIDIA H200", "580.1", "2.11.0", "13.0", date, tests, "memcheck clean"
     )
@@ -129,7 +136,7 @@ def entry(value: str, date: str = "2026-11-20", tests: int = 7) -> object:
 def test_dump_reads_back_and_has_one_line_per_unit(tmp_path: Path) -> None:
     entries = {
         "sm_90a": {"kernels/b.cu": entry("2"), "cell.cpp": entry("1")},
-        "sm_80": {"cell.cpp": entry("3")},
+        "sm_80": {"cell.cpp": replace(entry("3"), code="PTX")},
     }
     path = tmp_path / "ledger.json"
     index = {"sm_90a": {"options": {"debug": {"cell": 3}}, "activations": {}}}
@@ -175,7 +182,7 @@ def test_states() -> None:
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with one compiled bundle that ran as it is."""
     folder = write(tmp_path / "generated" / "sm_90a", FILES)
-    write(folder, {"csrc/sources.cmake": ""})
+    write(folder, {"csrc/sources.cmake": SOURCES})
     monkeypatch.setattr(bundles, "GENERATED", tmp_path / "generated")
     monkeypatch.setattr(bundles, "BUILD", tmp_path)
     monkeypatch.setattr(steps, "FOUND", tmp_path / "found")
@@ -206,14 +213,14 @@ def further(tmp_path: Path) -> Path:
     }
     lock = {"files": {path: {"owners": cells} for path, cells in owners.items()}}
     files = {f"csrc/{unit}": f"int {unit[8:-3]};\n" for unit in owned}
-    files |= {"csrc/sources.cmake": "", "README.md": "", "fusegen.lock": json.dumps(lock)}
+    files |= {"csrc/sources.cmake": SOURCES, "README.md": "", "fusegen.lock": json.dumps(lock)}
     return write(tmp_path / "evidence" / "sm_90a", files)
 
 
 def written(tmp_path: Path) -> Path:
     """A bundle of what users may write beside both, which never ran."""
     owners = {"csrc/kernels/pointwise_own_forward.cu": {"owners": ["own__mine"]}}
-    files = {"csrc/sources.cmake": "", "README.md": ""}
+    files = {"csrc/sources.cmake": SOURCES, "README.md": ""}
     files |= dict.fromkeys(owners, "int own;\n")
     files["fusegen.lock"] = json.dumps({"files": owners})
     return write(tmp_path / "written" / "sm_90a", files)
@@ -276,12 +283,13 @@ MACHINE = {
     "torch": "2.11.0",
     "cuda": "13.0",
     "date": "2026-11-23",
+    "code": "SASS",
 }
 
 
 def found(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     """Both steps ended on these bundles."""
-    monkeypatch.setattr(steps, "machine", lambda: MACHINE)
+    monkeypatch.setattr(steps, "machine", lambda folder: MACHINE)
     for folder in folders:
         cells = {"gelu__bf16": 5, "grouped_linear__bf16__add_to_main_grad": 9}
         own = bundles.kind_of(folder) == bundles.EVIDENCE
@@ -385,6 +393,10 @@ def test_what_a_step_found_on_other_sources_is_refused(
     folder = repository(tmp_path, monkeypatch)
     before = ledger.LEDGER.read_text()
     assert ledger.main(["record"]) == 1
+    assert "nothing ran; run: python tests/gpu/ledger.py test" in capsys.readouterr().err
+    monkeypatch.setattr(steps, "machine", lambda folder: MACHINE)
+    steps.keep("sanitize", folder, {"sanitizer": "memcheck clean"})
+    assert ledger.main(["record"]) == 1
     assert "sm_90a.test.json: missing; run: python tests/gpu/ledger.py test" in (
         capsys.readouterr().err
     )
@@ -393,7 +405,7 @@ def test_what_a_step_found_on_other_sources_is_refused(
     assert ledger.main(["record"]) == 1
     assert "found on other sources than lie here" in capsys.readouterr().err
     found(monkeypatch, folder)
-    monkeypatch.setattr(steps, "machine", lambda: {**MACHINE, "device": "another"})
+    monkeypatch.setattr(steps, "machine", lambda folder: {**MACHINE, "device": "another"})
     steps.keep("sanitize", folder, {"sanitizer": "memcheck clean"})
     assert ledger.main(["record"]) == 1
     assert "repeat one there" in capsys.readouterr().err
@@ -405,7 +417,7 @@ def test_one_failing_suite_keeps_its_bundle_from_being_recorded(
 ) -> None:
     committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
     write(other, {"tests/test_gelu__bf16.py": ""})
-    monkeypatch.setattr(steps, "machine", lambda: MACHINE)
+    monkeypatch.setattr(steps, "machine", lambda folder: MACHINE)
     names = ("test_a", "test_c[sm_90a-linear-reduce-overhead]")
     names += ("test_c[sm_90a-linear__mx-reduce-overhead]", "test_c[sm_90a-linear__mx-default]")
     passed = [("test_gelu__bf16", names[0]), *(("test_graphs", name) for name in names)]
@@ -447,6 +459,31 @@ def test_options_and_activations_of_cells() -> None:
             "merged with quantisation": ["expert_gelu__mx"],
         }
     }
+
+
+def test_tables_have_all_architectures_side_by_side() -> None:
+    def of_arch(arch: str, code: str | None, *words: str) -> Any:
+        units = {"gelu__bf16": "kernels/pointwise_gelu_forward.cu"}
+        units |= {f"linear__bf16__{word}": f"kernels/gemm_{word}.cu" for word in words}
+        ran = {unit: replace(entry("1"), code=code) for unit in units.values()} if code else {}
+        owners = {cell: {unit} for cell, unit in units.items()}
+        return matrix.BundleFacts(arch, (), owners, dict.fromkeys(units.values(), "1"), ran)
+
+    new, old = of_arch("sm_90a", "SASS", "debug", "other"), of_arch("sm_80", None, "debug")
+    assert choices.tables([choices.Choices([old]), choices.Choices([new])]) == [
+        "| option | alone | together with | `sm_80` | `sm_90a` |",
+        "|---|---|---|---|---|",
+        "| `debug` | `linear`: bf16 |  | never ran | ran |",
+        "| `other` | `linear`: bf16 |  | none | ran |",
+        "",
+        "| activation | alone | in an expert MLP | merged with quantisation |",
+        "|---|---|---|---|",
+        "| `gelu` | bf16: never ran on `sm_80`, ran on `sm_90a` | none | none |",
+    ]
+    by_ptx = choices.Choices([of_arch("sm_80", "PTX", "debug")])
+    assert choices.tables([by_ptx])[2].endswith("| ran as PTX |")
+    assert choices.tables([by_ptx])[-1] == "| `gelu` | bf16: ran as PTX | none | none |"
+    assert by_ptx.behind() == []
 
 
 def test_readme_says_what_ran_and_the_report_what_did_not(
@@ -535,6 +572,19 @@ def test_matrix() -> None:
     ]
 
 
+def test_code_that_only_ran_as_ptx_says_so() -> None:
+    ran = {
+        unit: replace(entry(value), code="PTX")
+        for unit, value in (("a.cu", "1"), ("linear.cpp", "2"), ("b.cu", "3"))
+    }
+    lines = matrix.matrix([facts(ran, "sm_80")]).splitlines()
+    assert lines[2] == "| `linear` | `bf16` | native, ran as PTX |"
+    assert lines[-1] == (
+        "- `sm_80`: PTX ran on NVIDIA H200; SASS compiled, not run, torch 2.11.0, CUDA 13.0,"
+        " 2026-11-20; 7 tests; compute-sanitizer: memcheck clean"
+    )
+
+
 def test_a_cell_that_one_bundle_lacks() -> None:
     other = matrix.BundleFacts("cpu", (matrix.Cell("silu", "bf16", "native", "s"),), {}, {}, {})
     assert "| `silu` | `bf16` | reference | not generated |" in matrix.matrix([other, facts({})])
@@ -570,21 +620,34 @@ def test_readme_is_checked(
 
 
 @pytest.mark.parametrize(
-    ("arch", "capability", "expected"),
+    ("gencode", "capability", "expected"),
     [
-        ("sm_90a", (9, 0), True),
-        ("sm_90a", (10, 0), False),
-        ("sm_80", (8, 6), True),
-        ("sm_89", (8, 6), False),
-        ("sm_80", (9, 0), False),
-        ("sm_100a", (10, 0), True),
-        ("sm_100a", (10, 3), False),
-        ("sm_120a", (12, 0), True),
-        ("cpu", (9, 0), False),
+        ("arch=compute_90a,code=sm_90a", (9, 0), "SASS"),
+        ("arch=compute_90a,code=sm_90a", (10, 0), None),
+        ("arch=compute_80,code=sm_80", (8, 6), "SASS"),
+        ("arch=compute_89,code=sm_89", (8, 6), None),
+        ("arch=compute_80,code=sm_80", (9, 0), None),
+        ("arch=compute_80,code=[sm_80,compute_80]", (8, 0), "SASS"),
+        ("arch=compute_80,code=[sm_80,compute_80]", (8, 9), "SASS"),
+        ("arch=compute_80,code=[sm_80,compute_80]", (9, 0), "PTX"),
+        ("arch=compute_80,code=[sm_80,compute_80]", (7, 5), None),
+        ("arch=compute_80,code=[sm_80,compute_80]", (12, 0), "PTX"),
+        ("arch=compute_100a,code=sm_100a", (10, 0), "SASS"),
+        ("arch=compute_100a,code=sm_100a", (10, 3), None),
+        ("arch=compute_120a,code=sm_120a", (12, 0), "SASS"),
     ],
 )
-def test_runs_on(arch: str, capability: tuple[int, int], expected: bool) -> None:
-    assert bundles.runs_on(arch, capability) is expected
+def test_code_that_runs_on_a_device(
+    tmp_path: Path, gencode: str, capability: tuple[int, int], expected: str | None
+) -> None:
+    """As the spec of an architecture of that gencode has it, too."""
+    write(tmp_path, {"csrc/sources.cmake": f"set(FUSEGEN_GENCODE {cmake(gencode)})\n"})
+    code = bundles.code_on(tmp_path, capability)
+    assert (code.value if code else None) == expected
+    number = re.findall(r"sm_(\d+a?)", gencode)[0]
+    own = divmod(int(number.rstrip("a")), 10)
+    arch = ArchSpec(1, f"sm_{number}", "toy", capability=own, gencode=gencode, toolkit="13.0")
+    assert arch.runs_on(capability) == bool(expected)
 
 
 LOG = """\

@@ -14,6 +14,7 @@ from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import Loc, Problem, SpecError, did_you_mean
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import parse_spec
+from fusegen.spec.op import OpSpec
 
 OP = """edition: 1
 op: {name}
@@ -117,6 +118,17 @@ def test_one_file_by_itself(tmp_path: Path) -> None:
     assert source.problem_within("wrong", 3, "pointwise", "y") == Problem(
         Loc("toy.yaml", 8, 9), "wrong"
     )
+
+
+def test_a_file_is_parsed_again_only_where_its_text_is_another(tmp_path: Path) -> None:
+    path = write(tmp_path, "ops", "toy", OP.format(name="toy", expression="'x * 2'"))
+    before, _ = parse_spec(SpecKind.OPS, path, "toy.yaml")
+    path.touch()
+    assert parse_spec(SpecKind.OPS, path, "toy.yaml")[0] is before
+    assert parse_spec(SpecKind.OPS, path, "mine.yaml")[1].file == "mine.yaml"
+    write(tmp_path, "ops", "toy", OP.format(name="toy", expression="'x * 3'"))
+    after, _ = parse_spec(SpecKind.OPS, path, "toy.yaml")
+    assert isinstance(after, OpSpec) and after.pointwise == {"y": "x * 3"}
 
 
 def test_problems_are_sorted_and_each_stands_once() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusegen.checks.load import load
+from fusegen.families.mma_sync import MmaConfig
 from fusegen.families.wgmma import Schedule, WgmmaConfig
 from fusegen.ir.dtypes import IO_DTYPES, DType
 from fusegen.ir.kernel import GemmKind
@@ -29,16 +30,24 @@ from fusegen.ir.plan import ModulePlan
 from fusegen.passes.pipeline import resolve
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.diagnostics import Loc
+from fusegen.spec.points import parse_point
 
 WORD = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=6).filter(
     lambda word: word[0] not in string.digits
 )
 NAME = st.lists(WORD, min_size=1, max_size=3).map("_".join)
+EXTENT = st.integers(1, 512)
 POINT = st.builds(
     WgmmaConfig,
-    tile=st.tuples(*[st.integers(1, 512)] * 3),
+    tile=st.tuples(*[EXTENT] * 3),
     cluster=st.tuples(*[st.integers(1, 4)] * 2),
     schedule=st.sampled_from(Schedule),
+) | st.builds(
+    MmaConfig,
+    tile=st.tuples(*[EXTENT] * 3),
+    warps=st.tuples(*[EXTENT] * 2),
+    stages=EXTENT,
+    ctas=EXTENT,
 )
 
 
@@ -56,8 +65,9 @@ def test_cells_are_read_back(module: str, recipe: str, options: list[str]) -> No
 
 
 @given(POINT)
-def test_points_are_read_back(point: WgmmaConfig) -> None:
-    assert WgmmaConfig.parse(point.name) == point
+def test_points_are_read_back(point: WgmmaConfig | MmaConfig) -> None:
+    assert type(point).parse(point.name) == point
+    assert parse_point(point.name) == point
 
 
 VARIANT = st.sampled_from(("", "e4m3_e4m3_tensor_fast", "e5m2_e4m3_block_1x128_block_128x128"))
@@ -65,7 +75,7 @@ VARIANT = st.sampled_from(("", "e4m3_e4m3_tensor_fast", "e5m2_e4m3_block_1x128_b
 
 @given(NAME, st.sampled_from(GemmKind), st.sampled_from(IO_DTYPES), POINT, VARIANT)
 def test_gemm_kernels_are_read_back(
-    family: str, kind: GemmKind, dtype: DType, point: WgmmaConfig, variant: str
+    family: str, kind: GemmKind, dtype: DType, point: WgmmaConfig | MmaConfig, variant: str
 ) -> None:
     unit = GemmUnit(f"{family}_sm90", kind, point.name, variant)
     assert GemmUnit.parse(str(unit)) == unit
@@ -96,6 +106,8 @@ def test_what_is_no_cell_is_refused(text: str) -> None:
     ("parse", "text"),
     [
         (WgmmaConfig.parse, "cooperative_128x256_2x1"),
+        (MmaConfig.parse, "mma_128x128x32_2x2_4"),
+        (MmaConfig.parse, "warps_128x128x32_2x2_4_2"),
         (WgmmaConfig.parse, "sideways_128x256x64_2x1"),
         (GemmUnit.parse, "gemm_sm90_fprop"),
         (GemmUnit.parse, "gemm_sm90_fprop_x"),
@@ -131,7 +143,7 @@ def test_every_name_of_every_plan_is_read_back() -> None:
             parsed = GemmUnit.parse(unit.name)
             assert str(parsed) == unit.name
             assert (parsed.kind, parsed.point) == (unit.kind, unit.point)
-            assert WgmmaConfig.parse(unit.point).name == unit.point
+            assert parse_point(unit.point).name == unit.point
             for kernel in unit.kernels:
                 assert GemmKernel.parse(kernel.name) == GemmKernel(parsed, kernel.dtype)
                 assert str(GemmKernel(parsed, kernel.dtype)) == kernel.name

@@ -126,7 +126,7 @@ def test_a_scope_is_a_context_manager_and_a_class(scope: Scope) -> None:
     static = builtin_templates() / "static"
     python = (static / "reference" / f"_{scope.python}.py").read_text(encoding="utf-8")
     assert "\ndef step(name: str, *, runs: bool = True) -> AbstractContextManager" in python
-    cpp = (static / "csrc" / "fusegen" / f"{scope.cpp}.h").read_text(encoding="utf-8")
+    cpp = (static / "csrc" / "fusegen" / "host" / f"{scope.cpp}.h").read_text(encoding="utf-8")
     assert f"\nclass {scope.cpp_class} {{" in cpp
     assert f"  explicit {scope.cpp_class}(const char* name)" in cpp
 
@@ -185,14 +185,14 @@ def test_a_module_may_have_less(tmp_path: Path) -> None:
 def test_a_reason_is_about_the_ops_of_the_module() -> None:
     reasons = {
         "interleaved_32": "of silu no op is a gated activation, whose halves could alternate",
-        "scaled_bias": "no grouped product adds a bias that could be scaled",
-        "add_to_main_grad": "no product gives the gradient of a weight",
-        "delayed_wgrad": "no product gives the gradient of a weight",
-        "cached_weights": "no product reads a weight whose copies could be kept",
+        "scaled_bias": "no grouped GEMM adds a bias that could be scaled",
+        "add_to_main_grad": "no GEMM gives the gradient of a weight",
+        "delayed_wgrad": "no GEMM gives the gradient of a weight",
+        "cached_weights": "no GEMM reads a weight whose copies could be kept",
         "recompute_activations": "no pointwise step gives an activation that is saved for the"
         " backward",
-        "reduced_amax": "no product has operands whose amaxes ranks could share",
-        "dequantized_backward": "no product's backward could read other operands",
+        "reduced_amax": "no GEMM has operands whose amaxes ranks could share",
+        "dequantized_backward": "no GEMM's backward could read other operands",
         "debug": "no op makes copies to take statistics of",
     }
     for word, reason in reasons.items():

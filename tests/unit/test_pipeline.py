@@ -53,7 +53,7 @@ def test_a_pass_in_the_wrong_place_is_noticed(name: str, monkeypatch: pytest.Mon
     moved = next(each for each in PASSES if each.name == name)
     others = [each for each in PASSES if each is not moved]
     context = context_of(
-        SPECS, Cell("grouped_mlp", "fp8_delayed", moved.options[:1]), "cpu", pipeline.ANEW
+        SPECS, Cell("grouped_mlp", "fp8_delayed", moved.options[:1]), "cpu", pipeline.UNCACHED
     )
     for order in [(moved, *others)] if moved.needs else []:
         monkeypatch.setattr(pipeline, "PASSES", order)

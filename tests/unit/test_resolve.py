@@ -6,10 +6,13 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
+import plans
 import pytest
+from plans import SPECS
 
 from fusegen.checks.load import load
-from fusegen.emit.text.explain import explain, size_in_bytes
+from fusegen.emit.text.explain import explain
+from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell, gradient, need
 from fusegen.ir.plan import ModulePlan, Status
@@ -26,23 +29,16 @@ from fusegen.steps.quantize import SUMMED
 RECIPE = "bf16"
 
 
-def builtin() -> SpecSet:
-    return load([builtin_specs()])
-
-
-def plans() -> list[ModulePlan]:
-    specs = builtin()
-    cells = [
+PLACES = plans.offered(
+    SPECS.archs,
+    [
         Cell(module, recipe, options)
-        for module in specs.modules
-        for recipe in specs.recipes
+        for module in SPECS.modules
+        for recipe in SPECS.recipes
         for options in ((), ("recompute_activations",))
-    ]
-    return [plan for arch in specs.archs for plan in resolve(specs, arch, cells).modules]
-
-
-PLANS = plans()
-every_plan = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.arch}-{plan.cell}")
+    ],
+)
+every_plan = plans.every(PLACES)
 
 
 def in_steps(plan: ModulePlan, names: Iterable[str]) -> set[str]:
@@ -155,10 +151,10 @@ def test_every_dimension_is_told_by_an_argument(plan: ModulePlan) -> None:
         bound = {binding.symbol for binding in program.bindings}
         known = {argument.buffer: argument for argument in program.arguments}
         for binding in program.bindings:
-            assert binding.sources
-            assert {name for name, _, _ in binding.sources} <= set(known)
-            last = known[binding.sources[-1][0]]
-            if len(binding.sources) == 1 and program is plan.forward:
+            assert binding.candidates
+            assert {name for name, _, _ in binding.candidates} <= set(known)
+            last = known[binding.candidates[-1][0]]
+            if len(binding.candidates) == 1 and program is plan.forward:
                 assert not last.optional
         used = {
             symbol for step in program.steps for _, size in step.sizes for symbol in symbols(size)
@@ -206,11 +202,12 @@ def test_a_plan_says_what_it_was_made_from(plan: ModulePlan) -> None:
 
 
 def test_plans_are_pure() -> None:
-    assert plans() == PLANS
+    for arch, cell in PLACES:
+        assert resolve_module(SPECS, cell, arch) == plans.plan_of(arch, cell)
 
 
 def test_what_a_linear_layer_saves() -> None:
-    plan = resolve_module(builtin(), Cell("linear", RECIPE), "cpu")
+    plan = plans.plan_of("cpu", Cell("linear", RECIPE))
     assert [(r.buffer, r.when) for r in plan.saved] == [
         ("x", ("need_dweight",)),
         ("weight", ("need_dx",)),
@@ -225,7 +222,7 @@ def test_what_a_linear_layer_saves() -> None:
 
 
 def test_sizes_and_operation_counts() -> None:
-    plan = resolve_module(builtin(), Cell("linear", RECIPE), "cpu")
+    plan = plans.plan_of("cpu", Cell("linear", RECIPE))
     sizes = {(s.kind or "sum"): dict(s.sizes) for s in (*plan.forward.steps, *plan.backward.steps)}
     assert {name: str(size) for name, size in sizes["fprop"].items()} == {
         "tokens": "T", "groups": "1", "n": "N", "k": "K"
@@ -238,14 +235,14 @@ def test_sizes_and_operation_counts() -> None:
 
 
 def test_a_module_that_only_quantises_has_nothing_to_run() -> None:
-    plan = resolve_module(builtin(), Cell("quantize", RECIPE), "cpu")
+    plan = plans.plan_of("cpu", Cell("quantize", RECIPE))
     assert plan.is_identity
     assert plan.outputs == plan.inputs
     assert plan.saved == ()
 
 
 def test_a_quantised_role_goes_through_its_copy_and_back() -> None:
-    plan = resolve_module(builtin(), Cell("quantize", "fp8_delayed"), "cpu")
+    plan = plans.plan_of("cpu", Cell("quantize", "fp8_delayed"))
     assert [step.primitive for step in plan.forward.steps] == ["quantize", "dequantize"]
     assert plan.forward.steps[1].reads == ("x_rowwise", "x_rowwise_scale")
     assert plan.forward.flags == ("need_dx",), "a forward without grad leaves the state alone"
@@ -254,7 +251,7 @@ def test_a_quantised_role_goes_through_its_copy_and_back() -> None:
 
 
 def test_every_role_and_form_has_its_conversion() -> None:
-    plan = resolve_module(builtin(), Cell("quantize", "nvfp4"), "cpu")
+    plan = plans.plan_of("cpu", Cell("quantize", "nvfp4"))
     results = {
         each.program.name: [r.buffer for r in each.program.results] for each in plan.conversions
     }
@@ -269,20 +266,20 @@ def test_every_role_and_form_has_its_conversion() -> None:
     assert {name for name, state in mutated.items() if state} == {
         "grad_output_dense", "grad_output_grouped"
     }  # fmt: skip
-    current = resolve_module(builtin(), Cell("quantize", "fp8_current"), "sm_90a").conversions[0]
+    current = plans.plan_of("sm_90a", Cell("quantize", "fp8_current")).conversions[0]
     assert current.amax == current.program.results[-1].buffer == "x_amax"
 
 
 def test_scales_that_no_product_reads_are_in_logical_order() -> None:
-    block = resolve_module(builtin(), Cell("quantize", "fp8_block"), "sm_90a").conversions[1]
-    linear = resolve_module(builtin(), Cell("grouped_linear", "fp8_block"), "sm_90a")
+    block = plans.plan_of("sm_90a", Cell("quantize", "fp8_block")).conversions[1]
+    linear = plans.plan_of("sm_90a", Cell("grouped_linear", "fp8_block"))
     shapes = {buffer.name: str(buffer.shape) for buffer in block.buffers}
     assert shapes["x_rowwise_scale"] == "[T, ceildiv(K, 128)]"
     assert str(linear.buffer("x_rowwise_scale").shape) == "[ceildiv(K, 128), 32 * (T // 32 + E)]"
 
 
 def test_products_without_an_instruction_read_decoded_operands() -> None:
-    plan = resolve_module(builtin(), Cell("grouped_linear", "nvfp4"), "sm_90a")
+    plan = plans.plan_of("sm_90a", Cell("grouped_linear", "nvfp4"))
     assert plan.status is Status.EMULATED
     assert plan.reason == (
         "sm_90a has no kernels for grouped_gemm of e2m1_e2m1_nv_1x16_nv_16x16_fp32;"
@@ -300,13 +297,13 @@ def test_products_without_an_instruction_read_decoded_operands() -> None:
     lines = list(explain(plan))
     assert lines[0].startswith("grouped_linear__nvfp4 on sm_90a: emulated (sm_90a has no kernels")
     assert any(line.startswith("emulation moves ") for line in lines[1:6])
-    native = resolve_module(builtin(), Cell("grouped_linear", "fp8_block"), "sm_90a")
+    native = plans.plan_of("sm_90a", Cell("grouped_linear", "fp8_block"))
     assert native.status is Status.NATIVE
 
 
 @pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
 def test_a_bias_gradient_rides_along_with_quantisation(arch: str) -> None:
-    plan = resolve_module(builtin(), Cell("grouped_mlp", "fp8_block"), arch)
+    plan = plans.plan_of(arch, Cell("grouped_mlp", "fp8_block"))
     host = {
         operand.buffer: step
         for step in plan.backward.unmerged.steps
@@ -319,14 +316,14 @@ def test_a_bias_gradient_rides_along_with_quantisation(arch: str) -> None:
         assert step.wanted(bias) == (f"need_{bias}",)
         assert not step.when or f"need_{bias}" in step.when
     assert not [step for step in plan.backward.steps if sums_rows(step)]
-    plain = resolve_module(builtin(), Cell("grouped_mlp", RECIPE), arch)
+    plain = plans.plan_of(arch, Cell("grouped_mlp", RECIPE))
     assert [step.primitive for step in plain.backward.steps].count("group_sum") == 2
 
 
 @pytest.mark.parametrize("recipe", [RECIPE, "fp8_block", "nvfp4"])
 @pytest.mark.parametrize("option", ["add_to_main_grad", "write_main_grad"])
 def test_gradients_of_weights_go_to_the_callers_buffers(recipe: str, option: str) -> None:
-    plan = resolve_module(builtin(), Cell("grouped_mlp", recipe, (option,)), "sm_90a")
+    plan = plans.plan_of("sm_90a", Cell("grouped_mlp", recipe, (option,)))
     own = {"fc1_weight": "fc1_weight_main_grad", "fc2_weight": "fc2_weight_main_grad"}
     assert dict(plan.main_grads) == own
     assert plan.gradients >= {"dfc1_weight", "dfc2_weight", "dx"}
@@ -340,7 +337,7 @@ def test_gradients_of_weights_go_to_the_callers_buffers(recipe: str, option: str
         assert (step.kind, step.when) == ("wgrad", (need(leaf),))
         assert (step.input("accumulate") == name) == (option == "add_to_main_grad")
         assert step.kernels and step.kernels.endswith("add" if "add" in option else "fp32")
-    plain = resolve_module(builtin(), Cell("grouped_mlp", recipe), "sm_90a")
+    plain = plans.plan_of("sm_90a", Cell("grouped_mlp", recipe))
     assert plain.main_grads == ()
     assert {k.name for k in plain.kernel_sets if "wgrad" not in k.name} == {
         k.name for k in plan.kernel_sets if "wgrad" not in k.name
@@ -352,7 +349,7 @@ def test_e8m0_is_bytes_next_to_what_an_op_changes(arch: str) -> None:
     """And nowhere else: inductor calls other ops as they are."""
 
     def scales(*options: str) -> dict[str, DType]:
-        plan = resolve_module(builtin(), Cell("linear", "mxfp8", options), arch)
+        plan = plans.plan_of(arch, Cell("linear", "mxfp8", options))
         crossing = {a.buffer for p in (plan.backward, plan.wgrad) if p for a in p.arguments}
         found = {buffer.name: buffer.dtype for buffer in plan.buffers if "scale" in buffer.name}
         inside = {dtype for name, dtype in found.items() if name not in crossing}
@@ -369,11 +366,10 @@ def test_e8m0_is_bytes_next_to_what_an_op_changes(arch: str) -> None:
 
 
 def test_choices_that_lead_nowhere_say_why() -> None:
-    specs = builtin()
+    specs = SPECS
     cells = [Cell("silu", RECIPE, ("add_to_main_grad",)), Cell("linear", RECIPE, ("reduced_amax",))]
     assert {cell.reason for cell in resolve(specs, "cpu", cells).unsupported} == {
-        "module 'silu' offers no option 'add_to_main_grad': no product gives the gradient of a"
-        " weight",
+        "module 'silu' offers no option 'add_to_main_grad': no GEMM gives the gradient of a weight",
         "recipe 'bf16' keeps no amaxes that ranks could share",
     }
     plain = Cell("linear", RECIPE, ("high_precision_backward",))
@@ -391,7 +387,7 @@ def test_choices_that_lead_nowhere_say_why() -> None:
 
 def test_a_backward_of_high_precision_saves_what_it_reads() -> None:
     cell = Cell("grouped_linear", "nvfp4", ("high_precision_backward",))
-    plan = resolve_module(builtin(), cell, "sm_90a")
+    plan = plans.plan_of("sm_90a", cell)
     assert [result.buffer for result in plan.saved] == ["x", "split_sizes", "weight"]
     assert not [s for s in plan.backward.steps if s.copies] and plan.states == ()
     assert [s.kernels for s in plan.backward.steps] == [
@@ -403,7 +399,7 @@ DEQUANTIZED = ("dequantized_backward",)
 
 
 def test_a_backward_of_the_forwards_values_saves_its_copies() -> None:
-    plan = resolve_module(builtin(), Cell("grouped_mlp", "fp8_current", DEQUANTIZED), "sm_90a")
+    plan = plans.plan_of("sm_90a", Cell("grouped_mlp", "fp8_current", DEQUANTIZED))
     kept = {result.buffer for result in plan.saved}
     copies = {f"{name}_rowwise{part}" for name in ("x", "a") for part in ("", "_scale")}
     assert copies <= kept and not {"x", "a"} & kept
@@ -416,16 +412,16 @@ def test_a_backward_of_the_forwards_values_saves_its_copies() -> None:
 
 
 def test_rows_that_are_padded_take_a_weight_of_their_length_along() -> None:
-    plan = resolve_module(builtin(), Cell("linear", "nvfp4", DEQUANTIZED), "cpu")
+    plan = plans.plan_of("cpu", Cell("linear", "nvfp4", DEQUANTIZED))
     steps = [s for s in plan.backward.steps if s.primitive == "dequantize"]
     assert [s.input("like") for s in steps] == ["weight", "weight"]
 
 
 @pytest.mark.parametrize("kept", ["cached_weights", "quantized_weights"])
-def test_what_tells_lengths_is_there_under_every_flag(kept: str) -> None:
+def test_what_binds_lengths_is_there_under_every_flag(kept: str) -> None:
     """The copies that a module keeps are arguments of every backward, and are checked."""
     for recipe in ("nvfp4", "fp8_block"):
-        plan = resolve_module(builtin(), Cell("linear", recipe, (*DEQUANTIZED, kept)), "cpu")
+        plan = plans.plan_of("cpu", Cell("linear", recipe, (*DEQUANTIZED, kept)))
         (weight,) = (a for a in plan.backward.arguments if a.buffer == "weight")
         assert not weight.optional and not weight.when
 
@@ -433,7 +429,7 @@ def test_what_tells_lengths_is_there_under_every_flag(kept: str) -> None:
 @pytest.mark.parametrize(("arch", "module"), [("cpu", "linear"), ("sm_90a", "grouped_mlp")])
 def test_sizes_of_what_is_there_are_known(arch: str, module: str) -> None:
     """Whatever two choices are made: no check compares with a dimension that nothing told."""
-    specs, cells = builtin(), []
+    specs, cells = SPECS, []
     offered = options_of(specs.modules[module], specs.ops)
     chosen = [(option.name, word) for option in offered for word in option.further]
     for (first, one), (second, other) in itertools.combinations(chosen, 2):
@@ -445,7 +441,7 @@ def test_sizes_of_what_is_there_are_known(arch: str, module: str) -> None:
         for _, program in plan.ops:
             there = {a.buffer: present(a, program) for a in program.arguments}
             told = {
-                b.symbol: set().union(*(there[name] for name, *_ in b.sources))
+                b.symbol: set().union(*(there[name] for name, *_ in b.candidates))
                 for b in program.bindings
             }
             for check in program.checks:
@@ -465,7 +461,7 @@ def present(argument: Argument, program: Program) -> set[str]:
 def test_main_grads_of_16_bits_have_the_weights_type() -> None:
     def stores(option: str) -> tuple[DType, str | None]:
         cell = Cell("grouped_linear", "fp8_block", (option,))
-        plan = resolve_module(builtin(), cell, "sm_90a")
+        plan = plans.plan_of("sm_90a", cell)
         (step,) = (s for s in plan.backward.steps if s.kind == "wgrad")
         return plan.buffer("weight_main_grad").dtype, step.kernels
 
@@ -475,39 +471,31 @@ def test_main_grads_of_16_bits_have_the_weights_type() -> None:
     assert stores("add_to_main_grad") == (DType.FLOAT32, f"{name}_add")
 
 
-CACHED = [
-    plan
-    for arch in ("cpu", "sm_90a")
-    for plan in resolve(
-        builtin(),
-        arch,
-        [
-            Cell(module, recipe, ("cached_weights",))
-            for module in builtin().modules
-            for recipe in builtin().recipes
-        ],
-    ).modules
-]
-every_cached_plan = pytest.mark.parametrize(
-    "plan", CACHED, ids=lambda plan: f"{plan.arch}-{plan.cell}"
+CACHED = plans.offered(
+    SPECS.archs,
+    [
+        Cell(module, recipe, ("cached_weights",))
+        for module in SPECS.modules
+        for recipe in SPECS.recipes
+    ],
 )
+every_cached_plan = plans.every(CACHED)
 
 
 def test_every_quantised_product_can_have_its_weights_cached() -> None:
-    made = {(plan.arch, plan.module, plan.recipe) for plan in CACHED}
-    specs = builtin()
-    offering = {n for n, m in specs.modules.items() if WEIGHT_CACHE in options_of(m, specs.ops)}
+    made = {(arch, cell.module, cell.recipe) for arch, cell in CACHED}
+    offering = {n for n, m in SPECS.modules.items() if WEIGHT_CACHE in options_of(m, SPECS.ops)}
     assert offering >= {"linear", "grouped_linear", "grouped_mlp"}
     assert made == {
-        (plan.arch, plan.module, plan.recipe)
-        for plan in PLANS
-        if plan.module in offering and plan.recipe != RECIPE
+        (arch, cell.module, cell.recipe)
+        for arch, cell in PLACES
+        if cell.module in offering and cell.recipe != RECIPE
     }
 
 
 @every_cached_plan
 def test_cached_weights_are_quantised_by_the_refresh_alone(plan: ModulePlan) -> None:
-    plain = resolve_module(builtin(), Cell(plan.module, plan.recipe), plan.arch)
+    plain = plans.plan_of(plan.arch, Cell(plan.module, plan.recipe))
     weights = {p.buffer for p in plan.parameters if not plan.buffer(p.buffer).optional}
     assert plan.refresh is not None and plain.refresh is None
     assert {step.reads[0] for step in plan.refresh.steps} == weights
@@ -537,12 +525,12 @@ def test_copies_of_weights_are_arguments_and_never_saved(plan: ModulePlan) -> No
     assert not history & {a.buffer for p in (plan.forward, plan.backward) for a in p.arguments}
 
 
-@pytest.mark.parametrize("recipe", sorted({plan.recipe for plan in CACHED}))
+@pytest.mark.parametrize("recipe", sorted({cell.recipe for _, cell in CACHED}))
 @pytest.mark.parametrize("module", ["linear", "grouped_mlp"])
 def test_quantised_weights_run_the_programs_of_cached_ones(module: str, recipe: str) -> None:
     """What differs is a module's parameters, which no program reads."""
     alone, cached = (
-        resolve_module(builtin(), Cell(module, recipe, (option,)), "sm_90a")
+        plans.plan_of("sm_90a", Cell(module, recipe, (option,)))
         for option in ("quantized_weights", "cached_weights")
     )
     assert alone.programs == cached.programs and alone.buffers == cached.buffers
@@ -557,7 +545,7 @@ def test_quantised_weights_run_the_programs_of_cached_ones(module: str, recipe: 
 
 def test_explain_tells_of_cached_weights() -> None:
     cell = Cell("grouped_mlp", "fp8_block", ("cached_weights",))
-    text = "\n".join(explain(resolve_module(builtin(), cell, "sm_90a")))
+    text = "\n".join(explain(plans.plan_of("sm_90a", cell)))
     assert "buffer fc1.weight_rowwise_scale, filled by refresh" in text
     changes = "-> nothing, changes fc1_weight_rowwise, fc1_weight_rowwise_scale, "
     assert changes in " ".join(text.split())
@@ -567,12 +555,12 @@ def test_explain_tells_of_cached_weights() -> None:
 
 
 def test_two_codes_of_four_bits_are_one_byte() -> None:
-    plan = resolve_module(builtin(), Cell("linear", "nvfp4"), "sm_90a")
+    plan = plans.plan_of("sm_90a", Cell("linear", "nvfp4"))
     assert to_python(size_in_bytes(plan.buffer("x_rowwise"))) == "T * (align(K, 32) // 2)"
 
 
 def test_order_of_cells_does_not_matter() -> None:
-    specs = builtin()
+    specs = SPECS
     cells = [Cell(module, RECIPE) for module in specs.modules]
     assert resolve(specs, "cpu", cells) == resolve(specs, "cpu", [*reversed(cells), cells[0]])
 
@@ -581,7 +569,7 @@ def test_unknown_names_are_key_errors() -> None:
     names = (("no", RECIPE, "cpu"), ("silu", "no", "cpu"), ("silu", RECIPE, "no"))
     for module, recipe, arch in names:
         with pytest.raises(KeyError):
-            resolve_module(builtin(), Cell(module, recipe), arch)
+            plans.plan_of(arch, Cell(module, recipe))
 
 
 # Cells that cannot be made

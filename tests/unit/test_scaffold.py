@@ -64,18 +64,41 @@ def test_a_copy_keeps_everything_but_the_names(
     load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["sm_100a", "sm_80"])
+@pytest.mark.parametrize("name", ["sm_100a", "sm_86"])
 def test_a_copy_of_an_arch_has_the_kernels_that_it_can_run(tmp_path: Path, name: str) -> None:
     made = new("arch", name, origin="sm_90a", folder=tmp_path)
     facts = yaml.safe_load(made.text)
     hopper = yaml.safe_load((paths.builtin_specs() / "archs" / "sm_90a.yaml").read_text())
     code = name.removeprefix("sm_")
     assert facts["gencode"] == f"arch=compute_{code},code={name}"
-    assert facts["capability"] == ([10, 0] if name == "sm_100a" else [8, 0])
+    assert facts["capability"] == ([10, 0] if name == "sm_100a" else [8, 6])
     kept = {k: v for k, v in hopper["kernels"].items() if not k.startswith("gemm_")}
-    assert facts.get("kernels", {}) == (kept if name == "sm_100a" else {})
+    assert facts["kernels"] == kept
     assert "MMA" not in made.text and "sweep" not in made.text, "comments go with their family"
+    kib = 227 if name == "sm_100a" else 99
+    assert facts["limits"] == {"shared_memory": kib * 1024, "registers": 65536}
     load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [("sm_87", "[sm_87,compute_87]"), ("sm_90", "[sm_90,compute_90]"), ("sm_100a", "sm_100a")],
+)
+def test_a_copy_of_ampere_runs_wherever_mma_sync_does(
+    tmp_path: Path, name: str, codes: str
+) -> None:
+    """With PTX for what comes later, unless its own instructions are no others'."""
+    made = new("arch", name, origin="sm_80", folder=tmp_path)
+    facts = yaml.safe_load(made.text)
+    ampere = yaml.safe_load((paths.builtin_specs() / "archs" / "sm_80.yaml").read_text())
+    assert facts["gencode"] == f"arch=compute_{name.removeprefix('sm_')},code={codes}"
+    assert facts["kernels"] == ampere["kernels"]
+    load(tmp_path)
+
+
+def test_a_copy_whose_kernels_take_more_than_its_sm_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"sm_86\.yaml:.* 2 CTAs of 75776 bytes of shared memory"):
+        new("arch", "sm_86", origin="sm_80", folder=tmp_path)
 
 
 def test_a_copy_of_a_module_leaves_its_variants(tmp_path: Path) -> None:
@@ -84,8 +107,6 @@ def test_a_copy_of_a_module_leaves_its_variants(tmp_path: Path) -> None:
     kept = source.partition("variants:")[0].replace("module: grouped_mlp", "module: my_mlp")
     assert made.text == kept.replace("GroupedMLP", "MyMlp")
     load(tmp_path)
-    with pytest.raises(UsageError, match=r"is a variant in specs/modules/grouped_mlp\.yaml"):
-        new("module", "other", origin="grouped_mlp_srelu", folder=tmp_path)
 
 
 def test_a_copy_of_a_users_spec_keeps_its_comments(tmp_path: Path) -> None:
@@ -134,11 +155,20 @@ def test_a_bad_name_is_refused(tmp_path: Path, kind: str, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_words_get_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="unknown kind 'recip'; did you mean 'recipe'"):
-        new("recip", "mine", folder=tmp_path)
-    with pytest.raises(UsageError, match="unknown recipe 'bf61'; did you mean 'bf16'"):
-        new("recipe", "mine", origin="bf61", folder=tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "origin", "message"),
+    [
+        ("recip", None, "unknown kind 'recip'; did you mean 'recipe'"),
+        ("recipe", "bf61", "unknown recipe 'bf61'; did you mean 'bf16'"),
+        ("module", "grouped_mlp_srelu", r"is a variant in specs/modules/grouped_mlp\.yaml"),
+    ],
+)
+def test_what_cannot_be_copied_is_refused(
+    tmp_path: Path, kind: str, origin: str | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        new(kind, "mine", origin=origin, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_broken_spec_is_reported_and_left_alone(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fusegen.ir.program import Argument, Direction, Program
 from fusegen.ir.segments import Start, Wait
 from fusegen.ir.text import parse, text
 from fusegen.passes.pipeline import resolve_module
+from fusegen.passes.verify import verify_pass
 from fusegen.steps import moves_state
 from fusegen.steps.collectives import collective
 from fusegen.steps.verify import VerifyError
@@ -64,7 +65,7 @@ def test_an_op_may_run_while_a_collective_does() -> None:
 def test_plans_with_collectives_read_back(make: object) -> None:
     plan = exchanged() if make is exchanged else overlapped()
     assert parse(text(plan)) == plan
-    assert "      start:{all_reduce sources=(h) future=sent_h" in text(plan)
+    assert "      start:{all_reduce operands=(h) future=sent_h" in text(plan)
 
 
 def test_a_direction_may_end_with_a_collective() -> None:
@@ -103,15 +104,19 @@ WAIT_A = "      wait:{sent_a results=(a_max)}\n"
     [
         (WAIT_H, WAIT_H * 2, "segment 4 wait: sent_h is waited for, but not started, or waited"),
         (WAIT_A, "", "forward: sent_a is started, but nothing waits for it"),
-        ("sources=(a)", "sources=(sent_h)", "start all_reduce: sent_h is a future, which its wait"),
+        (
+            "operands=(a)",
+            "operands=(sent_h)",
+            "start all_reduce: sent_h is a future, which its wait",
+        ),
         ("future=sent_a", "future=sent_h", "segment 5 start all_reduce: sent_h is started twice"),
         (RESULT_A, "results=()", "a crosses from op to op, but is no result of the op that gives"),
         (
-            "sources=(a)",
-            "sources=(y)",
+            "operands=(a)",
+            "operands=(y)",
             "segment 5 start all_reduce: y is read, but given by a later",
         ),
-        ("sources=(h)", "sources=(x)", "forward: h is a result, but nothing reads it"),
+        ("operands=(h)", "operands=(x)", "forward: h is a result, but nothing reads it"),
         ("results=(a_max)", "results=(h_max)", "segment 6 wait: h_max is given by two segments"),
         ("results=(a_max)", "results=()", "segment 6 wait: sent_a gives 1 results, got 0"),
         ("results=(a_max)", "results=(none)", "none is no buffer of the module"),
@@ -194,7 +199,7 @@ def test_amaxes_are_shared_between_two_ops(arch: str) -> None:
         quantizing, start, wait, moving = direction.segments
         assert isinstance(quantizing, Program) and isinstance(moving, Program)
         assert isinstance(start, Start) and isinstance(wait, Wait)
-        assert start.sources == sources and {*sources} <= {*quantizing.gives}
+        assert start.operands == sources and {*sources} <= {*quantizing.gives}
         assert not quantizing.mutated and all(map(moves_state, moving.steps))
         assert {*wait.results} < {*moving.takes} and not moving.results and not moving.flags
 
@@ -204,3 +209,14 @@ def test_a_call_without_gradients_shares_nothing() -> None:
     first, start, wait, last = forward(plan).segments
     flags = tuple(need(leaf) for leaf in plan.differentiated)
     assert not first.when and start.when == wait.when == last.when == flags
+
+
+def test_an_argument_may_be_absent_under_fewer_flags_than_its_op_runs_under() -> None:
+    """One amax of two that move states on: the op runs where either does."""
+    cell = Cell("grouped_mlp", "fp8_delayed", ("scaled_bias", "reduced_amax"))
+    plan = resolve_module(SPECS, cell, "sm_90a", observe=verify_pass)
+    direction = plan.direction("backward")
+    assert direction is not None
+    moving = direction.programs[-1]
+    when = {argument.buffer: argument.when for argument in moving.arguments}
+    assert {*when["dh_shared_amax"]} < {*moving.when} and not when["dy_shared_amax"]

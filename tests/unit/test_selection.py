@@ -524,7 +524,7 @@ def test_a_first_choice_names_no_cell(words: tuple[str, ...], options: tuple[str
         (
             "silu",
             ("reduced_amax",),
-            "module 'silu' offers no option 'reduced_amax': no product has operands whose amaxes",
+            "module 'silu' offers no option 'reduced_amax': no GEMM has operands whose amaxes",
         ),
         (
             "linear",

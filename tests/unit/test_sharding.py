@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from fusegen.checks.load import load
+from fusegen.emit.python.sharding import sharding_context
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan, Sharding
 from fusegen.ir.shapes import Split, parse_expr, split
 from fusegen.passes.pipeline import resolve_module
+from fusegen.passes.sharding import module_shardings, undivided
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
+from fusegen.steps import BY_NAME
+from fusegen.steps.sums import COLUMN_SUM
 
 ARCHS = ("cpu", "sm_90a")
 
@@ -134,3 +139,27 @@ def test_rows_in_groups_and_groups_are_never_split(arch: str) -> None:
         for module in ("grouped_linear", "grouped_mlp", "grouped_mlp_srelu"):
             for each in plan(f"{module}__{recipe}", arch).shardings:
                 assert each.symbol not in "TE"
+
+
+@pytest.mark.parametrize(
+    ("independent", "symbols"), [((), {"K"}), (("N",), {"N", "K"}), (("T", "N"), {"N", "K"})]
+)
+def test_kinds_say_along_which_dimensions_their_steps_split(
+    independent: tuple[str, ...], symbols: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Along T a column sum leaves a partial sum, which is no shard of its result."""
+    kind = replace(COLUMN_SUM, traits=frozenset(), independent=independent)
+    monkeypatch.setitem(BY_NAME, kind.name, kind)
+    found = module_shardings(plan("linear__bf16"))
+    assert {way.symbol for way in found if way.gradients} == symbols
+
+
+def test_a_cell_that_cannot_be_split_names_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = replace(plan("linear__bf16"), shardings=())
+    assert undivided(whole) == ()
+    assert sharding_context(whole).summary[0].startswith("None: scales span")
+    monkeypatch.setitem(BY_NAME, COLUMN_SUM.name, replace(COLUMN_SUM, traits=frozenset()))
+    assert undivided(whole) == ("column_sum",)
+    assert sharding_context(whole).summary == (
+        "None: column_sum cannot be split along any dimension.",
+    )

@@ -29,10 +29,10 @@ from fusegen.passes.math import derive_math
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.offers import words_of
-from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_product, reads_decoded
+from fusegen.steps import BY_NAME, STEPS, copies_memory, definition, is_gemm, reads_decoded
 from fusegen.steps.copies import Formats
 from fusegen.steps.definition import AttributeDef, Reference, StepDef, Trait
-from fusegen.steps.launch import Launch, Source
+from fusegen.steps.launch import Launch, Origin
 from fusegen.steps.sizes import bound, with_sizes
 
 PACKAGE = Path(fusegen.__file__).parent
@@ -164,7 +164,7 @@ def test_names_are_looked_up() -> None:
 def operand(plan: ModulePlan, step: Step, slot: str, buffer: str) -> Buffer:
     """An operand, or the tensor that it is a quantised copy of."""
     if step.copies and slot in ("a", "b"):
-        return plan.buffer(step.copies[slot == "b"].source)
+        return plan.buffer(step.copies[slot == "b"].original)
     return plan.buffer(buffer)
 
 
@@ -219,18 +219,18 @@ def test_an_operand_of_another_shape_is_refused() -> None:
 
 
 TYPES = {
-    Source.OPERAND: "const void*",
-    Source.FLOAT_OPERAND: "const float*",
-    Source.INTEGER_OPERAND: "const int64_t*",
-    Source.RESULT: "void*",
-    Source.FLOAT_RESULT: "float*",
-    Source.INTEGER_RESULT: "int64_t*",
-    Source.LENGTH: "int64_t",
-    Source.SIZE: "int64_t",
-    Source.PITCH: "int64_t",
-    Source.TOKEN_PITCH: "int64_t",
-    Source.ALIGNMENT: "int64_t",
-    Source.MULTIPROCESSORS: "int",
+    Origin.OPERAND: "const void*",
+    Origin.FLOAT_OPERAND: "const float*",
+    Origin.INTEGER_OPERAND: "const int64_t*",
+    Origin.RESULT: "void*",
+    Origin.FLOAT_RESULT: "float*",
+    Origin.INTEGER_RESULT: "int64_t*",
+    Origin.LENGTH: "int64_t",
+    Origin.SIZE: "int64_t",
+    Origin.PITCH: "int64_t",
+    Origin.TOKEN_PITCH: "int64_t",
+    Origin.ALIGNMENT: "int64_t",
+    Origin.MULTIPROCESSORS: "int",
 }
 """What a field of each source is in C++."""
 
@@ -264,15 +264,15 @@ def test_launches_are_of_the_structs_of_the_device_code() -> None:
             assert own.pop(0)[0] == launch.base.arguments
         places = {name: kind for kind, name in own}
         for position, field in enumerate(launch.fields):
-            if field.source in TYPES and "." not in field.name:
+            if field.origin in TYPES and "." not in field.name:
                 found = places[field.name] if launch.assigned else own[position][0]
-                assert found == TYPES[field.source], (launch.arguments, field)
+                assert found == TYPES[field.origin], (launch.arguments, field)
 
 
 def test_products_of_copies_read_them_or_what_they_decode_to() -> None:
-    found = {reads_decoded(step) for _, step in steps() if is_product(step) and step.copies}
+    found = {reads_decoded(step) for _, step in steps() if is_gemm(step) and step.copies}
     assert found == {False, True}
-    assert not any(reads_decoded(step) for _, step in steps() if not is_product(step))
+    assert not any(reads_decoded(step) for _, step in steps() if not is_gemm(step))
     assert any(copies_memory(step) for _, step in steps()) is any(
         step.primitive == "snapshot" for _, step in steps()
     )
@@ -347,7 +347,7 @@ def test_an_expression_without_its_scalars_is_refused() -> None:
         write_backward(expand(SPECS.modules["clamped_swiglu"], SPECS.ops)), Derivations(None)
     )
     lost = replace(draft, forward=tuple(replace(s, attributes=()) for s in draft.forward))
-    with pytest.raises(NotPossible, match=r"pointwise is told \[\], its expression reads \['"):
+    with pytest.raises(NotPossible, match=r"pointwise is given \[\], its expression reads \['"):
         choose_kernels(lost, SPECS.archs["cpu"], SPECS.recipes["bf16"])
 
 

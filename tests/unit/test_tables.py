@@ -92,5 +92,8 @@ def test_blank_lines_and_comments_do_not_count(tmp_path: Path) -> None:
     assert tables.touched(tmp_path) == {"specs/a.yaml": 2, "generator/b.py": 2, "c.h": 1}
 
 
-def test_every_pattern_of_what_is_hoppers_finds_something() -> None:
-    assert all(any(ROOT.glob(pattern)) for pattern in tables.HOPPER)
+@pytest.mark.parametrize("patterns", tables.OWN.values(), ids=tables.OWN)
+def test_every_pattern_of_what_is_an_architectures_own_finds_something(
+    patterns: tuple[str, ...],
+) -> None:
+    assert all(any(ROOT.glob(pattern)) for pattern in patterns)

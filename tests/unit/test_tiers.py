@@ -106,6 +106,23 @@ def test_a_cell_that_differs_in_texts_and_checks_alone_has_a_twin(
     assert twins(*copies) == {"linear__bf16"}
 
 
+def test_checks_of_sizes_are_no_difference_where_both_cells_have_them(
+    copies: tuple[Path, Path],
+) -> None:
+    """However strict they are: what the tests of one expect, those of the other one do."""
+    strict, _ = copies
+    reference = strict / "reference" / "linear__bf16.py"
+    text = reference.read_text("utf-8")
+    reference.write_text(text.replace(', 8, "sm_90a")', ', 128, "sm_90a")'), "utf-8")
+    other = strict.with_name("sm_80")
+    for path in strict.rglob("*.py"):
+        target = other / path.relative_to(strict)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(path.read_text("utf-8").replace("sm_90a", "sm_80"), "utf-8")
+    assert twins(*copies) == set()
+    assert twins(other, strict) == {"linear__bf16"}
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [

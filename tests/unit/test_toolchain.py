@@ -134,13 +134,19 @@ def test_missing_nvcc_names_the_command(machine: Machine) -> None:
     assert str(caught.value).endswith(f"run: {INSTALL_CUDA}")
 
 
-def test_explicit_wish_is_never_passed_over(machine: Machine) -> None:
-    with pytest.raises(BuildError, match=r"CUDA_HOME is /nowhere, but /nowhere/bin/nvcc does not"):
-        machine.find(CUDA_HOME="/nowhere")
-    with pytest.raises(BuildError, match="CUTLASS_HOME is /nowhere"):
-        machine.find(CUTLASS_HOME="/nowhere")
-    with pytest.raises(BuildError, match="CXX is no-such-compiler"):
-        machine.find(CXX="no-such-compiler")
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("CUDA_HOME", "/nowhere", "CUDA_HOME is /nowhere, but /nowhere/bin/nvcc does not"),
+        ("CUTLASS_HOME", "/nowhere", "CUTLASS_HOME is /nowhere"),
+        ("CXX", "no-such-compiler", "CXX is no-such-compiler"),
+    ],
+)
+def test_a_variable_that_is_set_is_never_passed_over(
+    machine: Machine, variable: str, value: str, message: str
+) -> None:
+    with pytest.raises(BuildError, match=message):
+        machine.find(**{variable: value})
 
 
 def test_incomplete_toolkit(machine: Machine) -> None:

@@ -155,10 +155,20 @@ def test_recipes_that_a_family_serves(specs: SpecSet) -> None:
     fast = variants.recipes_of(specs, ARCH, "gemm_fp8_fast_sm90")
     assert fast == dict.fromkeys(("fp8_current", "fp8_rowwise"), frozenset({GemmKind.FPROP}))
     assert variants.recipes_of(specs, ARCH, "gemm_fp8_block_sm90")["fp8_block"] == everything
-    with pytest.raises(UsageError, match=r"unknown kernel family 'gemm_sm9'.*gemm_sm90"):
-        variants.family_named(specs.archs[ARCH], "gemm_sm9")
-    with pytest.raises(UsageError, match="cpu has no kernels that selection rules choose"):
-        variants.family_named(specs.archs["cpu"], FAMILY)
+
+
+@pytest.mark.parametrize(
+    ("arch", "family", "message"),
+    [
+        (ARCH, "gemm_sm9", "unknown kernel family 'gemm_sm9'.*gemm_sm90"),
+        ("cpu", FAMILY, "cpu has no kernels that selection rules choose"),
+    ],
+)
+def test_a_family_that_cannot_be_swept_is_refused(
+    specs: SpecSet, arch: str, family: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        variants.family_named(specs.archs[arch], family)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_its_own_rules_choose_among_its_own_points(bundle: Path) -> None:
 
 def test_launchers_ask_for_hopper_and_say_the_parts_name(bundle: Path) -> None:
     launcher = (bundle / "csrc" / f"{Cell('linear', 'bf16')}.cpp").read_text(encoding="utf-8")
-    assert f'constexpr Arch kArch{{"{ARCH}", 9, 0, true}};' in launcher
+    assert f'constexpr Arch kArch{{"{ARCH}", 9, 0, Reach::none}};' in launcher
 
 
 def test_the_tests_of_the_bundle_pass(bundle: Path) -> None:

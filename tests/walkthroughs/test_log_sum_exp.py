@@ -90,6 +90,13 @@ def test_rows_are_checked_and_their_number_is_not(bundles: Path) -> None:
     assert lines == {'check_multiple(kCell, "N (columns)", N, 8, "sm_90a");'}
 
 
+def test_ranks_may_have_shards_of_rows(bundles: Path) -> None:
+    """A row needs that row alone; along columns every result is of the whole row."""
+    for arch in ("cpu", "sm_90a"):
+        rules = (bundles / arch / "sharding" / f"{CELL}.py").read_text(encoding="utf-8")
+        assert "Dimensions: T; no block" in rules
+
+
 def has_toolchain() -> bool:
     try:
         find_toolchain()

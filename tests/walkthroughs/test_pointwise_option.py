@@ -52,7 +52,7 @@ def test_steps_that_run_are_logged(bundles: Path, capfd: pytest.CaptureFixture[s
 
 def test_launchers_log_the_same_names(bundles: Path) -> None:
     launcher = (bundles / "sm_90a" / "csrc" / f"{CELL}.cpp").read_text(encoding="utf-8")
-    assert '#include "fusegen/step_log.h"\n' in launcher
+    assert '#include "fusegen/host/step_log.h"\n' in launcher
     reference = (bundles / "cpu" / "reference" / f"{CELL}.py").read_text(encoding="utf-8")
     names = re.findall(r'const StepLog step_log\("(.*)"\);', launcher)
     assert names == re.findall(r'step_log\.step\(\s*"([^"]*)"', reference) != []
@@ -62,7 +62,8 @@ def test_launchers_log_the_same_names(bundles: Path) -> None:
 def test_the_class_of_launchers_writes_to_standard_error(bundles: Path, tmp_path: Path) -> None:
     source = tmp_path / "main.cpp"
     source.write_text(
-        '#include "fusegen/step_log.h"\nint main() { const fusegen::StepLog log("1. gemm"); }\n'
+        '#include "fusegen/host/step_log.h"\n'
+        'int main() { const fusegen::StepLog log("1. gemm"); }\n'
     )
     csrc = bundles / "sm_90a" / "csrc"
     program = tmp_path / "main"

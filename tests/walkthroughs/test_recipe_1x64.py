@@ -58,10 +58,10 @@ def test_launchers_decode_operands_in_any_block(tmp_path: Path) -> None:
         "dequantize_e4m3_block_64x64",
         "dequantize_e4m3_block_64x64_turned",
         "dequantize_groups_e4m3_block_1x64_turned",
-        "quantize_sm90_e4m3_block_1x64",
-        "quantize_sm90_e4m3_block_64x64",
+        "quantize_e4m3_block_1x64",
+        "quantize_e4m3_block_64x64",
     }
-    unit = (csrc / "kernels" / "quantize_sm90_e4m3_block_1x64.cu").read_text(encoding="utf-8")
+    unit = (csrc / "kernels" / "quantize_e4m3_block_1x64.cu").read_text(encoding="utf-8")
     assert "fusegen::Scaling<1, 64, float, fusegen::Rule::ratio>" in unit
     launcher = (csrc / f"grouped_linear__{RECIPE}.cpp").read_text(encoding="utf-8")
     assert "arguments.scale_block = 32 * (T / 32 + E);" in launcher

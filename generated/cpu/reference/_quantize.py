@@ -17,6 +17,7 @@ rows past the last group, are what zeros quantise to: code 0, scale 1 (E8M0 0, E
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -832,6 +833,25 @@ def join_amaxes(*amaxes: Tensor | None) -> Tensor:
     """Amaxes ``[E]``, of which one at least is there, as rows of one tensor; 0 for absent ones."""
     absent = torch.zeros_like(next(each for each in amaxes if each is not None))
     return torch.stack([absent if each is None else each for each in amaxes])
+
+
+def join_bytes(size: int, *places: tuple[int, Tensor | None]) -> Tensor:
+    """Tensors of any type, each from its place on, in one of ``size`` bytes; 0 where there is none.
+
+    One of them at least is there.
+    """
+    device = next(each.device for _, each in places if each is not None)
+    joined = torch.zeros(size, dtype=torch.uint8, device=device)
+    for place, tensor in places:
+        if tensor is not None:
+            joined[place : place + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
+    return joined
+
+
+def bytes_at(joined: Tensor, place: int, dtype: torch.dtype, *shape: int) -> Tensor:
+    """A view of one of the tensors that ``join_bytes`` put into one."""
+    size = math.prod(shape) * dtype.itemsize
+    return joined[place : place + size].view(dtype).view(shape)
 
 
 # Layouts of scales that kernels read

@@ -2,18 +2,18 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:8c1b7f5c3fe27a79
+// checksum sha256:88930250a80bb90c
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
 #include "dispatch/gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
 #include "dispatch/gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128_add.h"
-#include "dispatch/quantize_sm90_e4m3_block_128x128.h"
-#include "dispatch/quantize_sm90_e4m3_block_1x128.h"
-#include "fusegen/changes.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e4m3_block_128x128.h"
+#include "dispatch/quantize_e4m3_block_1x128.h"
+#include "fusegen/host/changes.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -21,7 +21,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_linear__fp8_block__add_to_main_grad";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>> forward(
@@ -103,7 +103,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.data = need_dweight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dweight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    check(kCell, quantize_sm90_e4m3_block_1x128(io, arguments, stream));
+    check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
   // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale
@@ -122,7 +122,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(N, 16);
-    check(kCell, quantize_sm90_e4m3_block_128x128(io, arguments, stream));
+    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
   //    split_sizes, bias -> y
@@ -254,7 +254,7 @@ std::tuple<Tensor, Tensor> backward(
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.sums = need_dbias ? writable(dbias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    check(kCell, quantize_sm90_e4m3_block_1x128(io, arguments, stream));
+    check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale, split_sizes -> dx

@@ -2,17 +2,17 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:d27e7f9ed71f5c5e
+// checksum sha256:ac5a31e64bfec821
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128.h"
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128.h"
-#include "dispatch/quantize_sm90_e4m3_tensor.h"
-#include "dispatch/quantize_sm90_e5m2_tensor.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e4m3_tensor.h"
+#include "dispatch/quantize_e5m2_tensor.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -20,7 +20,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_linear__fp8_current";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>> forward(
@@ -110,7 +110,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.amax = floats(writable(x_amax));
     arguments.partial_amax = floats(x_partial_amax);
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale, weight_amax, weight_partial_amax
@@ -130,7 +130,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(N, 16);
     arguments.amax = floats(writable(weight_amax));
     arguments.partial_amax = floats(weight_partial_amax);
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
   //    split_sizes, bias -> y
@@ -254,7 +254,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.partial_amax = floats(dy_partial_amax);
     arguments.sums = need_dbias ? writable(dbias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
+    check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale, split_sizes -> dx

@@ -2,18 +2,18 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:196bcbf9cee53964
+// checksum sha256:1a77cc81ca8765ff
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128.h"
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add.h"
-#include "dispatch/quantize_sm90_e4m3_tensor.h"
-#include "dispatch/quantize_sm90_e5m2_tensor.h"
-#include "fusegen/changes.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e4m3_tensor.h"
+#include "dispatch/quantize_e5m2_tensor.h"
+#include "fusegen/host/changes.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -21,7 +21,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_linear__fp8_delayed__add_to_main_grad";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x,
@@ -124,7 +124,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.state.grouped = true;
     arguments.due = &due;
     arguments.update = need_any;
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale,
   //    weight_columnwise, weight_columnwise_scale
@@ -151,7 +151,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.due = &due;
     arguments.moves_states = true;
     arguments.update = need_any;
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
   //    split_sizes, bias -> y
@@ -292,7 +292,7 @@ std::tuple<Tensor, Tensor> backward(
     arguments.due = &due;
     arguments.moves_states = true;
     arguments.update = true;
-    check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
+    check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale, split_sizes -> dx

@@ -2,16 +2,16 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:e6c5b920165322be
+// checksum sha256:ac7ef9a189381faa
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast.h"
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e4m3_e4m3_row_split_128.h"
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128.h"
-#include "dispatch/quantize_sm90_e4m3_row.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e4m3_row.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -19,7 +19,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_linear__fp8_rowwise";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>> forward(
@@ -114,7 +114,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.row_amax = floats(writable(x_row_amax));
     arguments.column_amax = floats(writable(x_column_amax));
-    check(kCell, quantize_sm90_e4m3_row(io, arguments, stream));
+    check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale, weight_row_amax, weight_column_amax
@@ -134,7 +134,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(N, 16);
     arguments.row_amax = floats(writable(weight_row_amax));
     arguments.column_amax = floats(writable(weight_column_amax));
-    check(kCell, quantize_sm90_e4m3_row(io, arguments, stream));
+    check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
   //    split_sizes, bias -> y
@@ -260,7 +260,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.column_amax = floats(writable(dy_column_amax));
     arguments.sums = need_dbias ? writable(dbias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    check(kCell, quantize_sm90_e4m3_row(io, arguments, stream));
+    check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale, split_sizes -> dx

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:75be42c0e9b109ec
+// checksum sha256:68eb3887f0664634
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -11,10 +11,10 @@
 #include "dispatch/gemm_decoded_sm90_dgrad.h"
 #include "dispatch/gemm_decoded_sm90_fprop.h"
 #include "dispatch/gemm_decoded_sm90_wgrad.h"
-#include "dispatch/quantize_sm90_e4m3_mx_1x32.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e4m3_mx_1x32.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -22,7 +22,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_linear__mxfp8";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>> forward(
@@ -109,7 +109,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.data = need_dweight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dweight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
+    check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
   }
   // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale
@@ -127,7 +127,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(N, 16);
-    check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
+    check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
   }
   // 3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
   {
@@ -290,7 +290,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.sums = need_dbias ? writable(dbias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
+    check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
   }
   // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_dx) {

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:6def891acdbe6bc5
+// checksum sha256:c7531ba977f39bf1
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -12,13 +12,13 @@
 #include "dispatch/gemm_decoded_sm90_dgrad.h"
 #include "dispatch/gemm_decoded_sm90_fprop.h"
 #include "dispatch/gemm_decoded_sm90_wgrad.h"
-#include "dispatch/quantize_sm90_e2m1_nv_16x16.h"
-#include "dispatch/quantize_sm90_e2m1_nv_1x16_hadamard.h"
-#include "dispatch/quantize_sm90_e2m1_nv_1x16_stochastic_hadamard.h"
-#include "fusegen/changes.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e2m1_nv_16x16.h"
+#include "dispatch/quantize_e2m1_nv_1x16_hadamard.h"
+#include "dispatch/quantize_e2m1_nv_1x16_stochastic_hadamard.h"
+#include "fusegen/host/changes.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -26,7 +26,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_linear__nvfp4";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>> forward(
@@ -130,7 +130,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
     arguments.columnwise_amax = floats(need_dweight ? writable(x_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(x_partial_amax);
-    check(kCell, quantize_sm90_e2m1_nv_1x16_hadamard(io, arguments, stream));
+    check(kCell, quantize_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
   // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax,
   //    weight_columnwise, weight_columnwise_scale, weight_columnwise_amax, weight_partial_amax
@@ -151,7 +151,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(N, 32) / 2;
     arguments.columnwise_amax = floats(need_dx ? writable(weight_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(weight_partial_amax);
-    check(kCell, quantize_sm90_e2m1_nv_16x16(io, arguments, stream));
+    check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
   }
   // 3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
   {
@@ -345,7 +345,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     arguments.quantize.row_sums = floats(dy_row_sums);
     arguments.rng_state = integers(writable(rng_state));
     arguments.update = true;
-    check(kCell, quantize_sm90_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
+    check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
   }
   // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_dx) {

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:91b29f48cfed35c1
+// checksum sha256:3541b9d4706fe7cb
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -12,10 +12,10 @@
 #include "dispatch/group_sum.h"
 #include "dispatch/pointwise_scaled_swiglu_backward.h"
 #include "dispatch/pointwise_scaled_swiglu_forward.h"
-#include "fusegen/changes.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "fusegen/host/changes.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -23,7 +23,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_mlp__bf16__add_to_main_grad";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,

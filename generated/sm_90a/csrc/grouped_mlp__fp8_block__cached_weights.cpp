@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:0d53ab57c4381fa8
+// checksum sha256:6d1290578bd76ba9
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -12,12 +12,12 @@
 #include "dispatch/gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128.h"
-#include "dispatch/quantize_sm90_e4m3_block_128x128.h"
-#include "dispatch/quantize_sm90_e4m3_block_1x128.h"
-#include "fusegen/changes.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e4m3_block_128x128.h"
+#include "dispatch/quantize_e4m3_block_1x128.h"
+#include "fusegen/host/changes.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -25,7 +25,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_mlp__fp8_block__cached_weights";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>> forward(
@@ -185,7 +185,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.data = need_dfc1_weight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    check(kCell, quantize_sm90_e4m3_block_1x128(io, arguments, stream));
+    check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
   // 2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
   //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
@@ -442,7 +442,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    check(kCell, quantize_sm90_e4m3_block_1x128(io, arguments, stream));
+    check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, split_sizes -> da
@@ -692,7 +692,7 @@ void refresh(
     arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
     arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
     arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    check(kCell, quantize_sm90_e4m3_block_128x128(io, arguments, stream));
+    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
   }
   // 2. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale
@@ -711,7 +711,7 @@ void refresh(
     arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
     arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
     arguments.quantize.columnwise.pitch = align(H, 16);
-    check(kCell, quantize_sm90_e4m3_block_128x128(io, arguments, stream));
+    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
   }
 }
 

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_current.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:273329438c59ac7a
+// checksum sha256:7cf2046b2b13cf81
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -11,11 +11,11 @@
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128.h"
 #include "dispatch/pointwise_scaled_swiglu_backward.h"
 #include "dispatch/pointwise_scaled_swiglu_forward.h"
-#include "dispatch/quantize_sm90_e4m3_tensor.h"
-#include "dispatch/quantize_sm90_e5m2_tensor.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e4m3_tensor.h"
+#include "dispatch/quantize_e5m2_tensor.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -23,7 +23,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_mlp__fp8_current";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -176,7 +176,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.amax = floats(writable(x_amax));
     arguments.partial_amax = floats(x_partial_amax);
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, fc1_weight_amax, fc1_weight_partial_amax
@@ -196,7 +196,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(2 * F, 16);
     arguments.amax = floats(writable(fc1_weight_amax));
     arguments.partial_amax = floats(fc1_weight_partial_amax);
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
   //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
@@ -242,7 +242,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.amax = floats(writable(a_amax));
     arguments.partial_amax = floats(a_partial_amax);
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, fc2_weight_amax, fc2_weight_partial_amax
@@ -262,7 +262,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(H, 16);
     arguments.amax = floats(writable(fc2_weight_amax));
     arguments.partial_amax = floats(fc2_weight_partial_amax);
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
@@ -476,7 +476,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.partial_amax = floats(dy_partial_amax);
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
+    check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, split_sizes -> da
@@ -548,7 +548,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.partial_amax = floats(dh_partial_amax);
       arguments.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.quantize.row_sums = floats(dh_row_sums);
-      check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
+      check(kCell, quantize_e5m2_tensor(io, arguments, stream));
     }
   }
   // 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,

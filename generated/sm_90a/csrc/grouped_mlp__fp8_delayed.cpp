@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:756c77e47c3a8e5e
+// checksum sha256:01f20c6b742d4e93
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -12,12 +12,12 @@
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e5m2_tensor.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_tensor.h"
-#include "dispatch/quantize_sm90_e4m3_tensor.h"
-#include "dispatch/quantize_sm90_e5m2_tensor.h"
-#include "fusegen/changes.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e4m3_tensor.h"
+#include "dispatch/quantize_e5m2_tensor.h"
+#include "fusegen/host/changes.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -25,7 +25,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_mlp__fp8_delayed";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x,
@@ -184,7 +184,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.state.grouped = true;
     arguments.due = &due;
     arguments.update = need_any;
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
   //    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
@@ -210,7 +210,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.state.grouped = true;
     arguments.due = &due;
     arguments.update = need_any;
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
   //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
@@ -284,7 +284,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.due = &due;
     arguments.moves_states = true;
     arguments.update = need_any;
-    check(kCell, quantize_sm90_e4m3_tensor(io, arguments, stream));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
@@ -504,7 +504,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.due = &due;
     arguments.moves_states = !need_dh_row_sums;
     arguments.update = true;
-    check(kCell, quantize_sm90_e5m2_tensor(io, arguments, stream));
+    check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, split_sizes -> da

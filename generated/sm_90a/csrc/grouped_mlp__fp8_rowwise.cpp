@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_rowwise.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:3b8ecaf65668be0d
+// checksum sha256:401658f578ac347d
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -11,10 +11,10 @@
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128.h"
 #include "dispatch/pointwise_scaled_swiglu_backward.h"
 #include "dispatch/pointwise_scaled_swiglu_forward.h"
-#include "dispatch/quantize_sm90_e4m3_row.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e4m3_row.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -22,7 +22,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_mlp__fp8_rowwise";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -180,7 +180,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.row_amax = floats(writable(x_row_amax));
     arguments.column_amax = floats(writable(x_column_amax));
-    check(kCell, quantize_sm90_e4m3_row(io, arguments, stream));
+    check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, fc1_weight_row_amax, fc1_weight_column_amax
@@ -200,7 +200,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(2 * F, 16);
     arguments.row_amax = floats(writable(fc1_weight_row_amax));
     arguments.column_amax = floats(writable(fc1_weight_column_amax));
-    check(kCell, quantize_sm90_e4m3_row(io, arguments, stream));
+    check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
   //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
@@ -246,7 +246,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.row_amax = floats(writable(a_row_amax));
     arguments.column_amax = floats(writable(a_column_amax));
-    check(kCell, quantize_sm90_e4m3_row(io, arguments, stream));
+    check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, fc2_weight_row_amax, fc2_weight_column_amax
@@ -266,7 +266,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(H, 16);
     arguments.row_amax = floats(writable(fc2_weight_row_amax));
     arguments.column_amax = floats(writable(fc2_weight_column_amax));
-    check(kCell, quantize_sm90_e4m3_row(io, arguments, stream));
+    check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
@@ -485,7 +485,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.column_amax = floats(writable(dy_column_amax));
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    check(kCell, quantize_sm90_e4m3_row(io, arguments, stream));
+    check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, split_sizes -> da
@@ -557,7 +557,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.column_amax = floats(writable(dh_column_amax));
       arguments.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.quantize.row_sums = floats(dh_row_sums);
-      check(kCell, quantize_sm90_e4m3_row(io, arguments, stream));
+      check(kCell, quantize_e4m3_row(io, arguments, stream));
     }
   }
   // 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:0ca472404234e9cf
+// checksum sha256:05c8a798b9fdcc56
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -15,10 +15,10 @@
 #include "dispatch/gemm_decoded_sm90_wgrad.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32.h"
-#include "dispatch/quantize_sm90_e4m3_mx_1x32.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e4m3_mx_1x32.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -26,7 +26,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_mlp__mxfp8";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -171,7 +171,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.data = need_dfc1_weight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(x_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
+    check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
   }
   // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale
@@ -189,7 +189,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
+    check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
   }
   // 3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
   {
@@ -274,7 +274,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
     arguments.quantize.columnwise.pitch = align(H, 16);
-    check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
+    check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
   }
   // 8. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
   {
@@ -542,7 +542,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    check(kCell, quantize_sm90_e4m3_mx_1x32(io, arguments, stream));
+    check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
   }
   // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_dy_rowwise_decoded) {

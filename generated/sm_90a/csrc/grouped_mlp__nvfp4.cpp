@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:d7bdeaef1c06e59b
+// checksum sha256:4759b6d1275bf627
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -15,13 +15,13 @@
 #include "dispatch/gemm_decoded_sm90_wgrad.h"
 #include "dispatch/pointwise_scaled_swiglu_backward.h"
 #include "dispatch/pointwise_scaled_swiglu_forward.h"
-#include "dispatch/quantize_sm90_e2m1_nv_16x16.h"
-#include "dispatch/quantize_sm90_e2m1_nv_1x16_hadamard.h"
-#include "dispatch/quantize_sm90_e2m1_nv_1x16_stochastic_hadamard.h"
-#include "fusegen/changes.h"
-#include "fusegen/checks.h"
-#include "fusegen/stable.h"
-#include "fusegen/workspace.h"
+#include "dispatch/quantize_e2m1_nv_16x16.h"
+#include "dispatch/quantize_e2m1_nv_1x16_hadamard.h"
+#include "dispatch/quantize_e2m1_nv_1x16_stochastic_hadamard.h"
+#include "fusegen/host/changes.h"
+#include "fusegen/host/checks.h"
+#include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -29,7 +29,7 @@ using namespace fusegen;
 using namespace fusegen_sm_90a;
 
 constexpr const char* kCell = "grouped_mlp__nvfp4";
-constexpr Arch kArch{"sm_90a", 9, 0, true};
+constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -206,7 +206,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
     arguments.columnwise_amax = floats(need_dfc1_weight ? writable(x_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(x_partial_amax);
-    check(kCell, quantize_sm90_e2m1_nv_1x16_hadamard(io, arguments, stream));
+    check(kCell, quantize_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
   // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
   //    fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale,
@@ -228,7 +228,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(2 * F, 32) / 2;
     arguments.columnwise_amax = floats(need_dx ? writable(fc1_weight_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(fc1_weight_partial_amax);
-    check(kCell, quantize_sm90_e2m1_nv_16x16(io, arguments, stream));
+    check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
   }
   // 3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
   {
@@ -304,7 +304,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 32) / 2;
     arguments.columnwise_amax = floats(need_dfc2_weight ? writable(a_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(a_partial_amax);
-    check(kCell, quantize_sm90_e2m1_nv_1x16_hadamard(io, arguments, stream));
+    check(kCell, quantize_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
   // 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
   //    fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale,
@@ -326,7 +326,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(H, 32) / 2;
     arguments.columnwise_amax = floats(keep_h ? writable(fc2_weight_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(fc2_weight_partial_amax);
-    check(kCell, quantize_sm90_e2m1_nv_16x16(io, arguments, stream));
+    check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
   }
   // 9. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
   {
@@ -629,7 +629,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.row_sums = floats(dy_row_sums);
     arguments.rng_state = integers(writable(rng_state));
     arguments.update = true;
-    check(kCell, quantize_sm90_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
+    check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
   }
   // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_dy_rowwise_decoded) {
@@ -771,7 +771,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.quantize.row_sums = floats(dh_row_sums);
       arguments.rng_state = integers(writable(rng_state));
       arguments.update = need_dh_copies;
-      check(kCell, quantize_sm90_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
+      check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
     }
   }
   // 10. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded

@@ -41,13 +41,17 @@ def visible_capability(env: Mapping[str, str] | None = None) -> tuple[int, int] 
 
 
 def arch_of(capability: tuple[int, int] | None, specs: SpecSet) -> str | None:
-    """The architecture for a GPU; the one with the longest name (sm_90a, not sm_90) of several.
+    """The architecture for a GPU: the latest that it runs, with the longest name (sm_90a, not
+    sm_90) of several.
 
     Those of parts (sm_90a_h20) are none: a capability does not tell them apart.
     """
-    archs = specs.archs.items()
-    names = [n for n, arch in archs if arch.capability == capability and n == arch.isa]
-    return max(names, key=len) if capability and names else None
+    if capability is None:
+        return None
+    fit = [arch for arch in specs.archs.values() if arch.name == arch.isa]
+    fit = [arch for arch in fit if arch.runs_on(capability)]
+    best = max(fit, key=lambda arch: (arch.capability or (0, 0), len(arch.name)), default=None)
+    return best.name if best else None
 
 
 def arch_named(name: str, specs: SpecSet) -> str:
@@ -65,7 +69,7 @@ def arch_named(name: str, specs: SpecSet) -> str:
         why = (
             "there is no visible NVIDIA GPU"
             if capability is None
-            else f"the GPU has capability {capability[0]}.{capability[1]}, which no arch states"
+            else f"the GPU has capability {capability[0]}.{capability[1]}, which no arch runs on"
         )
         raise UsageError(f"--arch native: {why}; name one of: {', '.join(specs.archs)}")
     return found

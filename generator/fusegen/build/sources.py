@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ..spec.fields import GENCODE
 from ..spec.files import read
 from .toolchain import BuildError
 
@@ -48,7 +49,7 @@ class Sources:
     @property
     def code(self) -> str:
         """The architecture that the kernels are compiled for, such as "sm_90a"."""
-        return self.gencode.rpartition("code=")[2]
+        return self.gencode.rpartition("code=")[2].strip("[]").partition(",")[0]
 
 
 _TOKEN: Final = re.compile(
@@ -60,8 +61,8 @@ _RULES: Final[Mapping[str, tuple[bool, str, str]]] = {
     "FUSEGEN_NAMESPACE": (False, r"[A-Za-z_][A-Za-z0-9_]*", "an identifier"),
     "FUSEGEN_GENCODE": (
         False,
-        r"arch=compute_\d+[af]?,code=sm_\d+[af]?",
-        "arch=compute_<n>,code=sm_<n>",
+        GENCODE.strip("^$"),
+        "arch=compute_<n>,code=sm_<n> or arch=compute_<n>,code=[sm_<n>,compute_<n>]",
     ),
     "FUSEGEN_CELLS": (True, r"[A-Za-z_][A-Za-z0-9_]*", "an identifier"),
 }

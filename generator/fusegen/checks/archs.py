@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import product
 from typing import Any
 
 from ..families.family import Config, Configured, Family
+from ..families.limits import hardware_limits
 from ..families.registry import FAMILIES, known_family
 from ..families.scalings import in_words
 from ..ir.dtypes import DType
@@ -39,8 +40,7 @@ def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
     if arch.kernels and not arch.gencode:
         yield source.problem("kernels need 'capability', 'gencode' and 'toolkit'", "kernels")
     yield from _check_code(arch, source)
-    for limit in arch.limits:
-        yield from unknown(source, "limit", limit, _LIMITS, "limits", limit)
+    yield from _check_limits(arch, source)
     owners: dict[str, str] = {}
     for name, family in arch.kernels.items():
         for index, primitive in enumerate(family.implements):
@@ -60,6 +60,32 @@ def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
             yield from _check_device_code(name, family, known, arch, source)
         else:
             yield from _check_words(name, family, source)
+
+
+def _check_limits(arch: ArchSpec, source: Source) -> Iterator[Problem]:
+    """Limits have names that families read, and are what the hardware has, where that is known."""
+    for limit in arch.limits:
+        yield from unknown(source, "limit", limit, _LIMITS, "limits", limit)
+    read = {limit for each in _configured(arch) for limit in each.limits}
+    hardware = hardware_limits(arch.capability)
+    for limit in sorted(read):
+        got, number = arch.limits.get(limit), hardware.get(limit)
+        if got is None or (number is not None and got != number):
+            yield source.problem(
+                f"expected {limit}: {number or '<number>'}, by which kernels are laid out, got"
+                f" {got or 'none'}",
+                "limits",
+                limit,
+            )
+
+
+def _configured(arch: ArchSpec) -> Iterator[Configured[Any]]:
+    """What is known of configurations of those families that the architecture can run."""
+    listed = (known_family(family.template or name) for name, family in arch.kernels.items())
+    for known in filter(None, listed):
+        runs = not known.cannot_run_on(arch.isa, arch.capability or (0, 0))
+        if runs and known.configured:
+            yield known.configured
 
 
 def _check_code(arch: ArchSpec, source: Source) -> Iterator[Problem]:
@@ -150,7 +176,7 @@ def _check_device_code(
 def _check_scalings(
     template: str, name: str, family: FamilySpec, known: Family, source: Source
 ) -> Iterator[Problem]:
-    """Operands of a product scale in pairs, and each pair in sums that there is code for."""
+    """Operands of a GEMM scale in pairs, and each pair in sums that there is code for."""
     path = ("kernels", name)
     scalings = listed_scalings(name, family)
     for pair in known.multiplies:
@@ -179,27 +205,19 @@ def _check_scalings(
 def _check_configurations(
     template: str, name: str, family: FamilySpec, known: Family, arch: ArchSpec, source: Source
 ) -> Iterator[Problem]:
-    """Every configuration is one that the device code compiles for, on what it was written for."""
+    """Every configuration is one that the device code compiles for, on an SM of these limits."""
     configured = known.configured
+    limits = {**arch.limits, **hardware_limits(arch.capability)}
     for kind, spec in family.kinds.items():
         path = ("kernels", name, "kinds", kind.value)
         if configured is None:
             yield source.problem(f"{template} has no points to choose among; remove it", *path)
             continue
         for index, point in enumerate(spec.points):
-            for problem in _point_problems(configured, kind, point, name, family, known):
+            for problem in _point_problems(configured, kind, point, name, family, known, limits):
                 yield source.problem(
                     f"{template} cannot run {point.name}: {problem}", *path, "points", index
                 )
-    for limit, number in configured.limits.items() if configured else ():
-        # Another architecture's limits are its own; that its instructions differ was said above.
-        got = arch.limits.get(limit, None if arch.isa == known.arch else number)
-        if got != number:
-            yield source.problem(
-                f"{template} is written for {limit}: {number}, got {got or 'none'}",
-                "limits",
-                limit,
-            )
 
 
 def _point_problems(
@@ -209,11 +227,17 @@ def _point_problems(
     name: str,
     family: FamilySpec,
     known: Family,
+    limits: Mapping[str, int],
 ) -> Iterable[str]:
-    """Problems of a configuration in any product that a spec lists, each once."""
+    """Problems of a configuration in any GEMM that a spec lists, each once.
+
+    None where a limit is missing, which is a problem of its own.
+    """
     if not isinstance(point, configured.config):
         own = ", ".join(each.name for each in fields(configured.config))
         return (f"its points say {own}; this one is another family's",)
+    if not {*configured.limits} <= {*limits}:
+        return ()
     variants = [
         Variant(family.formats[:1], scalings, tuple(way.value for way in ways), store)
         for scalings in _scalings_of(kind, name, family, known)
@@ -223,7 +247,7 @@ def _point_problems(
     return dict.fromkeys(
         problem
         for variant in variants
-        for problem in configured.problems(point, kind, variant, configured.limits)
+        for problem in configured.problems(point, kind, variant, limits)
     )
 
 
@@ -235,7 +259,7 @@ def _each(ways: tuple[Accumulation, ...]) -> Iterable[tuple[Accumulation, ...]]:
 def _scalings_of(
     kind: GemmKind, name: str, family: FamilySpec, known: Family
 ) -> tuple[tuple[str, ...], ...]:
-    """Scalings of the operands of the products that a spec lists; none where they have none."""
+    """Scalings of the operands of the GEMMs that a spec lists; none where they have none."""
     listed = {*listed_scalings(name, family)}
     pairs = (pair.of(kind) for pair in known.multiplies)
     return tuple(pair for pair in pairs if {*pair} <= listed) or ((),)

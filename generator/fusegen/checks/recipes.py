@@ -45,15 +45,15 @@ def check_recipe(recipe: RecipeSpec, source: Source) -> Iterator[Problem]:
     for kind in GemmKind:
         if kind not in recipe.gemm:
             yield source.problem(f"the accumulation of {kind.value} is missing", "gemm")
-    yield from _check_products(recipe, source)
+    yield from _check_gemms(recipe, source)
     for role, spec in recipe.roles.items():
         for found, path, message in (*_scale(spec.scale, spec), *_elements(spec)):
             if found:
                 yield source.problem(message, "roles", role.value, *path)
 
 
-def _check_products(recipe: RecipeSpec, source: Source) -> Iterator[Problem]:
-    """What the two operands of a product say goes together, and with its accumulation."""
+def _check_gemms(recipe: RecipeSpec, source: Source) -> Iterator[Problem]:
+    """What the two operands of a GEMM say goes together, and with its accumulation."""
     for kind, accumulation in recipe.gemm.items():
         named = {role for (each, _), (role, _) in OPERANDS.items() if each is kind} & {
             *recipe.roles
@@ -68,7 +68,7 @@ def _check_products(recipe: RecipeSpec, source: Source) -> Iterator[Problem]:
         others = [each for name, each in recipe.roles.items() if name is not role]
         if spec.tensor_scale and not all(each.tensor_scale for each in others):
             yield source.problem(
-                "both operands of a product have a tensor scale, or none: every role has one",
+                "both operands of a GEMM have a tensor scale, or none: every role has one",
                 "roles",
                 role.value,
                 "tensor_scale",

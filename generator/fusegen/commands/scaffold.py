@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checks.load import SpecWarning, load_usable
+from ..families.limits import hardware_limits
 from ..families.registry import known_family
 from ..ir.naming import camel
 from ..math.expression import CALLABLE
 from ..publish import paths
-from ..spec.arch import ArchSpec, isa_of
+from ..spec.arch import ArchSpec, Reach, isa_of
 from ..spec.files import named, resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet, adapter
@@ -118,7 +119,7 @@ def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Seque
         text = _set(text, "class", camel(name))
         text = re.sub(r"^variants:.*\n(?:[ #].*\n|\s*\n)*", "", text, flags=re.MULTILINE)
     if kind is SpecKind.ARCHS and name.startswith("sm_"):
-        for key, value in _gpu(name).items():
+        for key, value in _gpu(name, specs.archs[origin]).items():
             text = _set(text, key, value)
         text = _without_foreign_kernels(text, name, specs.archs[origin])
     return text
@@ -158,12 +159,16 @@ def _capability(name: str) -> tuple[int, int]:
     return int(digits[:-1] or "0"), int(digits[-1])
 
 
-def _gpu(name: str) -> dict[str, str]:
-    """The facts that the name of a GPU architecture states."""
+def _gpu(name: str, origin: ArchSpec | None = None) -> dict[str, str]:
+    """The facts that the name of a GPU architecture states, with PTX where the origin has it."""
     code = isa_of(name).removeprefix("sm_")
+    ptx = origin is not None and origin.reach is Reach.LATER and not code.endswith("a")
+    codes = f"[sm_{code},compute_{code}]" if ptx else f"sm_{code}"
+    limits = hardware_limits(_capability(name)).items()
     return {
         "capability": str([*_capability(name)]),
-        "gencode": f"arch=compute_{code},code=sm_{code}",
+        "gencode": f"arch=compute_{code},code={codes}",
+        "limits": f"{{{', '.join(f'{limit}: {number}' for limit, number in limits)}}}",
     }
 
 
@@ -204,12 +209,12 @@ edition: 1
 recipe: {name}
 summary: Say in one line what is quantised and how
 source: Where the recipe was published
-# Where partial sums of each product are kept: fp32, fast or split_128.
+# Where partial sums of each GEMM are kept: fp32, fast or split_128.
 gemm: {{fprop: fp32, dgrad: fp32, wgrad: fp32}}
-# Largest relative Frobenius errors that the generated tests accept: a product against float64 of
+# Largest relative Frobenius errors that the generated tests accept: a GEMM against float64 of
 # the operands it read, a whole module against float64 of its inputs, sums kept in fp32.
 tolerance: {{gemm: 4.0e-3, end_to_end: 1.0e-2, float32: 5.0e-5}}
-# How the operands of the products are quantised, by role: input, weight, grad_output. A role that
+# How the operands of the GEMMs are quantised, by role: input, weight, grad_output. A role that
 # is not named stays in the module's own type. For example:
 # roles:
 #   input:
@@ -267,10 +272,10 @@ capability: {facts["capability"]}
 gencode: {facts["gencode"]}
 toolkit: "13.0"
 # Hardware limits by name, for people and tests: shared memory of a block in bytes, registers.
-limits: {{registers: 65536}}
+limits: {facts["limits"]}
 # Families of kernels, by the template that prints them. Until one implements the steps of a module,
 # that module is unsupported here; `fusegen plan --arch {name}` says why. The templates that come
-# with fusegen need compute capability 9.0. For example:
+# with fusegen need compute capability 8.0. For example:
 # kernels:
 #   group_sum:
 #     implements: [group_sum, column_sum]

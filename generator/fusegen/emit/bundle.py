@@ -97,13 +97,14 @@ def render_bundle(
     owners = tuple(plan.cell for plan in plans)
     context = _context(plans, arch, namespace)
     files = list(_shared(context, owners, renderer))
-    for plan in plans:
-        files += _cell(plan, renderer)
+    named = tuple(map(marked, plans))
+    for plan, own in zip(plans, named, strict=True):
+        files += _cell(own, tuple(explain(plan)), renderer)
     files += _statics(renderer, "runtime", files, owners, _IMPORT, set(), target="")
     files += _statics(renderer, "reference", files, owners, _IMPORT, {"__init__.py"})
     files += _statics(renderer, "sharding", files, owners, _IMPORT, {"__init__.py"})
     if arch.has_kernels:
-        files += _compiled(plans, context, arch, renderer)
+        files += _compiled(named, context, arch, renderer)
         files += _statics(renderer, "csrc", files, owners, _INCLUDE, _BUILD_FILES)
     digests = _digests(plans, files, arch)
     if arch.has_kernels:
@@ -227,7 +228,7 @@ def _reachable(
     waiting = list(texts)
     while waiting:
         for name in pattern.findall(waiting.pop()):
-            path = next((p for p in (name, f"{name}.py", f"fusegen/{name}") if p in static), None)
+            path = next((p for p in (name, f"{name}.py") if p in static), None)
             if path is not None and path not in found:
                 found.add(path)
                 waiting.append(static[path])
@@ -245,9 +246,10 @@ def _shared(
     )
 
 
-def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
-    description = tuple(explain(plan))
-    plan = marked(plan)
+def _cell(
+    plan: ModulePlan, description: tuple[str, ...], renderer: Renderer
+) -> Iterator[tuple[str, Artifact]]:
+    """The files of a cell whose plan has its names marked; the description is of the plain one."""
     module: CellContext | QuantizeContext = (
         quantize_context(plan, description) if plan.conversions else cell_context(plan, description)
     )
@@ -274,7 +276,7 @@ def _cell(plan: ModulePlan, renderer: Renderer) -> Iterator[tuple[str, Artifact]
 def _compiled(
     plans: tuple[ModulePlan, ...], context: BundleContext, arch: ArchSpec, renderer: Renderer
 ) -> Iterator[tuple[str, Artifact]]:
-    plans = marked(plans)
+    """What is compiled, of plans whose names are marked."""
     for plan in plans:
         if plan.ops:
             path = f"csrc/{plan.cell}.cpp"

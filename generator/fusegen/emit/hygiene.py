@@ -35,10 +35,10 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Argument: ("buffer", "when"),
     Attribute: ("name",),
     AttributeRef: ("name",),
-    Binding: ("symbol", "sources"),
+    Binding: ("symbol", "candidates"),
     Buffer: ("name",),
     Check: ("tensor", "reference"),
-    Copy: ("source", "data", "scale", "amax", "groups"),
+    Copy: ("original", "data", "scale", "amax", "groups"),
     Dimension: ("symbol", "keyword"),
     ModulePlan: ("inputs", "differentiated", "arguments", "outputs", "main_grads", "exact_outputs"),
     Operand: ("buffer",),
@@ -49,7 +49,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Result: ("buffer", "when"),
     Shape: ("leading",),
     Sharding: ("symbol", "axes", "partial"),
-    Start: ("sources", "future", "when"),
+    Start: ("operands", "future", "when"),
     State: ("buffer",),
     JoinedTensor: ("buffer", "parts"),
     Step: ("when", "mutates"),
@@ -194,23 +194,25 @@ def _functions(body: list[ast.stmt]) -> Iterator[_Function]:
 
 def _identifiers(function: _Function) -> Iterator[tuple[str, Any, bool]]:
     """Words of a function that a scope resolves: word, node, and whether it is bound there."""
-    skipped = {id(part) for node in ast.walk(function) for part in _annotations(node)}
     waiting: list[ast.AST] = [function.args, *function.body]
     while waiting:
         node = waiting.pop()
-        if id(node) in skipped:
-            continue
         if isinstance(node, ast.Name):
             yield node.id, node, not isinstance(node.ctx, ast.Load)
         elif isinstance(node, ast.arg):
             yield node.arg, node, True
-        waiting += ast.iter_child_nodes(node)
+        else:
+            waiting += _in_scope(node)
 
 
-def _annotations(node: ast.AST) -> Iterator[ast.AST]:
-    """Annotations are text, which no scope of a function reads."""
-    found = [getattr(node, "annotation", None), getattr(node, "returns", None)]
-    yield from (each for each in found if each is not None)
+def _in_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """The children of a node but for annotations: text, which no scope of a function reads."""
+    for field in node._fields:
+        child = getattr(node, field, None)
+        if isinstance(child, list):
+            yield from (each for each in child if isinstance(each, ast.AST))
+        elif isinstance(child, ast.AST) and field not in ("annotation", "returns"):
+            yield child
 
 
 def _refuse_shared_keyword(function: _Function, name: str) -> None:

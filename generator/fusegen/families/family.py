@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..ir.dtypes import DType
-from ..ir.kernel import GemmKind, LayoutSpec, Store
+from ..ir.kernel import EndScale, GemmKind, LayoutSpec, Store
 from ..ir.kernel_set import Variant
-from ..ir.quantization import OPERANDS, Accumulation, Role, Scaling
+from ..ir.quantization import OPERANDS, Accumulation, Extent, Role, Scaling
 from ..steps.launch import Launch
 
 HADAMARD = "hadamard"
@@ -28,7 +28,7 @@ class Demand:
 
     Attributes:
         primitive: of the step.
-        kind: of a product.
+        kind: of a GEMM.
         variant: formats, scales and store; None where the module's own type is all.
         history: amaxes that a delayed scale looks back on.
     """
@@ -68,7 +68,7 @@ def offers(offer: Offer, demand: Demand) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProductScaling:
-    """Scales of two operands that one product reads.
+    """Scales of two operands that one GEMM reads.
 
     Attributes:
         tokens: of activations and of gradients.
@@ -83,7 +83,7 @@ class ProductScaling:
     token_major: bool = False
 
     def of(self, kind: GemmKind) -> tuple[str, str]:
-        """Names of what the first and the second operand of a product have."""
+        """Names of what the first and the second operand of a GEMM have."""
         roles = (OPERANDS[kind, slot][0] for slot in "ab")
         a, b = (self.weights if role is Role.WEIGHT else self.tokens for role in roles)
         return a.name, b.name
@@ -132,30 +132,6 @@ class LayoutNeeds:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one CTA of a configuration takes of an SM.
-
-    Attributes:
-        stages: of operands in shared memory.
-        buffers: of results in shared memory, per warp that multiplies.
-        shared_bytes: of all of it.
-        threads: of a CTA.
-        loader_registers, math_registers: of a thread that loads, and of one that multiplies.
-        accumulators: registers of a thread that hold sums.
-        registers: of all threads.
-    """
-
-    stages: int
-    buffers: int
-    shared_bytes: int
-    threads: int
-    loader_registers: int
-    math_registers: int
-    accumulators: int
-    registers: int
-
-
 Constants = tuple[tuple[str, int], ...]
 """Numbers by name that a kernel depends on: printed to its unit, and compared there with those that
 the device code derives by itself."""
@@ -191,15 +167,13 @@ class Configured(Generic[C]):
 
     Attributes:
         config: type of its configurations.
-        limits: of the architecture that device code was written for, by name.
-        resources: of a configuration, for a kind, a variant and an architecture's limits.
-        problems: why device code refuses a configuration, for a kind and a variant.
-        constants: that device code derives of a configuration, too, for a kind and a variant.
+        limits: names of those of an architecture that configurations are laid out by.
+        problems: why device code refuses a configuration, for a kind, a variant and limits.
+        constants: that device code derives of a configuration, too, for the same.
     """
 
     config: type[C]
-    limits: Mapping[str, int]
-    resources: Callable[[C, GemmKind, Variant, Mapping[str, int]], Resources]
+    limits: tuple[str, ...]
     problems: Callable[[C, GemmKind, Variant, Mapping[str, int]], Iterator[str]]
     constants: Callable[[C, GemmKind, Variant, Mapping[str, int]], Constants]
 
@@ -212,15 +186,15 @@ class Family:
         name: what specs call it, and of the template of its units, ``csrc/<name>.cu.j2``.
         implements: primitives it has code for.
         launch: arguments of its kernels.
-        summary: sentence of its dispatch headers; ``{kind}`` stands for the kind of a product.
+        summary: sentence of its dispatch headers; ``{kind}`` stands for the kind of a GEMM.
         device: header of device code that has ``launch_<name><Element>``; empty where units need
             more than an element type, and a template of their own.
         formats: element formats of what it reads and writes quantised; ``io`` for none.
         converts: how elements that it encodes or decodes may share scales.
-        multiplies: how the operands of its products may share scales.
-        stores: what may become of its products.
-        capability: least compute capability.  Programmatic launches (``launch.cuh``) and clusters
-            came with 9.0.
+        multiplies: how the operands of its GEMMs may share scales.
+        stores: what may become of its GEMMs.
+        ends: what its GEMMs may multiply by at their end, for operands decoded as codes.
+        capability: least compute capability that has its instructions.
         arch: the only architecture whose instructions it uses; None for every later one, too.
         row_alignment: elements that innermost dimensions are multiples of.
         layout: of the copies that it reads or writes; None where it has none.
@@ -239,7 +213,8 @@ class Family:
     converts: tuple[Scaling, ...] = ()
     multiplies: tuple[ProductScaling, ...] = ()
     stores: tuple[Store, ...] = (Store.IO,)
-    capability: tuple[int, int] = (9, 0)
+    ends: tuple[EndScale, ...] = ()
+    capability: tuple[int, int] = (8, 0)
     arch: str | None = None
     row_alignment: int = 1
     layout: LayoutNeeds | None = None
@@ -260,7 +235,7 @@ class Family:
 
     @property
     def accumulations(self) -> tuple[Accumulation, ...]:
-        """Of products of quantised operands; empty where sums are kept in fp32."""
+        """Of GEMMs of quantised operands; empty where sums are kept in fp32."""
         every = (way for pair in self.multiplies for way in pair.accumulations)
         return tuple(dict.fromkeys(every))
 
@@ -275,7 +250,7 @@ class Family:
 
         Args:
             config: where there are some to choose among.
-            kind: of a product.
+            kind: of a GEMM.
             variant: formats, scales and store; None where the module's own type is all.
             limits: of the architecture.
         """
@@ -286,6 +261,8 @@ class Family:
                 stated["token_alignment"] = self.layout.token_alignments[0]
         if self.most_history:
             stated["most_history"] = self.most_history
+        if self.converts and variant:
+            stated |= _scale_block(variant)
         if self.configured is None or config is None or kind is None:
             return tuple(stated.items())
         store = variant or Variant((DType.IO,), (), ())
@@ -297,7 +274,7 @@ class Family:
             return f"uses instructions of {self.arch} alone"
         if capability < self.capability:
             needed, got = (".".join(map(str, each)) for each in (self.capability, capability))
-            return f"needs compute capability {needed} (programmatic launches), this is {got}"
+            return f"needs compute capability {needed}, this is {got}"
         return ""
 
     def accepts(self, demand: Demand) -> str | None:
@@ -308,10 +285,10 @@ class Family:
         """
         variant = demand.variant or Variant((DType.IO,), (), ())
         words = "_".join(variant.scalings)
-        if not offers(self, demand):
+        if not (offers(self, demand) and {*variant.ends} <= {*self.ends}):
             return " of ".join(filter(None, (demand.primitive, str(variant))))
         if demand.kind and self.multiplies:
-            return self._accepts_product(demand.kind, variant)
+            return self._accepts_gemm(demand.kind, variant)
         if demand.history > self.most_history:
             return (
                 f"a history of {demand.history} amaxes, {self.name} keeps {self.most_history} at"
@@ -322,7 +299,7 @@ class Family:
             return f"a transform before {words}, {self.name} has it before {names}"
         return None
 
-    def _accepts_product(self, kind: GemmKind, variant: Variant) -> str | None:
+    def _accepts_gemm(self, kind: GemmKind, variant: Variant) -> str | None:
         """Operands scale as one of the pairs does, in sums in which that pair is applied."""
         pairs = [pair for pair in self.multiplies if pair.of(kind) == variant.scalings]
         if not pairs:
@@ -337,6 +314,19 @@ class Family:
     def enumerator(self, word: str) -> str:
         """C++ name of a scaling or an accumulation."""
         return self.enumerators.get(word, word)
+
+
+def _scale_block(variant: Variant) -> dict[str, int]:
+    """Rows and columns that share a scale in a copy that is made or read; 0 is all of them.
+
+    Of codes that are decoded as they are, both are 0.
+    """
+    if not variant.scalings:
+        return {"scale_rows": 0, "scale_columns": 0}
+    scaling = Scaling.parse(variant.scalings[0])
+    assert scaling is not None, variant.scalings
+    rows, columns = (0 if each is Extent.ALL else each for each in scaling.extents)
+    return {"scale_rows": rows, "scale_columns": columns}
 
 
 def _names(scalings: tuple[Scaling, ...]) -> tuple[str, ...]:

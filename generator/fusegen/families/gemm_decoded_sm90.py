@@ -1,9 +1,9 @@
-"""Products of 16-bit operands on Hopper that were decoded from quantised ones."""
+"""GEMMs of 16-bit operands on Hopper that were decoded from quantised ones."""
 
 from __future__ import annotations
 
 from ..ir.dtypes import DType
-from ..ir.kernel import Store
+from ..ir.kernel import EndScale, Store
 from ..steps import gemm
 from .family import Family
 from .wgmma import ARCH, Operands
@@ -15,6 +15,7 @@ GEMM_DECODED_SM90 = Family(
     summary="Chooses the kernel of a {kind} product of decoded operands by its sizes.",
     formats=(DType.BFLOAT16,),
     stores=tuple(Store),
+    ends=tuple(EndScale),
     arch=ARCH,
     row_alignment=8,
     configured=Operands(element_bytes=2).configured,

@@ -1,4 +1,4 @@
-"""Products of FP8 operands on Hopper."""
+"""GEMMs of FP8 operands on Hopper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GEMM_FP8_SM90 = Family(
     multiplies=(
         ProductScaling(TENSOR, TENSOR, _ANY),
         ProductScaling(ROW, ROW, _ANY),
-        # Scales of blocks multiply sums of one block's depth.
+        # Scales of blocks multiply sums over one block.
         ProductScaling(BLOCK_1X128, BLOCK_128X128, _SPLIT),
     ),
     stores=tuple(Store),

@@ -1,4 +1,4 @@
-"""Products of 16-bit operands on Hopper."""
+"""GEMMs of 16-bit operands on Hopper."""
 
 from __future__ import annotations
 

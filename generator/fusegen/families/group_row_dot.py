@@ -10,5 +10,5 @@ GROUP_ROW_DOT = Family(
     (group_row_dot.GROUP_ROW_DOT.name,),
     launch=group_row_dot.LAUNCH,
     summary="Multiplies each row with the vector of its group.",
-    device="group_row_dot.cuh",
+    device="reduce/group_row_dot.cuh",
 )

@@ -10,6 +10,6 @@ GROUP_SUM = Family(
     (sums.GROUP_SUM.name, sums.COLUMN_SUM.name),
     launch=sums.LAUNCH,
     summary="Sums the rows of each group.",
-    device="group_sum.cuh",
+    device="reduce/group_sum.cuh",
     row_alignment=8,
 )

@@ -7,14 +7,16 @@ from ..steps import BY_NAME
 from .dequantize import DEQUANTIZE
 from .dequantize_groups import DEQUANTIZE_GROUPS
 from .family import Config, Family
+from .gemm_decoded_mma import GEMM_DECODED_MMA
 from .gemm_decoded_sm90 import GEMM_DECODED_SM90
 from .gemm_fp8_sm90 import GEMM_FP8_SM90
+from .gemm_mma import GEMM_MMA
 from .gemm_sm90 import GEMM_SM90
 from .group_row_dot import GROUP_ROW_DOT
 from .group_sum import GROUP_SUM
 from .pointwise import POINTWISE
-from .pointwise_quantize_sm90 import POINTWISE_QUANTIZE_SM90
-from .quantize_sm90 import QUANTIZE_SM90
+from .pointwise_quantize import POINTWISE_QUANTIZE
+from .quantize import QUANTIZE
 from .statistics import STATISTICS
 from .update_scale import UPDATE_SCALE
 
@@ -22,8 +24,10 @@ SHIPPED: tuple[Family, ...] = (
     GEMM_SM90,
     GEMM_FP8_SM90,
     GEMM_DECODED_SM90,
-    QUANTIZE_SM90,
-    POINTWISE_QUANTIZE_SM90,
+    GEMM_MMA,
+    GEMM_DECODED_MMA,
+    QUANTIZE,
+    POINTWISE_QUANTIZE,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
     STATISTICS,
@@ -64,6 +68,6 @@ def known_family(template: str) -> Family | None:
 def enumerator(template: str, word: str) -> str:
     """C++ name of a scaling or an accumulation in a template.
 
-    Users' own products take the arguments of ``gemm_fp8_sm90``, and are given its names.
+    Users' own GEMMs take the arguments of ``gemm_fp8_sm90``, and are given its names.
     """
     return (known_family(template) or GEMM_FP8_SM90).enumerator(word)

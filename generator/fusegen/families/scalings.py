@@ -8,7 +8,7 @@ from ..ir.dtypes import DType
 from ..ir.quantization import Extent, ScaleRule, Scaling
 
 BLOCKS = (16, 32, 64, 128)
-"""Elements of a block, ``kLeastBlock`` to ``kMostBlock`` of quantize_config.cuh: a warp has whole
+"""Elements of a block, ``kLeastBlock`` to ``kMostBlock`` of quantize/config.cuh: a warp has whole
 blocks of rows, a tile of 128 x 128 whole blocks."""
 
 _MX = (ScaleRule.MX, DType.E8M0)
@@ -34,14 +34,14 @@ NV_1X16 = Scaling(1, 16, *_NV)
 OF_TOKENS = (TENSOR, ROW, *_lines(*_RATIO), *_lines(*_MX), *_lines(*_NV))
 """Those whose scales no two tokens share, unless all do."""
 ALL = (*OF_TOKENS, *_squares(*_RATIO), *_squares(*_MX), *_squares(*_NV))
-"""What ``Scaling`` of quantize_config.cuh can be instantiated for."""
+"""What ``Scaling`` of quantize/config.cuh can be instantiated for."""
 
 FP8 = (DType.E4M3, DType.E5M2)
 CODES = (*FP8, DType.E2M1)
 """Formats that quantised tensors have."""
 
 GROUPS_START = (32, 64, 128)
-"""Alignments of groups in transposed copies that kernels other than products can have."""
+"""Alignments of groups in transposed copies that kernels other than GEMMs can have."""
 
 
 def in_words(names: Iterable[str]) -> str:

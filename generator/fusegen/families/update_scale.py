@@ -10,5 +10,5 @@ UPDATE_SCALE = Family(
     (update_scale.UPDATE_SCALE.name,),
     launch=update_scale.LAUNCH,
     summary="Moves the state of delayed scaling on by an amax that is given.",
-    device="update_scale.cuh",
+    device="quantize/update_scale.cuh",
 )

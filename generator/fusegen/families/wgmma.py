@@ -1,4 +1,4 @@
-"""Products by warpgroup MMA on Hopper: what ``config_sm90.cuh`` computes and refuses, once more.
+"""GEMMs by warpgroup MMA on Hopper: what ``gemm/config.sm90.cuh`` computes and refuses, again.
 
 A producer warpgroup loads tiles of both operands into a ring of stages; two or three warpgroups
 multiply, each into accumulators of its own, and store through buffers in shared memory.
@@ -17,16 +17,17 @@ from ..ir.fields import STRICT, Positive
 from ..ir.kernel import GemmKind, Store
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation, Extent, Scaling
-from .family import Configured, Constants, Resources
+from .family import Configured, Constants
+from .limits import REGISTERS, SHARED_MEMORY, hardware_limits
 
 ARCH = "sm_90a"
-LIMITS: Mapping[str, int] = {"shared_memory": 232448, "registers": 65536}
-"""Bytes that one CTA may have, and registers of an SM: ``Limits``."""
+LIMITS = hardware_limits((9, 0))
+"""``Limits`` of the device code, in its order."""
 
 _WARPGROUP = 128  # threads
-_SWIZZLE_BYTES = 128  # `kSwizzleBytes` of mma_sm90.cuh
+_SWIZZLE_BYTES = 128  # `kSwizzleBytes` of mainloop/wgmma.sm90.cuh
 _MMA_ROWS = 64  # `kMmaRows`
-_CHUNK_COLUMNS = 64  # `kChunkColumns` of epilogue.cuh
+_CHUNK_COLUMNS = 64  # `kChunkColumns` of sink/chunk.sm90.cuh
 _CHUNK_BYTES = 2048  # `kChunkBytes`: 16 rows of 16 bits
 _BUFFERS = 2  # `Buffers` of `Config`
 _COLUMNS = (64, 128, 192, 256)  # `select_mma`
@@ -45,7 +46,7 @@ class Schedule(str, Enum):
 
 @validated(frozen=True, slots=True, config=STRICT)
 class WgmmaConfig:
-    """One configuration of a kernel: ``Config`` of ``config_sm90.cuh``.
+    """One configuration of a kernel: ``Config`` of ``gemm/config.sm90.cuh``.
 
     Attributes:
         schedule: of the math warpgroups.
@@ -91,6 +92,30 @@ class WgmmaConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Resources:
+    """What one CTA of a configuration takes of an SM.
+
+    Attributes:
+        stages: of operands in shared memory.
+        buffers: of results in shared memory, per warp that multiplies.
+        shared_bytes: of all of it.
+        threads: of a CTA.
+        loader_registers, math_registers: of a thread that loads, and of one that multiplies.
+        accumulators: registers of a thread that hold sums.
+        registers: of all threads.
+    """
+
+    stages: int
+    buffers: int
+    shared_bytes: int
+    threads: int
+    loader_registers: int
+    math_registers: int
+    accumulators: int
+    registers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Operands:
     """What tiles of a family's operands take of shared memory.
 
@@ -108,31 +133,31 @@ class Operands:
     @property
     def configured(self) -> Configured[WgmmaConfig]:
         """What a family of such operands knows of its configurations."""
-        return Configured(WgmmaConfig, LIMITS, self.resources, self.problems, self.constants)
+        return Configured(WgmmaConfig, tuple(LIMITS), self.problems, self.constants)
 
     def resources(
         self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Resources:
         """``TileTraits``, by its names in the order in which it has them."""
-        rows, columns, depth = config.tile
+        rows, columns, k = config.tile
         groups = _math_groups(config)
         warps = 4 * groups
         scales = self._scale_bytes(config, kind, variant)
         loader = 40 if groups == 2 else 56 if scales else 32
-        of_thread = limits["registers"] // _WARPGROUP
+        of_thread = limits[REGISTERS] // _WARPGROUP
         math = (of_thread - loader) // groups // 8 * 8
         control = 2048 if kind in self.sorted_kinds else 1024
-        stage = (rows + columns) * depth * self.element_bytes
+        stage = (rows + columns) * k * self.element_bytes
         buffer = warps * _CHUNK_BYTES
 
         def stages_beside(buffers: int) -> int:
-            return (limits["shared_memory"] - control - buffers * buffer) // (stage + scales)
+            return (limits[SHARED_MEMORY] - control - buffers * buffer) // (stage + scales)
 
         patient = variant.store in _ADDS and stages_beside(4) >= 4
         stages = stages_beside(4 if patient else _BUFFERS)
         tiles = stages * stage + -(-stages * scales // 1024) * 1024
         chunks = _waves(config) * columns // _CHUNK_COLUMNS
-        buffers = min((limits["shared_memory"] - control - tiles) // buffer, chunks)
+        buffers = min((limits[SHARED_MEMORY] - control - tiles) // buffer, chunks)
         return Resources(
             stages=stages,
             buffers=buffers,
@@ -154,7 +179,7 @@ class Operands:
     def constants(
         self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Constants:
-        """What ``agrees`` of ``config_sm90.cuh`` and ``config_fp8_sm90.cuh`` compares.
+        """What ``agrees`` of ``gemm/config.sm90.cuh`` and ``gemm/config_fp8.sm90.cuh`` compares.
 
         Of scale blocks, 0 stands for a whole dimension, or for no scale.
         """
@@ -191,9 +216,9 @@ class Operands:
         self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Iterator[str]:
         """What device code refuses to compile, and what is more than an SM has."""
-        rows, columns, depth = config.tile
+        rows, columns, k = config.tile
         cooperative = config.schedule is Schedule.COOPERATIVE
-        if depth * self.element_bytes != _SWIZZLE_BYTES:
+        if k * self.element_bytes != _SWIZZLE_BYTES:
             elements = _SWIZZLE_BYTES // self.element_bytes
             yield f"expected {elements} elements along K, {_SWIZZLE_BYTES} bytes"
         row_choices = (128, 192, 256) if cooperative else (64, 128)
@@ -212,7 +237,7 @@ class Operands:
                 yield "split sums need a multiple of 128 columns"
         stages = self.resources(config, kind, variant, limits).stages
         if stages < _LEAST_STAGES:
-            yield f"room for {stages} stages in shared memory, expected {_LEAST_STAGES} at least"
+            yield f"shared memory holds {stages} stages, expected {_LEAST_STAGES} at least"
 
 
 def _math_groups(config: WgmmaConfig) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .dtypes import DType
+from .dtypes import DType, bits
 from .quantization import Role
-from .shapes import Expr, Shape
+from .shapes import Const, Expr, Shape, align, mul
 from .words import AttributeType, Init
 
 
@@ -28,6 +28,29 @@ class Buffer:
     shape: Shape
     role: Role | None = None
     optional: bool = False
+
+
+def size_in_bytes(buffer: Buffer) -> Expr:
+    """Bytes of a buffer; shapes of formats below a byte count bytes."""
+    return mul(Const(max(bits(buffer.dtype), 8) // 8), buffer.shape.elements)
+
+
+_VECTOR_LOAD = 16
+
+
+def is_vector(buffer: Buffer) -> bool:
+    """Whether it is fp32 numbers of one dimension, which kernels read one by one."""
+    return buffer.dtype is DType.FLOAT32 and len(buffer.shape.flat) == 1
+
+
+def padded_bytes(buffer: Buffer) -> Expr:
+    """What a buffer takes of a tensor of bytes, so that the next one is aligned for kernels.
+
+    Sizes of codes and of scales of blocks are multiples of that as a rule: then no byte is left
+    that nobody writes.
+    """
+    size = size_in_bytes(buffer)
+    return size if is_vector(buffer) else align(size, _VECTOR_LOAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +104,12 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class JoinedTensor:
-    """Buffers that lie as rows of one tensor, which ops take, change or give in their place.
+    """Buffers that lie in one tensor, which ops take, change or give in their place.
 
     Attributes:
-        buffer: of the tensor: fp32 ``[rows, E]``, also the function's argument.
-        parts: the buffers, one behind the other: ``[n, E]`` is n rows, ``[E]`` is one;
+        buffer: of the tensor, also the function's argument: fp32 ``[rows, E]``, or bytes ``[n]``
+            where parts are of several types or shapes, vectors of fp32 last.
+        parts: the buffers, one behind the other.  As rows, ``[n, E]`` is n rows, ``[E]`` is one;
             E is the number of groups, or of numbers in a record.
     """
 

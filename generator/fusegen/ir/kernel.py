@@ -1,4 +1,4 @@
-"""Which products there are, and how kernels store what they read and write."""
+"""Which GEMMs there are, and how kernels store what they read and write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .fields import STRICT, Positive
 
 
 class Store(str, Enum):
-    """What becomes of a product: written in the module's own type or in fp32, or added in one.
+    """What becomes of a GEMM: written in the module's own type or in fp32, or added in one.
 
     SCALED_BIAS is the module's own type after a bias times a scale of each row was added.
     """
@@ -22,8 +22,20 @@ class Store(str, Enum):
     ADD_IO = "add_io"
 
 
+class EndScale(str, Enum):
+    """What a GEMM of decoded operands multiplies its result by, for one of them.
+
+    A scale of the TENSOR or group, or one of each ROW as the GEMM reads it, is constant along the
+    contraction: the codes alone are decoded then.  NONE: elements were decoded by their scales.
+    """
+
+    NONE = "none"
+    TENSOR = "tensor"
+    ROW = "row"
+
+
 class GemmKind(str, Enum):
-    """Which of the three products of a linear layer."""
+    """Which of the three GEMMs of a linear layer."""
 
     FPROP = "fprop"
     DGRAD = "dgrad"

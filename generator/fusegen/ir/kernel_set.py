@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .dtypes import DType
-from .kernel import GemmKind, Store
+from .kernel import EndScale, GemmKind, Store
 from .predicate import Predicate
 from .step import Pointwise
 
@@ -17,19 +17,23 @@ class Variant:
     Attributes:
         formats: of its quantised operands or results, in slot order.
         scalings: how their elements share scales.
-        traits: accumulation of a product; rounding and transforms of a quantisation.
-        store: what becomes of a product.
+        traits: accumulation of a GEMM; rounding and transforms of a quantisation.
+        store: what becomes of a GEMM.
+        ends: what a GEMM of decoded operands multiplies by at its end, for each of them; empty
+            where it has no scales of theirs.
     """
 
     formats: tuple[DType, ...]
     scalings: tuple[str, ...]
     traits: tuple[str, ...]
     store: Store = Store.IO
+    ends: tuple[EndScale, ...] = ()
 
     def __str__(self) -> str:
         words = (format.value for format in self.formats if format is not DType.IO)
         stored = () if self.store is Store.IO else (self.store.value,)
-        return "_".join((*words, *dict.fromkeys(self.scalings), *self.traits, *stored))
+        ends = (end.value for end in self.ends)
+        return "_".join((*words, *dict.fromkeys(self.scalings), *self.traits, *ends, *stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,8 @@ class KernelUnit:
         name: also of the file.
         template: name of its templates.
         kernels: one per element type.
-        kind: of a product.
-        point: name of a product's configuration.
+        kind: of a GEMM.
+        point: name of a GEMM's configuration.
         config: its C++ template arguments.
         constants: numbers that the device code derives, too, by name.
         pointwise: math of a pointwise kernel.
@@ -85,7 +89,7 @@ class KernelSet:
     Attributes:
         name: of the dispatch function and its header.
         template: name of its templates.
-        kind: of a product.
+        kind: of a GEMM.
         units: every configuration, each with all of its instantiations.
         row_alignment: elements that innermost dimensions must be multiples of.
         rules: in order, the last one unconditional.

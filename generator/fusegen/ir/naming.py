@@ -12,6 +12,9 @@ from .names import prefixed
 UPDATE_STATE = "update_state"
 """Name of the flag that lets a refresh move on what delayed scaling keeps."""
 
+SPLIT_SIZES = "split_sizes"
+"""Keyword of the public function `quantize` for the rows per group, and that of its ops."""
+
 _DERIVED = re.compile(
     r"need_d.+|rng_state|(?:forward|backward|refresh)_state(?:_\d+)?|.+_(?:rowwise|columnwise)(?:_.+)?"
     r"|(?:.+_)?(?:input|weight|grad_output)_(?:amax_history|scale)"
@@ -52,7 +55,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GemmUnit:
-    """Name of the unit of a matrix product, such as ``gemm_sm90_fprop_pingpong_64x256x64_2x1``.
+    """Name of the unit of a GEMM, such as ``gemm_sm90_fprop_pingpong_64x256x64_2x1``.
 
     The first part is the family; a point is a word and numbers behind it.  Quantised operands put
     their variant before the point:

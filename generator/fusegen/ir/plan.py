@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from .buffers import Attribute, Buffer, JoinedTensor, Parameter, State, StateFill
+from .buffers import (
+    Attribute,
+    Buffer,
+    JoinedTensor,
+    Parameter,
+    State,
+    StateFill,
+    padded_bytes,
+)
+from .dtypes import DType
 from .kernel import LayoutSpec
 from .kernel_set import Kernel, KernelSet, KernelUnit
 from .names import prefixed
@@ -18,7 +27,7 @@ from .naming import Cell
 from .program import Direction, Program
 from .quantization import QuantizationSpec, Role
 from .segments import Group
-from .shapes import Const, Expr
+from .shapes import Const, Expr, add, mul
 from .step import Copy, Result, Rewriting, Step
 
 
@@ -56,7 +65,7 @@ class Sharding:
         symbol: dimension that is split.
         axes: (buffer, axis) that are split, leading dimensions counted as one axis; all other
             buffers are whole on every rank.
-        partial: buffers of which every rank has a summand.
+        partial: buffers of which every rank has a partial sum.
         unit: number that the dimension of a shard is a multiple of, so that no block with a scale
             of its own lies on two ranks.
         gradients: whether it holds for calls that ask for gradients, too.
@@ -88,7 +97,7 @@ class Conversion:
     Attributes:
         role: whose format.
         form: of the tensor.
-        layout: of the copies; scales are in logical order, as no product reads them.
+        layout: of the copies; scales are in logical order, as no GEMM reads them.
         buffers: of the program.
         copies: rowwise, then columnwise.
         amax: buffer of the largest elements, where one scale spans the tensor or group.
@@ -292,7 +301,7 @@ class ModulePlan:
         return frozenset(prefixed("d", leaf) for leaf in self.differentiated)
 
     def attributes_of(self, program: Program) -> tuple[Attribute, ...]:
-        """Scalars that a program takes; those with products and copies alone ask for none."""
+        """Scalars that a program takes; those with GEMMs and copies alone ask for none."""
         return () if program.name in ("refresh", "wgrad") else self.attributes
 
     def per_group(self, scale: str) -> bool:
@@ -339,7 +348,7 @@ class ModulePlan:
         return {part: result for tensor, result in found if tensor for part in tensor.parts}
 
     def rows(self, tensor: JoinedTensor) -> Iterator[tuple[str, int, int | None]]:
-        """Where buffers lie in their tensor: name, first row, and number of rows; None is a vector.
+        """Rows of a tensor: name, first one, and how many; None is a vector.
 
         This is the one statement of their layout."""
         first = 0
@@ -348,6 +357,21 @@ class ModulePlan:
             count = leading[0].value if leading and isinstance(leading[0], Const) else None
             yield name, first, count
             first += 1 if count is None else count
+
+    def in_bytes(self, tensor: JoinedTensor) -> bool:
+        """Whether a tensor's parts lie in it as bytes, not as rows."""
+        return self.buffer(tensor.buffer).dtype is DType.UINT8
+
+    def places(self, tensor: JoinedTensor) -> Iterator[tuple[str, Expr]]:
+        """Where buffers begin in their tensor, in elements of it."""
+        if not self.in_bytes(tensor):
+            extent = self.buffer(tensor.buffer).shape.dims[-1]
+            yield from ((name, mul(Const(first), extent)) for name, first, _ in self.rows(tensor))
+            return
+        begin: Expr = Const(0)
+        for name in tensor.parts:
+            yield name, begin
+            begin = add(begin, padded_bytes(self.buffer(name)))
 
     @property
     def groups(self) -> str | None:

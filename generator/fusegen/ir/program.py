@@ -33,7 +33,7 @@ class Binding:
     """
 
     symbol: str
-    sources: tuple[tuple[str, int | None, int], ...]
+    candidates: tuple[tuple[str, int | None, int], ...]
 
 
 class CheckKind(str, Enum):
@@ -188,16 +188,16 @@ class Direction:
     def made(self) -> dict[str, tuple[str, ...]]:
         """What ops and collectives give, and the flags under which it is there."""
         found: dict[str, tuple[str, ...]] = {}
-        sources: dict[str, tuple[str, ...]] = {}
+        operands: dict[str, tuple[str, ...]] = {}
         for each in self.segments:
             match each:
                 case Program():
                     found |= {r.buffer: r.when or each.when for r in each.results}
                 case Start():
-                    sources[each.future] = each.sources
+                    operands[each.future] = each.operands
                 case Wait():
-                    of = zip(each.results, sources.get(each.future, ()), strict=False)
-                    found |= {name: found.get(source) or each.when for name, source in of}
+                    of = zip(each.results, operands.get(each.future, ()), strict=False)
+                    found |= {name: found.get(operand) or each.when for name, operand in of}
         return found
 
     @property

@@ -12,13 +12,13 @@ from pydantic.dataclasses import dataclass
 
 from .dtypes import DType
 from .fields import STRICT, Block
-from .kernel import GemmKind
+from .kernel import EndScale, GemmKind
 
 _FP32_MAX = 3.4028234663852886e38
 
 
 class Role(str, Enum):
-    """How a tensor enters a matrix product; recipes say one format per role."""
+    """How a tensor enters a GEMM; recipes say one format per role."""
 
     INPUT = "input"
     WEIGHT = "weight"
@@ -69,7 +69,7 @@ OPERANDS: Mapping[tuple[GemmKind, str], tuple[Role, Orientation]] = {
     (GemmKind.WGRAD, "a"): (Role.GRAD_OUTPUT, Orientation.COLUMNWISE),
     (GemmKind.WGRAD, "b"): (Role.INPUT, Orientation.COLUMNWISE),
 }
-"""What each operand of each product is, and along which dimension its blocks run."""
+"""What each operand of each GEMM is, and along which dimension its blocks run."""
 
 
 class Rounding(str, Enum):
@@ -80,7 +80,7 @@ class Rounding(str, Enum):
 
 
 class Accumulation(str, Enum):
-    """Where partial sums of a product are kept."""
+    """Where partial sums of a GEMM are kept."""
 
     FP32 = "fp32"
     FAST = "fast"
@@ -210,6 +210,17 @@ class QuantizationSpec:
         return 1 if isinstance(rows, Extent) or isinstance(columns, Extent) else rows
 
     @property
+    def end_scale(self) -> EndScale:
+        """What of its scales a GEMM can apply at its end: those constant along its contraction.
+
+        That runs along the columns of a rowwise copy.  A columnwise copy swaps the extents, and its
+        contraction runs along the rows: so it is the second extent that counts for both.
+        """
+        if self.scale.rule is not ScaleRule.MAX_OVER_AMAX:
+            return EndScale.NONE
+        return _END_SCALES.get(self.block, EndScale.NONE)
+
+    @property
     def amax_pass(self) -> bool:
         """Whether a tensor is read for its amaxes before it can be quantised.
 
@@ -225,3 +236,10 @@ class QuantizationSpec:
         fp32 = self.scale.dtype is DType.FLOAT32
         blocks = fp32 and rows == 1 and columns is not Extent.ALL
         return role is not Role.WEIGHT and orientation is Orientation.ROWWISE and blocks
+
+
+_END_SCALES: Mapping[tuple[int | Extent, int | Extent], EndScale] = {
+    (Extent.ALL, Extent.ALL): EndScale.TENSOR,
+    (1, Extent.ALL): EndScale.ROW,
+}
+"""By rows and columns that share an fp32 scale."""

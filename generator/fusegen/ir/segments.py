@@ -30,8 +30,8 @@ class Collective:
     Attributes:
         kind: name of one in ``steps.collectives``.
         direction: name of the program that it belongs to.
-        sources: buffers that it reads, in the order in which their parts are sent.
-        results: buffers that it gives, one for each source.
+        operands: buffers that it reads, in the order in which their parts are sent.
+        results: buffers that it gives, one for each operand.
         future: what stands for it between start and wait.
         group: the ranks.
         attributes: by the names that its kind has for them.
@@ -39,7 +39,7 @@ class Collective:
 
     kind: str
     direction: str
-    sources: tuple[str, ...]
+    operands: tuple[str, ...]
     results: tuple[str, ...]
     future: str
     group: Group
@@ -52,7 +52,7 @@ class Start:
 
     Attributes:
         kind: name of one in ``steps.collectives``.
-        sources: buffers that it reads; one that is absent in a call is left out, on every rank.
+        operands: buffers that it reads; one that is absent in a call is left out, on every rank.
         future: what it gives; its ``Wait`` alone reads it.
         group: the ranks.
         when: it runs if any of these flags is set; empty is always.
@@ -60,7 +60,7 @@ class Start:
     """
 
     kind: str
-    sources: tuple[str, ...]
+    operands: tuple[str, ...]
     future: str
     group: Group
     when: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Start:
     @property
     def takes(self) -> tuple[str, ...]:
         """What it reads."""
-        return self.sources
+        return self.operands
 
     @property
     def gives(self) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ class Operator(Enum):
 
 _INFIX = {Operator.ADD: 1, Operator.SUB: 1, Operator.MUL: 2, Operator.FLOORDIV: 2}
 _DIVIDING = (Operator.FLOORDIV, Operator.CEILDIV, Operator.ALIGN)
-_LENGTH_LIMIT = 200
+LONGEST = 200
+"""Characters of a size that a person writes."""
 _MOST = 2**31 - 1
 _APPLY: dict[Operator, Callable[[int, int], int]] = {
     Operator.ADD: lambda a, b: a + b,
@@ -195,8 +196,12 @@ _AST_INFIX: dict[type[ast.operator], Operator] = {
 _AST_CALL = {"ceildiv": Operator.CEILDIV, "align": Operator.ALIGN}
 
 
-def parse_expr(text: str | int) -> Expr:
+def parse_expr(text: str | int, longest: int = LONGEST) -> Expr:
     """Read an expression such as ``128 * (T // 128 + E)``.
+
+    Args:
+        text: of it.
+        longest: characters that it may have; sizes of several tensors have more than people write.
 
     Raises:
         ValueError: text is not made of names, non-negative integers, + - * //, ceildiv and align.
@@ -205,8 +210,8 @@ def parse_expr(text: str | int) -> Expr:
         if isinstance(text, bool) or text < 0:
             raise ValueError(f"{text!r} is not a size; write a name or an integer from 0 on")
         return _bounded(Const(text))
-    if len(text) > _LENGTH_LIMIT:
-        raise ValueError(f"a size takes at most {_LENGTH_LIMIT} characters, got {len(text)}")
+    if len(text) > longest:
+        raise ValueError(f"a size takes at most {longest} characters, got {len(text)}")
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -387,7 +392,7 @@ class Shape:
         return f"[{', '.join(lead + [str(dim) for dim in self.dims])}]"
 
     @classmethod
-    def parse(cls, items: list[str | int] | tuple[str | int, ...]) -> Shape:
+    def parse(cls, items: list[str | int] | tuple[str | int, ...], longest: int = LONGEST) -> Shape:
         """Read ``[T..., 2 * D]``.  Raises ValueError for a malformed dimension."""
         leading: str | None = None
         dims = list(items)
@@ -399,7 +404,7 @@ class Shape:
         for dim in dims:
             if isinstance(dim, str) and dim.endswith("..."):
                 raise ValueError(f"{dim!r}: only the first dimension stands for several")
-        return cls(leading, tuple(parse_expr(dim) for dim in dims))
+        return cls(leading, tuple(parse_expr(dim, longest) for dim in dims))
 
     @property
     def flat(self) -> tuple[Expr, ...]:

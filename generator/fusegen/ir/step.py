@@ -107,7 +107,7 @@ class Copy:
     """One quantised copy of a tensor: the buffers it consists of.
 
     Attributes:
-        source: buffer it was made from.
+        original: buffer it was made from.
         role: decides its format.
         orientation: along which dimension its blocks run.
         data: codes.
@@ -116,7 +116,7 @@ class Copy:
         groups: buffer of the group sizes, where rows are grouped.
     """
 
-    source: str
+    original: str
     role: Role
     orientation: Orientation
     data: str

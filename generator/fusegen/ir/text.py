@@ -270,7 +270,8 @@ def _leaf(node: _Node, what: str) -> _Leaf:
 def _expr(node: _Node, _: Any) -> Any:
     leaf = _leaf(node, "a size")
     try:
-        return parse_expr(json.loads(leaf.flat) if leaf.flat.startswith('"') else leaf.flat)
+        text = json.loads(leaf.flat) if leaf.flat.startswith('"') else leaf.flat
+        return parse_expr(text, longest=len(leaf.flat))
     except ValueError as error:
         raise ValueError(f"line {leaf.line}: {error}") from None
 
@@ -279,7 +280,7 @@ def _shape(node: _Node, _: Any) -> Shape:
     leaf = _leaf(node, "a shape")
     dims = re.split(r",\s*(?![^(]*\))", leaf.flat.removeprefix("[").removesuffix("]"))
     try:
-        return Shape.parse([dim for dim in dims if dim])
+        return Shape.parse([dim for dim in dims if dim], longest=len(leaf.flat))
     except ValueError as error:
         raise ValueError(f"line {leaf.line}: {error}") from None
 

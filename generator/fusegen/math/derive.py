@@ -70,11 +70,11 @@ def joint_backward(expressions: Named, wrt: tuple[str, ...]) -> Program:
     Expressions go by the names of the gradients that come in. What an operand gets from several of
     them is added in their order; where it is in none, its gradient is 0.
     """
-    source, grads = expressions[0][1], tuple(name for name, _ in expressions)
-    _check_names(source, wrt, (*grads, *(f"d{name}" for name in wrt)))
-    terms = [derive(expression, wrt, grad) for grad, expression in expressions]
+    expression, grads = expressions[0][1], tuple(name for name, _ in expressions)
+    _check_names(expression, wrt, (*grads, *(f"d{name}" for name in wrt)))
+    terms = [derive(each, wrt, grad) for grad, each in expressions]
     results = {f"d{name}": _added([each[name] for each in terms]) for name in wrt}
-    return _program(source, results, grads)
+    return _program(expression, results, grads)
 
 
 def _added(terms: list[Expr]) -> Expr:

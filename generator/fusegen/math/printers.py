@@ -62,16 +62,16 @@ def to_cuda(program: Program) -> list[str]:
     return lines
 
 
-def to_math(source: Expression | Program) -> str:
+def to_math(math: Expression | Program) -> str:
     """One line for documentation: the formula as it was written, or what a program computes.
 
     Guards that only matter at infinity are left out.
     """
     printer = _Math()
-    if isinstance(source, Expression):
-        return printer.text(source.tree)
-    lets = {name: _unguarded(expr) for name, expr in source.lets}
-    results = {name: _unguarded(expr) for name, expr in source.results}
+    if isinstance(math, Expression):
+        return printer.text(math.tree)
+    lets = {name: _unguarded(expr) for name, expr in math.lets}
+    results = {name: _unguarded(expr) for name, expr in math.results}
     uses = Counter(
         node.name
         for expr in (*lets.values(), *results.values())

@@ -8,7 +8,7 @@ REDUCED_AMAX = "reduced_amax"
 
 
 def _applies_to(facts: ModuleFacts) -> str | None:
-    return None if facts.products else "no product has operands whose amaxes ranks could share"
+    return None if facts.gemms else "no GEMM has operands whose amaxes ranks could share"
 
 
 def _applies_under(facts: RecipeFacts) -> str | None:

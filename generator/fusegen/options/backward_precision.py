@@ -1,4 +1,4 @@
-"""What the products of a backward read."""
+"""What the GEMMs of a backward read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .option import Choice, ModuleFacts, Option, RecipeFacts
 
 
 class BackwardPrecision(str, Enum):
-    """What the products of a backward read."""
+    """What the GEMMs of a backward read."""
 
     QUANTIZED = "quantized_backward"
     HIGH = "high_precision_backward"
@@ -16,7 +16,7 @@ class BackwardPrecision(str, Enum):
 
 
 def _applies_to(facts: ModuleFacts) -> str | None:
-    return None if facts.products else "no product's backward could read other operands"
+    return None if facts.gemms else "no GEMM's backward could read other operands"
 
 
 def _applies_under(facts: RecipeFacts) -> str | None:
@@ -27,7 +27,7 @@ def _applies_under(facts: RecipeFacts) -> str | None:
 
 BACKWARD_PRECISION = Option(
     "backward_precision",
-    "What the products of a backward read",
+    "What the GEMMs of a backward read",
     (
         Choice(BackwardPrecision.QUANTIZED.value, "Quantised copies, as the recipe says"),
         Choice(BackwardPrecision.HIGH.value, "x, w and dy as they came in, not quantised"),

@@ -8,7 +8,7 @@ DELAYED_WGRAD = "delayed_wgrad"
 
 
 def _applies_to(facts: ModuleFacts) -> str | None:
-    return None if facts.weight_gradients else "no product gives the gradient of a weight"
+    return None if facts.weight_gradients else "no GEMM gives the gradient of a weight"
 
 
 DELAY_WGRAD = Option(

@@ -1,4 +1,4 @@
-"""Where products leave the gradients of weights."""
+"""Where GEMMs leave the gradients of weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .option import Choice, ModuleFacts, Option
 
 
 class MainGrad(str, Enum):
-    """Where a product leaves the gradient of a weight: in fp32 where the type is not named."""
+    """Where a GEMM leaves the gradient of a weight: in fp32 where the type is not named."""
 
     RETURNED = "returned_grad"
     ADD = "add_to_main_grad"
@@ -28,12 +28,12 @@ class MainGrad(str, Enum):
 
 
 def _applies_to(facts: ModuleFacts) -> str | None:
-    return None if facts.weight_gradients else "no product gives the gradient of a weight"
+    return None if facts.weight_gradients else "no GEMM gives the gradient of a weight"
 
 
 MAIN_GRAD = Option(
     "main_grad",
-    "Where products leave the gradients of weights",
+    "Where GEMMs leave the gradients of weights",
     (
         Choice(MainGrad.RETURNED.value, "The backward returns them, in the type of the weights"),
         Choice(MainGrad.ADD.value, "Added to an fp32 buffer of the caller's"),

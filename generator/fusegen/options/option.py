@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What every step of a module runs in: told the step's name before, and left after it.
+    """What every step of a module runs in: given the step's name before, and left after it.
 
     Attributes:
         python: ``templates/static/reference/_<python>.py`` has ``step(name, *, runs=True)``, a
             context manager of the reference; ``runs`` says whether the step does.
-        cpp: ``templates/static/csrc/fusegen/<cpp>.h`` has a class, named by the same words in
+        cpp: ``templates/static/csrc/fusegen/host/<cpp>.h`` has a class, named by the same words in
             capitals (``step_log``: ``StepLog``), which launchers make of the step's name.
     """
 
@@ -47,18 +47,18 @@ class ModuleFacts:
 
     Attributes:
         ops: names of its ops, in the order of the chain.
-        quantizes: an op makes quantised copies, of its own or for its products.
-        products: an op multiplies matrices.
-        weights: an operand of a product is a parameter.
-        weight_gradients: a product gives the gradient of a parameter.
-        grouped_bias: a grouped product adds a bias.
+        quantizes: an op makes quantised copies, of its own or for its GEMMs.
+        gemms: an op multiplies matrices.
+        weights: an operand of a GEMM is a parameter.
+        weight_gradients: a GEMM gives the gradient of a parameter.
+        grouped_bias: a grouped GEMM adds a bias.
         halves: an expression reads the halves of a row, as gated activations do.
         inner_activations: an op of the chain reads what an expression before it gives.
     """
 
     ops: tuple[str, ...]
     quantizes: bool = False
-    products: bool = False
+    gemms: bool = False
     weights: bool = False
     weight_gradients: bool = False
     grouped_bias: bool = False

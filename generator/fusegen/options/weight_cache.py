@@ -10,7 +10,7 @@ CACHED, ALONE = "cached_weights", "quantized_weights"
 
 
 def _applies_to(facts: ModuleFacts) -> str | None:
-    return None if facts.weights else "no product reads a weight whose copies could be kept"
+    return None if facts.weights else "no GEMM reads a weight whose copies could be kept"
 
 
 def _applies_under(facts: RecipeFacts) -> str | None:

@@ -37,8 +37,8 @@ def write_backward(draft: Draft) -> Draft:
         names = _names(instance)
         for tensor, name in names.items():
             if tensor not in instance.tensors and name not in draft.buffers:
-                source = draft.buffers[instance.tensors[tensor[1:]]]
-                buffers[name] = replace(source, name=name, role=None, optional=False)
+                primal = draft.buffers[instance.tensors[tensor[1:]]]
+                buffers[name] = replace(primal, name=name, role=None, optional=False)
         given = tuple(name for name in instance.op.outputs if names.get(gradient(name)) in there)
         if not given:
             continue

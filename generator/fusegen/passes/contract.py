@@ -75,4 +75,4 @@ class Pass:
 
 
 Observer = Callable[[Pass, Draft, Draft], None]
-"""Is told of every pass that ran, and of the draft before and after it."""
+"""Called after every pass with the pass and the draft before and after it."""

@@ -1,7 +1,7 @@
 """Ops of the public function ``quantize``: a tensor by itself into a role's format.
 
 One op per role and form of tensor, since each has shapes of its own.  Scales are in logical order:
-no product reads these copies.
+no GEMM reads these copies.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.kernel_set import KernelSet
+from ..ir.naming import SPLIT_SIZES
 from ..ir.plan import Conversion, Form
 from ..ir.program import Argument
 from ..ir.quantization import AmaxSource, Orientation, QuantizationSpec, Role, Rounding
@@ -68,7 +69,7 @@ class _Maker:
 
     def make(self) -> tuple[Conversion, tuple[KernelSet, ...]]:
         x = Buffer("x", DType.IO, _SHAPES[self.form], self.role)
-        groups = Buffer("split_sizes", DType.INT64, Shape(None, (_E,)))
+        groups = Buffer(SPLIT_SIZES, DType.INT64, Shape(None, (_E,)))
         grouped = self.form is Form.GROUPED
         layout = replace(self.arch.layout, token_major=False)
         arch = replace(self.arch, layout=layout)

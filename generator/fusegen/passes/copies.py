@@ -16,30 +16,30 @@ _PARTS = ("", "_scale", "_amax")
 
 
 def make_copy(
-    source: Buffer,
+    original: Buffer,
     role: Role,
     orientation: Orientation,
     spec: QuantizationSpec,
     layout: LayoutSpec,
     groups: Buffer | None,
 ) -> tuple[Copy, tuple[Buffer, ...]]:
-    """The buffers of one copy, named after their source.
+    """The buffers of one copy, named after their original.
 
     Raises:
-        NotPossible: the layout has no room for such a copy.
+        NotPossible: the layout has no place for such a copy.
     """
     if orientation is Orientation.COLUMNWISE:
         _check_layout(spec, layout)
-    name = f"{source.name}_{orientation.value}"
+    name = f"{original.name}_{orientation.value}"
     grouped = groups if role is not Role.WEIGHT else None
-    tensor = Original.of(source.shape, role, grouped.shape.dims[0] if grouped else None)
+    tensor = Original.of(original.shape, role, grouped.shape.dims[0] if grouped else None)
     stored = stored_copy(tensor, role, orientation, Formats({role: spec}, layout))
     buffers = tuple(
         Buffer(f"{name}{part}", each.typed, each.shape)
         for part, each in zip(_PARTS, stored, strict=False)
     )
     copy = Copy(
-        source.name,
+        original.name,
         role,
         orientation,
         data=buffers[0].name,
@@ -65,7 +65,7 @@ def scratch(
 ) -> tuple[tuple[str, Buffer], ...]:
     """(slot, buffer) of the amaxes that kernels need before they can quantise."""
     return tuple(
-        (slot, Buffer(f"{copies[0].source}_{slot}", each.typed, each.shape))
+        (slot, Buffer(f"{copies[0].original}_{slot}", each.typed, each.shape))
         for slot, each in stored_amaxes(tensor, copies, spec)
     )
 
@@ -90,7 +90,7 @@ def quantize_step(
         kind=None,
         item="",
         inputs=(
-            Operand("a", copies[0].source),
+            Operand("a", copies[0].original),
             *([Operand("groups", groups)] if groups else []),
             *kept,
         ),

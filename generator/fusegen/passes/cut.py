@@ -3,6 +3,12 @@
 A collective stands before the first step that reads what it gives.  Each op is a program of its
 own: what crosses from one to another is a result of the one and an argument of the other, and what
 lives in one op alone stays in its workspace.
+
+Start and wait stand side by side.  A start further up would end an op there, so that the steps
+between start and wait would be an op of their own: one more call from Python into C++, which takes
+the host 10 to 20 us.  All that passes ask for is the reduction of a few floats, amaxes, which takes
+no longer than that: overlap would hide less than it costs.  A collective that moves whole tensors
+would be worth a call; its start belongs behind the last step that writes a source.
 """
 
 from __future__ import annotations
@@ -69,8 +75,8 @@ class _Cut:
             starts = [_start(each, there) for each in places.get(place, ())]
             yield from starts
             for each, start in zip(places.get(place, ()), starts, strict=True):
-                pairs = zip(each.results, each.sources, strict=True)
-                there |= {name: there[source] for name, source in pairs}
+                pairs = zip(each.results, each.operands, strict=True)
+                there |= {name: there[operand] for name, operand in pairs}
                 yield Wait(start.future, each.results, start.when)
 
     def _first_reader(self, collective: Collective) -> int:
@@ -85,7 +91,7 @@ class _Cut:
         steps = self.whole.steps[begin:end]
         when = _common(steps)
         wanted = {name for step in self.whole.steps[end:] for name in step.reads}
-        wanted |= {name for each in collectives for name in each.sources}
+        wanted |= {name for each in collectives for name in each.operands}
         results = tuple(_under(when, result) for result in self._results(steps, wanted))
         arguments = self._arguments(steps, begin, end, there, when)
         called = tuple(replace(s, when=() if s.when == when else s.when) for s in steps)
@@ -105,10 +111,11 @@ class _Cut:
         written = {name: s.wanted(name) or s.when for s in steps for name in s.writes}
         given = {argument.buffer for argument in self.whole.arguments}
         leaving = {result.buffer: result for result in self.whole.results}
+        made = self._tensors({*written})
         for name in dict.fromkeys((*leaving, *written)):
             if name in written and name in wanted and name not in given:
                 yield Result(name, written[name])
-            elif name in written and name in leaving:
+            elif name in made and name in leaving:
                 yield leaving[name]
 
     def _arguments(
@@ -183,11 +190,11 @@ def _argument(name: str, there: When, when: When) -> Argument:
 
 
 def _start(collective: Collective, there: dict[str, When]) -> Start:
-    conditions = [there[name] for name in collective.sources]
+    conditions = [there[name] for name in collective.operands]
     asked = dict.fromkeys(flag for when in conditions for flag in when)
     return Start(
         collective.kind,
-        collective.sources,
+        collective.operands,
         collective.future,
         collective.group,
         tuple(asked) if all(conditions) else (),

@@ -1,11 +1,12 @@
-"""Quantised copies decoded again: what a copy stands for, and products without an instruction.
+"""Quantised copies decoded again: what a copy stands for, and GEMMs without an instruction.
 
-An operand is decoded to bfloat16 by its scale, which is exact where that is a power of two, or E4M3
-times E2M1, and rounds once otherwise; the second, fp32 scale over a tensor or group of such blocks
-is left for the product's end.  So a product of any formats and scales is that of 16-bit operands,
-whatever instructions there are, and its sums are kept in fp32, whatever less a recipe allows.
-Transposed copies are turned over; those of rows in groups keep the padded space
-they lie in, and the product runs over the padded groups.
+Scales that are constant along the contraction, of tensors, groups or rows, are left for the GEMM's
+end, in fp32: codes alone are exact in bfloat16.  Other scales vary along it, and the operand is
+decoded by them, which is exact where they are powers of two, or E4M3 times E2M1, and rounds once
+otherwise; a second, fp32 scale over a tensor or group of such blocks is left for the end, too.  So
+a GEMM of any formats and scales is that of 16-bit operands, whatever instructions there are, and
+its sums are kept in fp32, whatever less a recipe allows.  Transposed copies are transposed back;
+those of rows in groups keep the padded space they lie in, and the GEMM runs over the padded groups.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from dataclasses import replace
 
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.kernel import LayoutSpec
+from ..ir.kernel import EndScale, LayoutSpec
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Orientation, QuantizationSpec
 from ..ir.shapes import Const, Expr, Shape
 from ..ir.step import Copy, Operand, Step
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
-from ..steps import is_product
+from ..steps import is_gemm
 from ..steps.copies import Original, copy_slots, decoded_rows
 from ..steps.dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS, PADDED_SIZES
 from .draft import NotPossible
 from .kernels import DECODED, demand_of, family_of, variant_of
 
 
-def whole_copy(source: Buffer, copy: Copy, out: str) -> Step:
+def whole_copy(original: Buffer, copy: Copy, out: str) -> Step:
     """What a rowwise copy stands for, tensor scale included."""
-    tensor = Original.of(source.shape, copy.role, None)
+    tensor = Original.of(original.shape, copy.role, None)
     groups = [Operand("groups", copy.groups)] if copy.groups else []
     return Step(
         primitive=DEQUANTIZE.name,
@@ -51,9 +52,9 @@ def _sizes(matrices: Expr, lines: Expr, length: Expr) -> tuple[tuple[str, Expr],
 def why_emulated(
     step: Step, arch: ArchSpec, recipe: RecipeSpec, buffers: Mapping[str, Buffer]
 ) -> str:
-    """Why a product reads decoded operands; empty where it does not."""
-    product = is_product(step) and step.copies
-    if not (arch.has_kernels and arch.layout.transposed and product):
+    """Why a GEMM reads decoded operands; empty where it does not."""
+    gemm = is_gemm(step) and step.copies
+    if not (arch.has_kernels and arch.layout.transposed and gemm):
         return ""
     variant = variant_of(step, recipe, buffers)
     missing = _missing(step, arch, recipe, variant)
@@ -74,7 +75,7 @@ def _missing(step: Step, arch: ArchSpec, recipe: RecipeSpec, variant: Variant | 
 def decode_operands(
     step: Step, buffers: Mapping[str, Buffer], layout: LayoutSpec, recipe: RecipeSpec
 ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
-    """Steps that decode a product's copies, then the product of what they give; new buffers."""
+    """Steps that decode a GEMM's copies, then the GEMM of what they give; new buffers."""
     decoded = [_decode(copy, recipe.roles[copy.role], buffers, layout) for copy in step.copies]
     if step.copies[0].orientation is Orientation.COLUMNWISE and step.input("groups"):
         decoded[0] = _with_padded_sizes(*decoded[0], buffers)
@@ -82,8 +83,9 @@ def decode_operands(
     made = tuple(buffer for _, each in decoded for buffer in each)
     tokens = made[0].shape.dims[0]
     inputs = [Operand(slot, each.out) for slot, each in zip("ab", steps, strict=True)]
+    used = {operand.buffer for each in steps for operand in each.inputs}
     inputs += [
-        o for o in step.inputs if o.slot in ("a_amax", "b_amax", "add", "add_scales", "accumulate")
+        o for o in step.inputs if o.slot not in ("a", "b", "groups") and o.buffer not in used
     ]
     sizes = step.sizes
     groups = step.input("groups")
@@ -98,7 +100,7 @@ def _decode(
     copy: Copy, spec: QuantizationSpec, buffers: Mapping[str, Buffer], layout: LayoutSpec
 ) -> tuple[Step, tuple[Buffer, ...]]:
     tensor = Original.of_copy(copy, buffers)
-    turned = copy.orientation is Orientation.COLUMNWISE
+    transposed = copy.orientation is Orientation.COLUMNWISE
     rows = decoded_rows(tensor, copy, layout)
     out = Buffer(
         f"{copy.data}_decoded", DType.BFLOAT16, Shape(None, (*tensor.stack, rows, tensor.columns))
@@ -107,19 +109,19 @@ def _decode(
         primitive=DEQUANTIZE.name,
         kind=None,
         item="",
-        inputs=tuple(copy_slots("a", copy)[:2]),
+        inputs=tuple(copy_slots("a", copy)[: 2 if spec.end_scale is EndScale.NONE else 1]),
         outputs=(Operand("out", out.name),),
         sizes=_sizes(
             tensor.matrices or Const(1),
-            tensor.columns if turned else rows,
-            rows if turned else tensor.columns,
+            tensor.columns if transposed else rows,
+            rows if transposed else tensor.columns,
         ),
         copies=(copy,),
     )
     if not copy.groups:
         return step, (out,)
     grouped = replace(step, inputs=(*step.inputs, Operand("groups", copy.groups)))
-    if not turned:
+    if not transposed:
         return (grouped if _by_group(copy, spec, layout) else step), (out,)
     return replace(
         grouped,
@@ -129,17 +131,17 @@ def _decode(
 
 
 def _by_group(copy: Copy, spec: QuantizationSpec, layout: LayoutSpec) -> bool:
-    """Whether a row's scale is found by its group, too: in scales of rows alone it is not."""
+    """Whether a row is decoded by a scale that is found by its group, too."""
     token_major = layout.token_major and spec.along_tokens(copy.role, copy.orientation)
-    return spec.block[0] != 1 or token_major
+    return spec.end_scale is EndScale.NONE and (spec.block[0] != 1 or token_major)
 
 
 def _with_padded_sizes(
     step: Step, made: tuple[Buffer, ...], buffers: Mapping[str, Buffer]
 ) -> tuple[Step, tuple[Buffer, ...]]:
-    """The step that decodes a product's first operand tells the sizes of its padded groups, too."""
+    """The step that decodes a GEMM's first operand tells the sizes of its padded groups, too."""
     copy = step.copies[0]
     assert copy.groups is not None, copy
-    sizes = replace(buffers[copy.groups], name=f"{copy.source}_{PADDED_SIZES}", optional=False)
+    sizes = replace(buffers[copy.groups], name=f"{copy.original}_{PADDED_SIZES}", optional=False)
     outputs = (*step.outputs, Operand(PADDED_SIZES, sizes.name))
     return replace(step, outputs=outputs), (*made, sizes)

@@ -1,4 +1,4 @@
-"""Gradients of weights wait: their products leave the backward for a program of their own."""
+"""Gradients of weights wait: their GEMMs leave the backward for a program of their own."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import replace
 
 from ..ir.kernel import GemmKind
 from ..ir.step import Step
-from ..steps import decodes, is_product
+from ..steps import decodes, is_gemm
 from .draft import Draft, NotPossible
 
 
 def delay_wgrad(draft: Draft) -> Draft:
-    """Move the products that give weights' gradients into ``wgrad``, with what decodes for them.
+    """Move the GEMMs that give weights' gradients into ``wgrad``, with what decodes for them.
 
-    All else stays: what quantises a gradient serves other products, too, and sums with it.
+    All else stays: what quantises a gradient serves other GEMMs, too, and sums with it.
 
     Raises:
-        NotPossible: no product gives one.
+        NotPossible: no GEMM gives one.
     """
     moved = delayed_steps(draft)
     if not moved:
-        raise NotPossible("no product gives the gradient of a weight")
+        raise NotPossible("no GEMM gives the gradient of a weight")
     left = tuple(step for step in draft.backward if step not in moved)
     return replace(draft, backward=left, wgrad=moved)
 
@@ -35,10 +35,10 @@ def delayed_steps(draft: Draft) -> tuple[Step, ...]:
 
 
 def _gives_weight_gradient(step: Step) -> bool:
-    return is_product(step) and GemmKind(step.kind) is GemmKind.WGRAD
+    return is_gemm(step) and GemmKind(step.kind) is GemmKind.WGRAD
 
 
-def _decodes_for(step: Step, steps: tuple[Step, ...], products: list[Step]) -> bool:
-    """Whether a step decodes an operand that only these products read."""
+def _decodes_for(step: Step, steps: tuple[Step, ...], gemms: list[Step]) -> bool:
+    """Whether a step decodes an operand that only these GEMMs read."""
     readers = [each for each in steps if {*step.writes} & {*each.reads}]
-    return decodes(step) and all(each in products for each in readers)
+    return decodes(step) and all(each in gemms for each in readers)

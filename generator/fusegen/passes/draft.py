@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ..ir.buffers import Attribute, Buffer, JoinedTensor, Parameter, State
+from ..ir.dtypes import DType
 from ..ir.kernel import LayoutSpec
 from ..ir.kernel_set import KernelSet
 from ..ir.plan import Conversion, Sharding
@@ -27,7 +28,7 @@ class Property(str, Enum):
 
     EXPANDED: the ops' forward steps are there.  DIFFERENTIATED: so are those of the backward.
     MATH: pointwise steps have their programs.  EXACT: the forward in high precision is on record.
-    QUANTIZED: products read what the recipe says.  FLAGGED: each backward step has the flags under
+    QUANTIZED: GEMMs read what the recipe says.  FLAGGED: each backward step has the flags under
     which it runs, and each is needed.  SAVED: what the forward leaves for the backward is settled.
     KERNELS: every step has the kernels that run it.  PROGRAMS: the steps are in programs, with
     arguments and results.  CUT: collectives have their places between ops.
@@ -78,7 +79,7 @@ class Draft:
         buffers: by name, in order of first use.
         inputs, outputs: buffers of the module.
         constants: inputs without a gradient.
-        emulated: why products of quantised copies read them decoded; empty where none does.
+        emulated: why GEMMs of quantised copies read them decoded; empty where none does.
         parameters: of all ops in order.
         attributes: scalar keywords.
         forward, backward: steps.
@@ -140,6 +141,13 @@ class Draft:
     def tensor_with(self, name: str) -> str:
         """The tensor that ops take for a buffer: that of several it lies in, or its own."""
         return next((each.buffer for each in self.joined if name in each.parts), name)
+
+    def in_bytes(self, name: str) -> bool:
+        """Whether a buffer is one in which others lie as their bytes."""
+        return (
+            name in {each.buffer for each in self.joined}
+            and self.buffers[name].dtype is DType.UINT8
+        )
 
     def received(self, direction: str) -> frozenset[str]:
         """What collectives of a direction give."""

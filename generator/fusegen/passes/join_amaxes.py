@@ -27,7 +27,7 @@ def join_amaxes(draft: Draft) -> Draft:
     made = {name for step in draft.forward for name in step.writes}
     by_extent: dict[Expr, list[str]] = {}
     for name in (result.buffer for result in draft.saved):
-        if name in amaxes and name in made:
+        if name in amaxes and name in made and draft.tensor_with(name) == name:
             (extent,) = draft.buffers[name].shape.dims
             by_extent.setdefault(extent, []).append(name)
     several = {extent: names for extent, names in by_extent.items() if len(names) > 1}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..families.family import HADAMARD, Config, Demand, offers
 from ..families.registry import known_family
 from ..ir.buffers import Buffer
 from ..ir.dtypes import IO_DTYPES, DType
-from ..ir.kernel import GemmKind, Store
+from ..ir.kernel import EndScale, GemmKind, Store
 from ..ir.kernel_set import Kernel, KernelSet, KernelUnit, SelectionRule, Variant
 from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
 from ..ir.predicate import Predicate
-from ..ir.quantization import Orientation, Rounding
+from ..ir.quantization import Orientation, QuantizationSpec, Rounding
 from ..ir.step import Step
 from ..spec.arch import ArchSpec, FamilySpec
 from ..spec.offered import offered
@@ -22,8 +22,8 @@ from ..steps import (
     copies_memory,
     decodes,
     definition,
+    is_gemm,
     is_printed,
-    is_product,
     observes,
     quantizes,
     reads_decoded,
@@ -35,6 +35,9 @@ from .draft import Draft, NotPossible
 
 DECODED = Variant((DType.BFLOAT16,), (), ())
 """What multiplies quantised operands of any recipe, once they are decoded."""
+
+CODES = "codes"
+"""Trait of what decodes codes as they are, because a GEMM has their scales."""
 
 
 def choose_kernels(
@@ -114,10 +117,10 @@ def _check_expression(step: Step) -> None:
     results = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
     if results != {*step.writes}:
         raise NotPossible(f"no expression computes {', '.join(step.writes)} of {name}{made_by}")
-    told = tuple(attribute for attribute, _ in step.attributes)
-    if step.pointwise and told != step.pointwise.attributes:
+    given = tuple(attribute for attribute, _ in step.attributes)
+    if step.pointwise and given != step.pointwise.attributes:
         raise NotPossible(
-            f"{name}{made_by} is told {list(told)}, its expression reads"
+            f"{name}{made_by} is given {list(given)}, its expression reads"
             f" {list(step.pointwise.attributes)}"
         )
 
@@ -145,14 +148,16 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     store = _store_of(step, buffers)
     if not step.copies:
         return Variant((DType.IO,), (), (), store) if store is not Store.IO else None
-    if reads_decoded(step):
-        return replace(DECODED, store=store)
     specs = [recipe.roles[copy.role] for copy in step.copies]
+    if reads_decoded(step):
+        return replace(DECODED, store=store, ends=_ends_of(step, specs))
     if decodes(step):
         turned = step.copies[0].orientation is Orientation.COLUMNWISE
         by_group = specs[0].square > 1 and step.input("groups") is not None and not turned
-        traits = [*(["turned"] if turned else []), *(["by_group"] if by_group else [])]
-        return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
+        scalings = (specs[0].scaling,) if step.input("a_scale") else ()
+        traits = [*([] if scalings else [CODES]), *(["turned"] if turned else [])]
+        traits += ["by_group"] if by_group else []
+        return Variant((specs[0].format,), scalings, tuple(traits))
     if observes(step):
         orientation = step.copies[0].orientation
         transform = specs[0].hadamard
@@ -170,9 +175,18 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     return Variant(formats, tuple(spec.scaling for spec in specs), (accumulation.value,), store)
 
 
+def _ends_of(step: Step, specs: Sequence[QuantizationSpec]) -> tuple[EndScale, ...]:
+    """What of each operand's scales a GEMM of decoded operands was left; empty where nothing."""
+    ends = tuple(
+        spec.end_scale if step.input(f"{slot}_scale") else EndScale.NONE
+        for slot, spec in zip("ab", specs, strict=True)
+    )
+    return ends if any(end is not EndScale.NONE for end in ends) else ()
+
+
 def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
-    """A product that changes a buffer of the caller's leaves its result there, in that type."""
-    if not is_product(step):
+    """A GEMM that changes a buffer of the caller's leaves its result there, in that type."""
+    if not is_gemm(step):
         return Store.IO
     if step.input("add_scales"):
         return Store.SCALED_BIAS
@@ -210,7 +224,7 @@ def demand_of(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand
     specs = [recipe.roles[copy.role] for copy in step.copies] if makes else []
     return Demand(
         step.primitive,
-        GemmKind(step.kind) if is_product(step) else None,
+        GemmKind(step.kind) if is_gemm(step) else None,
         variant,
         history=max((spec.scale.history for spec in specs), default=0),
     )
@@ -230,7 +244,7 @@ def kernel_set(
     except NotPossible as missing:
         raise NotPossible(f"{missing}; {offered(step.primitive, arch)}") from None
     template = family.template or name
-    if is_product(step):
+    if is_gemm(step):
         kind = GemmKind(step.kind)
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")

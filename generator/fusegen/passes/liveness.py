@@ -49,7 +49,7 @@ def ordered(asked: set[str], flags: tuple[str, ...]) -> tuple[str, ...]:
 def saved(draft: Draft) -> tuple[Result, ...]:
     """Buffers of the forward that the backward reads, each once, with the flags that ask for it.
 
-    What tells lengths alone is a weight, which costs nothing to keep, and there under every flag:
+    What only binds a length is a weight, which costs nothing to keep, and there under every flag:
     what a module keeps is an argument of every backward, and its sizes are checked by those.
     """
     flags = flags_of(draft)

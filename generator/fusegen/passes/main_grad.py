@@ -13,24 +13,24 @@ from ..ir.kernel import GemmKind
 from ..ir.naming import main_grad
 from ..ir.step import Operand, Step
 from ..options.main_grad import MainGrad
-from ..steps import is_product
+from ..steps import is_gemm
 from .draft import Draft, NotPossible
 
 
 def keep_in_main_grad(draft: Draft, choice: MainGrad) -> Draft:
-    """Let every product that gives a weight's gradient write into, or add to, the caller's buffer.
+    """Let every GEMM that gives a weight's gradient write into, or add to, the caller's buffer.
 
     Raises:
-        NotPossible: no product gives one.
+        NotPossible: no GEMM gives one.
     """
     written = {
         step.out
         for step in draft.backward
-        if is_product(step) and GemmKind(step.kind) is GemmKind.WGRAD
+        if is_gemm(step) and GemmKind(step.kind) is GemmKind.WGRAD
     }
     kept = {name: leaf for leaf, name in draft.gradients if name in written}
     if not kept:
-        raise NotPossible("no product gives the gradient of a weight")
+        raise NotPossible("no GEMM gives the gradient of a weight")
     dtype = DType.IO if choice.narrow else DType.FLOAT32
     buffers = [Buffer(main_grad(leaf), dtype, draft.buffers[leaf].shape) for leaf in kept.values()]
 

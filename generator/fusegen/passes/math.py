@@ -76,8 +76,8 @@ def _attach_formula(draft: Draft, step: Step) -> tuple[Step, Program]:
     assert formula is not None
     slots = tuple(operand.slot for operand in step.inputs)
     (result,) = step.outputs
-    source = parse(formula(step), slots)
-    program = Program(slots, (), (), ((result.slot, source.tree),))
+    written = parse(formula(step), slots)
+    program = Program(slots, (), (), ((result.slot, written.tree),))
     operands = tuple(_element(draft.buffers, operand) for operand in step.inputs)
     out = _element(draft.buffers, result)
     types = [each.dtype for each in (*operands, out)]
@@ -90,7 +90,7 @@ def _attach_formula(draft: Draft, step: Step) -> tuple[Step, Program]:
         attributes=(),
         cuda=tuple(to_cuda(program)),
         torch=tuple(to_torch(program)),
-        formula=f"{result.slot} = {source.text}",
+        formula=f"{result.slot} = {written.text}",
         rows=rows,
         columns=product(tuple(columns)),
         cost=program.cost,

@@ -1,6 +1,6 @@
 """Rows past the groups: every result of a module with groups is zero there, whatever they hold.
 
-Grouped products write zeros there and read nothing.  A pointwise step reads every row, so that NaN
+Grouped GEMMs write zeros there and read nothing.  A pointwise step reads every row, so that NaN
 of the caller's would reach a result, and so would the value of its expression at 0.  Where neither
 can be, as in an expert MLP, nothing need be done; elsewhere the step is given the group sizes.
 """
@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..ir.kernel import GemmKind
 from ..ir.step import Operand, Step
 from ..math import Program, zero_results
-from ..steps import is_product
+from ..steps import is_gemm
 from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
@@ -69,9 +69,9 @@ class Padding:
         )
 
     def _groups(self) -> tuple[str, object]:
-        """Group sizes of the product before it, or after it where there is none, and its tokens."""
-        product = self._last or self._grouped[0]
-        groups, rows = product.input("groups"), product.input("a")
+        """Group sizes of the GEMM before it, or after it where there is none, and its tokens."""
+        gemm = self._last or self._grouped[0]
+        groups, rows = gemm.input("groups"), gemm.input("a")
         assert groups is not None and rows is not None
         return groups, self._draft.buffers[rows].shape.flat[0]
 
@@ -80,10 +80,10 @@ def _passed_on(steps: tuple[Step, ...], results: set[str]) -> Iterator[str]:
     """What a step in groups that gives a result adds to: rows past the groups keep that."""
     for step in steps:
         added = step.input("add")
-        if added and step.input("groups") and not is_product(step) and {*step.writes} & results:
+        if added and step.input("groups") and not is_gemm(step) and {*step.writes} & results:
             yield added
 
 
 def _is_grouped(step: Step) -> bool:
-    """Whether it is a product that gives a row per token."""
-    return is_product(step) and bool(step.input("groups")) and step.kind != GemmKind.WGRAD
+    """Whether it is a GEMM that gives a row per token."""
+    return is_gemm(step) and bool(step.input("groups")) and step.kind != GemmKind.WGRAD

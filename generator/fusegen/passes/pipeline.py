@@ -30,18 +30,13 @@ from .expand import expand
 from .fusions import rules_of
 from .interleave import interleave_halves
 from .join_amaxes import join_amaxes
+from .join_saved import join_saved
 from .join_states import join_states
 from .kernels import choose_kernels, choose_merged
 from .liveness import add_conditions, saved
 from .main_grad import keep_in_main_grad
 from .math import derive_math
-from .programs import (
-    backward_program,
-    forward_program,
-    refresh_program,
-    tell_lengths,
-    wgrad_program,
-)
+from .programs import bind_lengths, programs_of
 from .quantize import quantize, unquantized
 from .recompute import recompute_activations
 from .rewrite import Facts, Stage, rewrite
@@ -53,7 +48,7 @@ from .statistics import take_statistics
 from .sums import fold_sums
 from .weight_cache import keep_quantized
 
-ANEW = Derivations()
+UNCACHED = Derivations()
 """Keeps no derived program beyond this process."""
 
 
@@ -69,10 +64,10 @@ def resolve(
     specs: SpecSet,
     arch: str,
     cells: Iterable[Cell],
-    derivations: Derivations = ANEW,
+    derivations: Derivations = UNCACHED,
     observe: Observer | None = None,
 ) -> Plan:
-    """Plan every cell for one architecture, in sorted order; ``observe`` is told of each pass."""
+    """Plan every cell for one architecture, in sorted order; ``observe`` sees each pass."""
     modules: list[ModulePlan] = []
     unsupported: list[Unsupported] = []
     for cell in sorted(set(cells)):
@@ -87,7 +82,7 @@ def resolve_module(
     specs: SpecSet,
     cell: Cell,
     arch_name: str,
-    derivations: Derivations = ANEW,
+    derivations: Derivations = UNCACHED,
     observe: Observer | None = None,
     fuel: int | None = None,
 ) -> ModulePlan:
@@ -102,7 +97,7 @@ def resolve_module(
 
 
 def context_of(
-    specs: SpecSet, cell: Cell, arch_name: str, derivations: Derivations = ANEW
+    specs: SpecSet, cell: Cell, arch_name: str, derivations: Derivations = UNCACHED
 ) -> Context:
     """What the passes of a cell may read.
 
@@ -119,7 +114,7 @@ def context_of(
 
 
 def run_passes(context: Context, observe: Observer | None = None) -> Draft:
-    """The draft after every pass that applies; ``observe`` is told of each after it ran.
+    """The draft after every pass that applies; ``observe`` sees each after it ran.
 
     Raises:
         NotPossible: the cell cannot be made; the message is the reason.
@@ -167,9 +162,9 @@ def _weight_cache(draft: Draft, context: Context) -> Draft:
     return keep_quantized(draft, alone=ALONE in context.options)
 
 
-def _lengths(draft: Draft, context: Context) -> Draft:
+def _bind_lengths(draft: Draft, context: Context) -> Draft:
     delayed = delayed_steps(draft) if DELAYED_WGRAD in context.options else ()
-    return tell_lengths(draft, saved(draft), delayed)
+    return bind_lengths(draft, saved(draft), delayed)
 
 
 def _kernels(draft: Draft, context: Context) -> Draft:
@@ -179,15 +174,7 @@ def _kernels(draft: Draft, context: Context) -> Draft:
 
 def _programs(draft: Draft, context: Context) -> Draft:
     """Every step moves into the program of its op."""
-    programs = [
-        forward_program(draft, draft.saved, context.dims),
-        backward_program(draft, draft.saved, context.dims),
-    ]
-    if draft.refresh:
-        programs.append(refresh_program(draft, context.dims))
-    if draft.wgrad:
-        programs.append(wgrad_program(draft, draft.saved, context.dims))
-    return draft.packed(programs)
+    return draft.packed(programs_of(draft, context.dims))
 
 
 def _rewrite_copies(draft: Draft, context: Context) -> Draft:
@@ -239,7 +226,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "scaled_bias",
-        "The last grouped product's bias is multiplied by scales of rows.",
+        "The last grouped GEMM's bias is multiplied by scales of rows.",
         lambda draft, _: scale_bias(draft),
         needs=_of(Property.DIFFERENTIATED),
         before=_of(Property.MATH),
@@ -279,7 +266,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "main_grad",
-        "Products that give weights' gradients change buffers of the caller's.",
+        "GEMMs that give weights' gradients change buffers of the caller's.",
         _main_grad,
         needs=_of(Property.DIFFERENTIATED),
         before=_of(Property.QUANTIZED),
@@ -295,7 +282,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "quantize",
-        "Operands of products are put into the recipe's formats, or decoded from them.",
+        "Operands of GEMMs are put into the recipe's formats, or decoded from them.",
         _quantize,
         needs=_of(Property.EXACT),
         gives=_of(Property.QUANTIZED),
@@ -331,9 +318,9 @@ PASSES: tuple[Pass, ...] = (
         options=(REDUCED_AMAX,),
     ),
     Pass(
-        "lengths",
-        "Steps that decode padded copies read the weight that has the same length.",
-        _lengths,
+        "bind_lengths",
+        "Steps that decode padded copies read a weight that binds the symbol of their length.",
+        _bind_lengths,
         needs=_of(Property.FLAGGED),
         before=_of(Property.SAVED),
     ),
@@ -361,7 +348,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "delay_wgrad",
-        "Products that give weights' gradients move into the program `wgrad`.",
+        "GEMMs that give weights' gradients move into the program `wgrad`.",
         lambda draft, _: delay_wgrad(draft),
         needs=_of(Property.KERNELS),
         before=_of(Property.PROGRAMS),
@@ -378,6 +365,14 @@ PASSES: tuple[Pass, ...] = (
         "join_states",
         "Amax histories and scales that one op moves on lie in one tensor; so do its statistics.",
         lambda draft, _: join_states(draft),
+        needs=_of(Property.KERNELS),
+        before=_of(Property.PROGRAMS),
+    ),
+    Pass(
+        "join_saved",
+        "Saved copies, or their scales alone, lie in one tensor where an op would take more than"
+        " 16.",
+        lambda draft, context: join_saved(draft, context.dims),
         needs=_of(Property.KERNELS),
         before=_of(Property.PROGRAMS),
     ),

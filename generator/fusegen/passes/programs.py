@@ -12,7 +12,7 @@ from ..ir.program import Argument, Binding, Check, CheckKind, Program
 from ..ir.quantization import Role
 from ..ir.shapes import Binary, Const, Expr, Operator, Sym, symbols
 from ..ir.step import INTERLEAVE, LIKE, Copy, Operand, Result, Step
-from ..steps import decodes, is_product, quantizes, takes
+from ..steps import decodes, is_gemm, quantizes, takes
 from .draft import Draft, NotPossible
 from .liveness import flags_of, forward_conditions, joined_results, ordered
 
@@ -20,12 +20,12 @@ Dims = Mapping[str, str]
 """Symbols of the module -> keywords, for messages."""
 
 
-def tell_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, ...] = ()) -> Draft:
-    """Let steps that decode a copy for the backward take the weight of the same length along.
+def bind_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, ...] = ()) -> Draft:
+    """Let steps that decode a copy for the backward read a weight that binds their length's symbol.
 
-    A copy's rows are padded, so that it does not tell how long they are; the columns of another
-    argument may, if it is there whenever the step runs.  A weight costs nothing to keep, and one
-    that is kept in the recipe's format alone has a shape all the same.
+    A copy's rows are padded, so that it does not bind the symbol of their length; the columns of
+    another argument may, if it is there whenever the step runs.  A weight costs nothing to keep,
+    and one that is kept in the recipe's format alone has a shape all the same.
 
     Args:
         draft: before kernels are chosen.
@@ -39,30 +39,47 @@ def tell_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, .
     made = {name for step in delayed for name in step.writes}
     kept = {n: when for n, when in _asked_by(delayed, flags).items() if n not in made}
 
-    def told(step: Step) -> set[str]:
+    def bound(step: Step) -> set[str]:
         asking = {*(step.when or flags)}
         beside = kept if step in delayed else left
         known = [n for n, when in (incoming | beside).items() if not when or asking <= {*when}]
         arguments = tuple(Argument(name, False) for name in sorted(known))
         return {binding.symbol for binding in bind_dimensions(draft.buffers, arguments)}
 
-    def with_length(step: Step) -> Step:
+    def with_binding(step: Step) -> Step:
         if not takes(step, LIKE):
             return step
-        untold = draft.buffers[step.out].shape.symbols() - told(step)
-        if not untold:
+        unbound = draft.buffers[step.out].shape.symbols() - bound(step)
+        if not unbound:
             return step
         weight = _weight_beside(draft, step.copies[0])
         return replace(step, inputs=(*step.inputs, Operand(LIKE, weight)))
 
-    return replace(draft, backward=tuple(with_length(step) for step in draft.backward))
+    return replace(draft, backward=tuple(with_binding(step) for step in draft.backward))
 
 
 def _weight_beside(draft: Draft, copy: Copy) -> str:
     """The weight that a copy is of, or is multiplied by in the forward."""
-    read = (step.copies for step in draft.forward if is_product(step))
+    read = (step.copies for step in draft.forward if is_gemm(step))
     copies = next((each for each in read if copy in each), (copy,))
-    return next(each.source for each in copies if each.role is Role.WEIGHT)
+    return next(each.original for each in copies if each.role is Role.WEIGHT)
+
+
+def programs_of(draft: Draft, dims: Dims) -> tuple[Program, ...]:
+    """Every program of the draft's steps.
+
+    Raises:
+        NotPossible: no argument of an op tells a dimension that its steps need.
+    """
+    programs = [
+        forward_program(draft, draft.saved, dims),
+        backward_program(draft, draft.saved, dims),
+    ]
+    if draft.refresh:
+        programs.append(refresh_program(draft, dims))
+    if draft.wgrad:
+        programs.append(wgrad_program(draft, draft.saved, dims))
+    return tuple(programs)
 
 
 def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
@@ -70,7 +87,7 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
     arguments += _states(draft, draft.forward)
     sent = frozenset(
-        name for each in draft.collectives if each.direction == "forward" for name in each.sources
+        name for each in draft.collectives if each.direction == "forward" for name in each.operands
     )
     given = {argument.buffer for argument in arguments} | {*draft.outputs}
     kept = tuple(result for result in saved if result.buffer not in given)
@@ -231,7 +248,7 @@ def _symbols_used(draft: Draft, steps: Iterable[Step], results: Iterable[Result]
             used |= symbols(size)
         if step.pointwise:
             used |= symbols(step.pointwise.rows) | symbols(step.pointwise.columns)
-        for name in (*step.writes, *(copy.source for copy in step.copies)):
+        for name in (*step.writes, *(copy.original for copy in step.copies)):
             used |= draft.buffers[name].shape.symbols()
     for result in results:
         used |= draft.buffers[result.buffer].shape.symbols()
@@ -265,21 +282,21 @@ def bind_dimensions(
                     multiple.setdefault(symbol, []).append((argument.buffer, axis, factor))
     bindings = []
     for symbol in dict.fromkeys((*plain, *multiple)):
-        sources = _until_certain(plain.get(symbol, []), certain)
-        if not any(source[0] in certain for source in sources):
-            sources += _until_certain(multiple.get(symbol, []), certain)
-        bindings.append(Binding(symbol, tuple(sources)))
+        candidates = _until_certain(plain.get(symbol, []), certain)
+        if not any(each[0] in certain for each in candidates):
+            candidates += _until_certain(multiple.get(symbol, []), certain)
+        bindings.append(Binding(symbol, tuple(candidates)))
     return tuple(bindings)
 
 
 def _until_certain(
-    sources: list[tuple[str, int | None, int]], certain: set[str]
+    candidates: list[tuple[str, int | None, int]], certain: set[str]
 ) -> list[tuple[str, int | None, int]]:
-    """Candidates: one that is always there alone, otherwise all."""
-    for source in sources:
-        if source[0] in certain:
-            return [source]
-    return list(sources)
+    """One that is always there alone, otherwise all."""
+    for each in candidates:
+        if each[0] in certain:
+            return [each]
+    return list(candidates)
 
 
 def _checks(
@@ -294,11 +311,12 @@ def _checks(
     bound = {
         (tensor, axis)
         for binding in bindings
-        for tensor, axis, factor in binding.sources
+        for tensor, axis, factor in binding.candidates
         if factor == 1
     }
     for argument in arguments:
-        yield from _type_checks(draft.buffers[argument.buffer], argument, first)
+        rank = "[bytes]" if draft.in_bytes(argument.buffer) else None
+        yield from _type_checks(draft.buffers[argument.buffer], argument, first, rank)
     for argument in arguments:
         buffer = draft.buffers[argument.buffer]
         shape = buffer.shape
@@ -323,7 +341,7 @@ def _checks(
                     axis=axis,
                     expr=dim,
                     number=len(shape.dims),
-                    label=_label(dim, dims),
+                    label=_BYTES if draft.in_bytes(argument.buffer) else _label(dim, dims),
                 )
     for expr, alignment in _alignments(draft, steps).items():
         yield Check(
@@ -331,7 +349,14 @@ def _checks(
         )
 
 
-def _type_checks(buffer: Buffer, argument: Argument, first: str) -> Iterable[Check]:
+_BYTES = "the bytes of its parts"
+"""What a size that is a long sum of theirs is called in messages."""
+
+
+def _type_checks(
+    buffer: Buffer, argument: Argument, first: str, rank: str | None
+) -> Iterable[Check]:
+    """Device, type and rank, which has a word of its own where the shape would be a long one."""
     optional = argument.optional
     shape = buffer.shape
     if buffer.name != first:
@@ -348,7 +373,7 @@ def _type_checks(buffer: Buffer, argument: Argument, first: str) -> Iterable[Che
         optional,
         number=len(shape.dims),
         exact=shape.leading is None,
-        label=str(shape),
+        label=rank or str(shape),
     )
     if argument.mutated:  # Others are copied where they are not; a copy would take the change.
         yield Check(CheckKind.CONTIGUOUS, buffer.name, optional)
@@ -370,10 +395,10 @@ def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
     for step in steps:
         if step.alignment == 1:
             continue
-        sources = [copy.source for copy in step.copies]
+        originals = [copy.original for copy in step.copies]
         operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
         results = () if quantizes(step) or decodes(step) else step.writes
-        for name in (*(sources or operands), *results):
+        for name in (*(originals or operands), *results):
             *outer, inner = draft.buffers[name].shape.flat
             if not outer:  # a vector has no rows: one number for each row of another operand
                 continue

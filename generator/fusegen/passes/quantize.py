@@ -1,8 +1,8 @@
-"""Quantise: put a product's operands into the recipe's formats.
+"""Quantise: put a GEMM's operands into the recipe's formats.
 
-Each product reads copies of its operands whose blocks run along the contraction: fprop and dgrad
+Each GEMM reads copies of its operands whose blocks run along the contraction: fprop and dgrad
 read rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All
-copies of a tensor are made in one step, from high precision, where its first product needs one;
+copies of a tensor are made in one step, from high precision, where its first GEMM needs one;
 those that the backward reads of a tensor which it makes again, in the backward, by the scales that
 the forward used.
 
@@ -31,7 +31,7 @@ from ..ir.step import Copy, Operand, Step
 from ..options.backward_precision import BackwardPrecision
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
-from ..steps import decodes, is_product, quantizes
+from ..steps import decodes, is_gemm, quantizes
 from ..steps.copies import Original, copy_slots
 from ..steps.dequantize import DEQUANTIZE
 from ..steps.snapshot import SNAPSHOT
@@ -54,10 +54,10 @@ def quantize(
         draft: the module.
         recipe: formats of its operands.
         arch: how copies are laid out, and whether kernels make them.
-        backward: what products of the backward read.
+        backward: what GEMMs of the backward read.
 
     Raises:
-        NotPossible: a product would have one quantised operand only.
+        NotPossible: a GEMM would have one quantised operand only.
     """
     draft = _drop_identities(_round_trips(draft, recipe))
     return _Copies(recipe, arch, backward).insert(draft) if recipe.roles else draft
@@ -95,7 +95,7 @@ class _Tensor(NamedTuple):
 
 @dataclass(slots=True)
 class _Copies:
-    """Copies made so far, in the order in which products ask for them."""
+    """Copies made so far, in the order in which GEMMs ask for them."""
 
     recipe: RecipeSpec
     arch: ArchSpec
@@ -107,7 +107,7 @@ class _Copies:
     emulated: str = ""
 
     def insert(self, draft: Draft) -> Draft:
-        """Give every product its copies and put a step that makes them before the first of them."""
+        """Give every GEMM its copies and put a step that makes them before the first of them."""
         none = frozenset[str]()
         again = _written(draft.forward) & _written(draft.backward)
         first = [each for step in draft.forward for each in self._with_copies(draft, step, none)]
@@ -124,14 +124,14 @@ class _Copies:
         )
 
     def _with_copies(self, draft: Draft, step: Step, again: frozenset[str]) -> tuple[Step, ...]:
-        """The step, where it is a product of copies, or after those that its operands are."""
+        """The step, where it is a GEMM of copies, or after those that its operands are."""
         if decodes(step):
-            source = draft.buffers[step.reads[0]]
-            if source.role not in self.recipe.roles or source.role is None:
-                raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {source.name}")
-            key = _Tensor(source.name, source.role, source.name in again)
+            tensor = draft.buffers[step.reads[0]]
+            if tensor.role not in self.recipe.roles or tensor.role is None:
+                raise NotPossible(f"recipe {self.recipe.name!r} has no copy of {tensor.name}")
+            key = _Tensor(tensor.name, tensor.role, tensor.name in again)
             return (self._whole(draft, key, step, step.out),)
-        if not is_product(step):
+        if not is_gemm(step):
             return (step,)
         step = with_sizes(draft, step)
         precision = self.backward
@@ -147,7 +147,7 @@ class _Copies:
         return replace(whole_copy(draft.buffers[key.name], copy, out), item=step.item)
 
     def _of_values(self, draft: Draft, step: Step, again: frozenset[str]) -> tuple[Step, ...]:
-        """A product of the backward that reads what the forward's copies stand for, after them."""
+        """A GEMM of the backward that reads what the forward's copies stand for, after them."""
         before = []
         inputs = []
         for operand in step.inputs:
@@ -155,10 +155,10 @@ class _Copies:
             if role not in (Role.INPUT, Role.WEIGHT) or role not in self.recipe.roles:
                 inputs.append(operand)
                 continue
-            source = draft.buffers[operand.buffer]
-            key = _Tensor(source.name, role, source.name in again)
-            value = replace(source, name=_value(source.name), role=None, optional=False)
-            if value.name not in self.buffers:  # else a product before it has asked for it
+            tensor = draft.buffers[operand.buffer]
+            key = _Tensor(tensor.name, role, tensor.name in again)
+            value = replace(tensor, name=_value(tensor.name), role=None, optional=False)
+            if value.name not in self.buffers:  # else a GEMM before it has asked for it
                 self.buffers[value.name] = value
                 before.append(self._whole(draft, key, step, value.name))
             inputs.append(Operand(operand.slot, value.name))
@@ -205,14 +205,14 @@ class _Copies:
         there: set[str] = set()
         for step in program:
             for copy in step.copies:
-                key = _Tensor(copy.source, copy.role, copy.source in again)
+                key = _Tensor(copy.original, copy.role, copy.original in again)
                 if key not in done:
                     done.add(key)
                     quantized = self._step(draft, key, step.item)
                     yield from self._snapshots(key, step.item)
                     yield quantized
             for each in self._emulated(draft, step):
-                if not (decodes(each) and there.issuperset(each.writes)):  # another product's
+                if not (decodes(each) and there.issuperset(each.writes)):  # another GEMM's
                     there.update(each.writes)
                     yield each
 

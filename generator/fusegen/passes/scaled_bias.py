@@ -1,7 +1,7 @@
-"""The bias of the last grouped product is multiplied by a scale of each token.
+"""The bias of the last grouped GEMM is multiplied by a scale of each token.
 
 A token's experts are weighted by the router's probabilities.  Where the activation before the
-product applies them, ``y = probs * (act(h) @ weight.T + bias)`` holds only if the bias is weighted,
+GEMM applies them, ``y = probs * (act(h) @ weight.T + bias)`` holds only if the bias is weighted,
 too.
 """
 
@@ -15,7 +15,7 @@ from ..ir.naming import gradient, total_gradient
 from ..ir.shapes import Shape
 from ..ir.step import Operand, Step
 from ..ir.words import Broadcast
-from ..steps import is_product, sums_rows
+from ..steps import is_gemm, sums_rows
 from ..steps.group_row_dot import GROUP_ROW_DOT
 from .draft import Draft
 
@@ -24,12 +24,12 @@ _SCALES = "scales"
 
 
 def scale_bias(draft: Draft) -> Draft:
-    """Scale the bias of the last grouped product by rows, in both directions.
+    """Scale the bias of the last grouped GEMM by rows, in both directions.
 
     The scales are those that a pointwise op multiplies its rows by, or one more input ``scales``.
     Their gradient is the pointwise op's plus the dot product of a row of dy with its group's bias.
     """
-    grouped = (step for step in draft.forward if is_product(step) and step.input("groups"))
+    grouped = (step for step in draft.forward if is_gemm(step) and step.input("groups"))
     scaled = [step for step in grouped if step.input("add")][-1]
     draft, scales = _with_scales(draft, scaled)
     forward = tuple(
@@ -50,7 +50,7 @@ def scale_bias(draft: Draft) -> Draft:
 
 
 def _incoming(draft: Draft, scaled: Step) -> str:
-    """The gradient of a product's result, with what its readers add where it is an output, too."""
+    """The gradient of a GEMM's result, with what its readers add where it is an output, too."""
     total = total_gradient(gradient(scaled.out))
     return total if total in draft.buffers else gradient(scaled.out)
 

@@ -4,14 +4,15 @@ A way begins with one axis of one argument and follows it through all steps by t
 dimensions: an axis is split together with every axis of the same step that its symbols occur in.
 It is valid if every step gives on shards what it gives on the whole:
 
-- a product whose contraction is split leaves a summand on every rank, and so does a sum;
+- a GEMM whose contraction is split leaves a partial sum on every rank, and so does a sum;
 - a copy is quantised alike only if its scale is split with its data, each block on one rank; a
   scale that does not grow with the dimension spans all of it;
 - groups of rows start where all groups before them end, so neither rows in groups nor the groups
   can be split;
-- a pointwise step that reads halves of a row needs the whole row.
+- a pointwise step that reads halves of a row needs the whole row;
+- other steps are split along the dimensions of which their kind says so.
 
-Summands leave the ops, where they are added; no step reads one, but for the bias that a product
+Partial sums leave the ops, where they are added; no step reads one, but for the bias that a GEMM
 adds: it is divided among the ranks beforehand.  Modules that keep state between calls are not
 split: scales of the past are of whole tensors, and random numbers are drawn by position.
 """
@@ -29,9 +30,10 @@ from ..ir.program import Program
 from ..ir.quantization import QuantizationSpec, Role
 from ..ir.shapes import split, symbols
 from ..ir.step import HALVES, Access, Step
-from ..steps import decodes, is_product, quantizes, sums_rows
+from ..steps import decodes, definition, is_gemm, quantizes, sums_rows
 from ..steps.pointwise import ROW_GROUPS
 from ..steps.quantize import SUMMED
+from ..steps.sizes import name_of
 
 Axis = tuple[str, int]
 
@@ -50,6 +52,17 @@ def module_shardings(plan: ModulePlan) -> tuple[Sharding, ...]:
         known = {_of(way, plan.forward) for way in ways.values()}
         ways |= {w.axes: w for w in alone.shardings() if _of(w, plan.forward) not in known}
     return tuple(ways.values())
+
+
+def undivided(plan: ModulePlan) -> tuple[str, ...]:
+    """Kinds of steps of a plan that say of no dimension that ranks may have shards of it."""
+    names = dict.fromkeys(step.primitive for program in plan.programs for step in program.steps)
+    kinds = [definition(name) for name in names]
+    return tuple(
+        kind.name
+        for kind in kinds
+        if not (kind.independent or kind.traits or kind.in_groups or kind.of_passes)
+    )
 
 
 def op_shardings(
@@ -141,32 +154,46 @@ class _Ops:
         touched = [s for s in self._steps() if parts.keys() & {*s.reads, *self._writes(s)}]
         if not all(self._valid(step, parts) for step in touched):
             return None
-        partial = {name for step in touched for name in self._summands(step, parts)}
+        partial = {name for step in touched for name in self._partial_sums(step, parts)}
         unit = self._unit(parts, symbol)
         if unit is None or not all(_may_read(step, partial) for step in self._steps()):
             return None
         return Sharding(symbol, tuple(sorted(axes)), tuple(sorted(partial)), unit, self.gradients)
 
     def _valid(self, step: Step, parts: Mapping[str, int]) -> bool:
-        """Whether a step gives on shards its part, or a summand, of what it gives on the whole."""
+        """Whether shards give a part, or a partial sum, of what the step gives on the whole."""
         if _groups(step) and self._ragged(step) & self._split_symbols(step, parts):
             return False
-        if is_product(step) or sums_rows(step):
+        if is_gemm(step) or sums_rows(step):
             return True
         if step.pointwise:
             return self._valid_pointwise(step, parts)
         if quantizes(step):
-            return {*self._writes(step)} - {*self._summands(step, parts)} <= parts.keys()
-        return decodes(step) and step.out in parts
+            return {*self._writes(step)} - {*self._partial_sums(step, parts)} <= parts.keys()
+        if decodes(step):
+            return step.out in parts
+        return self._independent(step, parts)
 
-    def _summands(self, step: Step, parts: Mapping[str, int]) -> tuple[str, ...]:
-        """What of a step's results is split into summands, and of its operands then has to be."""
+    def _independent(self, step: Step, parts: Mapping[str, int]) -> bool:
+        """Whether the kind of a step says that shards of its results need shards alone."""
+        kind = definition(step.primitive)
+        rule = kind.shapes.get(step.kind, {})
+        split_names = {
+            name_of(rule[each.slot], self.buffers[each.buffer].shape, parts[each.buffer])
+            for each in (*step.inputs, *step.outputs)
+            if each.buffer in parts and each.slot in rule
+        }
+        whole = {*self._writes(step)} - parts.keys()
+        return bool(split_names) and split_names <= {*kind.independent} and not whole
+
+    def _partial_sums(self, step: Step, parts: Mapping[str, int]) -> tuple[str, ...]:
+        """Results that are split into partial sums, and operands that then have to be."""
         if quantizes(step):
             written = [o.buffer for o in step.outputs if o.slot == SUMMED]
         else:
             written = [name for name in self._writes(step) if not decodes(step)]
         found = tuple(name for name in written if name not in parts)
-        bias = step.input("add") if is_product(step) and found else None
+        bias = step.input("add") if is_gemm(step) and found else None
         return (*found, bias) if bias else found
 
     def _split_symbols(self, step: Step, parts: Mapping[str, int]) -> frozenset[str]:
@@ -187,7 +214,7 @@ class _Ops:
             for each in (*math.operands, *math.results)
         )
         sums = {each.buffer for each in math.results if each.access is Access.ROW}
-        return not halved and {*self._summands(step, parts)} <= sums
+        return not halved and {*self._partial_sums(step, parts)} <= sums
 
     def _unit(self, parts: Mapping[str, int], symbol: str) -> int | None:
         """What a shard is a multiple of; None where shards would not make up the whole."""
@@ -227,6 +254,6 @@ def _groups(step: Step) -> str | None:
 
 
 def _may_read(step: Step, partial: set[str]) -> bool:
-    """Whether a step reads no summand, but for the share of a bias in a product of summands."""
-    adds = step.input("add") if is_product(step) and step.out in partial else None
+    """Whether a step reads no partial sum, but for the share of a bias in a GEMM of them."""
+    adds = step.input("add") if is_gemm(step) and step.out in partial else None
     return all(name == adds for name in step.reads if name in partial)

@@ -33,14 +33,14 @@ def share_amaxes(draft: Draft) -> Draft:
         Collective(
             ALL_REDUCE.name,
             direction,
-            tuple(each.sources),
+            tuple(each.operands),
             tuple(each.results),
             _future(direction),
             AMAX_GROUP,
             (("op", "max"),),
         )
         for direction, each in found.items()
-        if each.sources
+        if each.operands
     )
     buffers = {name: buffer for each in found.values() for name, buffer in each.buffers.items()}
     futures = {
@@ -63,14 +63,14 @@ class _Shared:
     Attributes:
         steps: all of before; those that quantise move no state on.
         updates: move it on.
-        sources, results: amaxes of the rank and of all ranks.
+        operands, results: amaxes of the rank and of all ranks.
         buffers: of these.
-        length: of all sources.
+        length: of all operands.
     """
 
     steps: list[Step] = field(default_factory=list)
     updates: list[Step] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
+    operands: list[str] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     length: Expr | None = None
@@ -91,7 +91,7 @@ def _shared(draft: Draft, steps: tuple[Step, ...], asking: tuple[str, ...]) -> _
             continue
         own, reduced = _amaxes(draft, step)
         found.buffers |= {own.name: own, reduced.name: reduced}
-        found.sources.append(own.name)
+        found.operands.append(own.name)
         found.results.append(reduced.name)
         (size,) = own.shape.dims
         found.length = size if found.length is None else add(found.length, size)
@@ -104,7 +104,7 @@ def _amaxes(draft: Draft, step: Step) -> Iterator[Buffer]:
     """The buffers of the rank's amax and of that of all ranks: one for each scale."""
     shape = draft.buffers[step.input("scale") or ""].shape
     for name in ("amax", "shared_amax"):
-        yield Buffer(f"{step.copies[0].source}_{name}", DType.FLOAT32, shape)
+        yield Buffer(f"{step.copies[0].original}_{name}", DType.FLOAT32, shape)
 
 
 def _without_state(step: Step, amax: str, asking: tuple[str, ...]) -> Step:

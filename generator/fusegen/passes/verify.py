@@ -144,8 +144,8 @@ def _owned(draft: Draft) -> frozenset[str]:
 
 def _sent(draft: Draft, steps: tuple[Step, ...]) -> When:
     """What collectives read of these steps."""
-    sources = {name for each in draft.collectives for name in each.sources}
-    return {name: step.when for step in steps for name in step.writes if name in sources}
+    operands = {name for each in draft.collectives for name in each.operands}
+    return {name: step.when for step in steps for name in step.writes if name in operands}
 
 
 def _always(names: tuple[str, ...]) -> When:

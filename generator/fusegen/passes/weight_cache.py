@@ -34,7 +34,7 @@ def keep_quantized(draft: Draft, *, alone: bool = False) -> Draft:
     moved = tuple(step for step in draft.forward if quantizes(step) and step.reads[0] in paths)
     copies = [copy for step in moved for copy in step.copies]
     caches = tuple(
-        State(buffer, _path(paths[copy.source], copy, buffer), StateFill.COPY)
+        State(buffer, _path(paths[copy.original], copy, buffer), StateFill.COPY)
         for copy in copies
         for buffer in copy.buffers
     )
@@ -81,4 +81,4 @@ def _bytes(buffer: Buffer) -> Buffer:
 
 def _path(weight: str, copy: Copy, buffer: str) -> str:
     """``fc1.weight`` and ``fc1_weight_rowwise`` give ``fc1.weight_rowwise``."""
-    return weight + buffer.removeprefix(copy.source)
+    return weight + buffer.removeprefix(copy.original)

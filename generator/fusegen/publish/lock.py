@@ -154,8 +154,8 @@ def _record_json(record: FileRecord) -> dict[str, object]:
 class _Reader:
     """Reads one lock file field by field; every error names the file, the field and the remedy."""
 
-    def __init__(self, source: Path, remedy: str) -> None:
-        self._source = source
+    def __init__(self, file: Path, remedy: str) -> None:
+        self._file = file
         self._remedy = remedy
         self._root = self._mapping(self._parse(), "the file")
         self._check_version()
@@ -190,7 +190,7 @@ class _Reader:
 
     def _parse(self) -> object:
         try:
-            text = read(self._source).decode("utf-8")
+            text = read(self._file).decode("utf-8")
             return json.loads(text, object_pairs_hook=self._unique)
         except UnicodeDecodeError as error:
             raise self._error(f"not UTF-8 ({error.reason} at byte {error.start})") from None
@@ -218,7 +218,7 @@ class _Reader:
         if version != LOCK_VERSION or isinstance(version, bool):
             writer = self._root.get("generator")
             raise LockError(
-                f"{self._source}: lock version {version!r}, written by fusegen {writer}; this "
+                f"{self._file}: lock version {version!r}, written by fusegen {writer}; this "
                 f"fusegen reads version {LOCK_VERSION}; use fusegen {writer} or newer here"
             )
 
@@ -250,7 +250,7 @@ class _Reader:
         return tuple(self._string(item, where) for item in value)
 
     def _error(self, what: str) -> LockError:
-        return LockError(f"{self._source}: {what}; {self._remedy}")
+        return LockError(f"{self._file}: {what}; {self._remedy}")
 
 
 def _kind(value: object) -> str:

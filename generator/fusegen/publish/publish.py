@@ -130,9 +130,9 @@ class Filesystem:
             for _ in waiting.map(self.fsync, paths):
                 pass
 
-    def replace(self, source: Path, target: Path) -> None:
+    def replace(self, staged: Path, target: Path) -> None:
         """Move a file over another, atomically."""
-        os.replace(source, target)
+        os.replace(staged, target)
 
     def unlink(self, path: Path) -> None:
         """Remove a file or a link."""

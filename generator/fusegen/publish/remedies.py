@@ -15,13 +15,13 @@ def removal(cell: Cell, arch: str, bundle: Path) -> str:
     return f"fusegen generate --remove {names}{out_option(bundle.parent)}"
 
 
-def regeneration(bundles: Sequence[Path], sources: Mapping[str, Sequence[Path]]) -> str:
+def regeneration(bundles: Sequence[Path], folders: Mapping[str, Sequence[Path]]) -> str:
     """The command, or the lines of commands, that bring these bundles up to date.
 
     Args:
-        sources: folders given on the command line by option, such as `--specs`.
+        folders: folders given on the command line by option, such as `--specs`.
     """
-    extra = "".join(f" {option} {path}" for option, paths in sources.items() for path in paths)
+    extra = "".join(f" {option} {path}" for option, paths in folders.items() for path in paths)
     parents = dict.fromkeys(bundle.parent for bundle in bundles)
     return "\n".join(f"fusegen generate{out_option(parent)}{extra}" for parent in parents)
 

@@ -29,10 +29,23 @@ class RuleSpec:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class KindSpec:
-    """Configurations of one kind of product and the ordered rules that choose among them."""
+    """Configurations of one kind of GEMM and the ordered rules that choose among them."""
 
     points: tuple[Point, ...]
     select: tuple[RuleSpec, ...]
+
+
+class Reach(str, Enum):
+    """GPUs that run an architecture's code, beside those of its own compute capability.
+
+    As the CUDA C++ programming guide has it, "Binary compatibility" and "PTX compatibility".
+    """
+
+    NONE = "none"
+    MINOR = "minor"
+    """Later minor versions of the same major one."""
+    LATER = "later"
+    """All later ones, which compile its PTX when it is loaded."""
 
 
 class Every(str, Enum):
@@ -50,8 +63,8 @@ class FamilySpec:
         formats: element formats of its quantised operands; ``io`` for none.
         scalings: how their elements share scales, as ``QuantizationSpec.scaling`` says it, or
             ``any``.
-        accumulations: of its products of quantised operands; empty for any.
-        stores: what may become of its products.
+        accumulations: of its GEMMs of quantised operands; empty for any.
+        stores: what may become of its GEMMs.
         template: name of its templates, where it is not the family's own.
         row_alignment: innermost dimensions are multiples of this many elements.
         kinds: configurations per kind; empty where one instantiation serves.
@@ -109,6 +122,26 @@ class ArchSpec:
     def isa(self) -> str:
         """What its code is compiled for, ``sm_90a`` of ``sm_90a_h20``, too."""
         return isa_of(self.arch)
+
+    @property
+    def reach(self) -> Reach:
+        """Which GPUs run its code, beside its own; that of ``sm_90a`` is tied to one capability."""
+        if self.isa[-1:].isalpha():
+            return Reach.NONE
+        return Reach.LATER if ",compute_" in (self.gencode or "") else Reach.MINOR
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether GPUs of a compute capability run its code."""
+        own = self.capability
+        if own is None or capability < own:
+            return False
+        match self.reach:
+            case Reach.NONE:
+                return capability == own
+            case Reach.MINOR:
+                return capability[0] == own[0]
+            case Reach.LATER:
+                return True
 
     @property
     def has_kernels(self) -> bool:

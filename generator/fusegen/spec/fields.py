@@ -25,7 +25,10 @@ _CAPITAL = r"^[A-Z][A-Za-z0-9]*$"
 ARCH = r"^(cpu|sm_[0-9]+a?(_[a-z][a-z0-9]*)?)$"
 
 
-GENCODE = r"^arch=compute_[0-9]+[af]?,code=sm_[0-9]+[af]?$"
+_CODE = r"sm_[0-9]+[af]?"
+
+
+GENCODE = rf"^arch=compute_[0-9]+[af]?,code=({_CODE}|\[{_CODE},compute_[0-9]+[af]?\])$"
 
 
 VERSION = r"^[0-9]{1,3}\.[0-9]{1,2}$"
@@ -36,7 +39,8 @@ PATTERNS = {
     _CAPITAL: "a capital letter, then letters and digits",
     ARCH: "cpu or sm_<number>, with an a behind it for its own instructions, and a word for a"
     " part with rules of its own, such as sm_90a_h20",
-    GENCODE: "what nvcc is told, such as arch=compute_90a,code=sm_90a",
+    GENCODE: "what nvcc is told, such as arch=compute_90a,code=sm_90a or, with PTX for later GPUs,"
+    " arch=compute_80,code=[sm_80,compute_80]",
     VERSION: 'a version in quotes, such as "12.3"',
 }
 

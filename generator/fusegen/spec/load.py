@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,9 +158,8 @@ class _Reader:
             yield key, self.read(value_node, (*path, key))
 
 
-def _parse_yaml(path: Path, file: str) -> tuple[dict[str, Any] | None, Source, list[Problem]]:
+def _parse_yaml(text: str, file: str) -> tuple[dict[str, Any] | None, Source, list[Problem]]:
     try:
-        text = _read_text(path)
         refused = _refuse(text, file)
         if refused:
             return None, Source(file, {}), [refused]
@@ -171,10 +171,14 @@ def _parse_yaml(path: Path, file: str) -> tuple[dict[str, Any] | None, Source, l
     except yaml.MarkedYAMLError as error:
         place = _place(file, error.problem_mark)
         return None, Source(file, {}), [Problem(place, f"not YAML: {_yaml_reason(error)}")]
-    except (OSError, yaml.YAMLError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        return None, Source(file, {}), [Problem(Loc(file, 1, 1), f"not a spec: {reason}")]
+    except (yaml.YAMLError, ValueError) as error:
+        return None, Source(file, {}), [_no_spec(file, error)]
     return content, Source(file, reader.places, reader.texts), reader.problems
+
+
+def _no_spec(file: str, error: Exception) -> Problem:
+    """A file that cannot be read, or whose text is no mapping."""
+    return Problem(Loc(file, 1, 1), f"not a spec: {getattr(error, 'strerror', None) or error}")
 
 
 def _read_text(path: Path) -> str:
@@ -320,7 +324,27 @@ def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec, Source]:
     Raises:
         SpecError: with every problem of the file.
     """
-    content, source, problems = _parse_yaml(path, file)
+    try:
+        text = _read_text(path)
+    except (OSError, ValueError) as error:
+        raise SpecError([_no_spec(file, error)]) from None
+    return _parsed(kind, path.stem, file, text)
+
+
+@lru_cache(maxsize=512)
+def _parsed(kind: SpecKind, stem: str, file: str, text: str) -> tuple[AnySpec, Source]:
+    """The spec of a file's text, which nobody changes: loading folders again parses what is new.
+
+    Args:
+        kind: see `parse_spec`.
+        stem: the file's name, which is the spec's.
+        file: see `parse_spec`.
+        text: of the file.
+
+    Raises:
+        SpecError: with every problem of the file; it is found anew each time.
+    """
+    content, source, problems = _parse_yaml(text, file)
     if content is None:
         raise SpecError(problems)
     try:
@@ -334,11 +358,10 @@ def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec, Source]:
                 problems.append(source.problem(message, *key))
                 seen.add(source.loc(*key))
         raise SpecError(problems) from None
-    if spec.name != path.stem:
+    if spec.name != stem:
         problems.append(
             source.problem(
-                f"the file is named {path.stem!r}, its {kind.key} {spec.name!r}; make them the"
-                " same",
+                f"the file is named {stem!r}, its {kind.key} {spec.name!r}; make them the same",
                 kind.key,
             )
         )

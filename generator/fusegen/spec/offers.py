@@ -28,12 +28,12 @@ from .recipe import RecipeSpec
 def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
     """What decides which options a module has; an op that is not there has none of it."""
     chain = [ops[name] for name in module.ops if name in ops]
-    products = [op for op in chain if any(_is_product(step) for step in op.forward)]
+    gemms = [op for op in chain if any(_is_gemm(step) for step in op.forward)]
     return ModuleFacts(
         ops=module.ops,
-        quantizes=bool(products) or any(map(_quantizes, chain)),
-        products=bool(products),
-        weights=any(map(_reads_weight, products)),
+        quantizes=bool(gemms) or any(map(_quantizes, chain)),
+        gemms=bool(gemms),
+        weights=any(map(_reads_weight, gemms)),
         weight_gradients=any(map(_gives_weight_gradient, chain)),
         grouped_bias=any(map(_adds_bias_of_groups, chain)),
         halves=any(op.pointwise and _has_halves(op) for op in chain),
@@ -116,8 +116,8 @@ def choices_of(
     }
 
 
-def _is_product(step: StepSpec) -> bool:
-    return Trait.PRODUCT in definition(step.primitive).traits
+def _is_gemm(step: StepSpec) -> bool:
+    return Trait.GEMM in definition(step.primitive).traits
 
 
 def _quantizes(op: OpSpec) -> bool:
@@ -125,18 +125,18 @@ def _quantizes(op: OpSpec) -> bool:
 
 
 def _reads_weight(op: OpSpec) -> bool:
-    products = (step for step in op.forward if _is_product(step))
-    return any(step.get("b") in op.parameters for step in products)
+    gemms = (step for step in op.forward if _is_gemm(step))
+    return any(step.get("b") in op.parameters for step in gemms)
 
 
 def _gives_weight_gradient(op: OpSpec) -> bool:
     gradients = {gradient(name) for name in op.parameters}
-    products = (step for step in op.backward if _is_product(step))
-    return any(s.kind == GemmKind.WGRAD.value and s.get("out") in gradients for s in products)
+    gemms = (step for step in op.backward if _is_gemm(step))
+    return any(s.kind == GemmKind.WGRAD.value and s.get("out") in gradients for s in gemms)
 
 
 def _adds_bias_of_groups(op: OpSpec) -> bool:
-    return any(_is_product(s) and s.get("groups") and s.get("add") for s in op.forward)
+    return any(_is_gemm(s) and s.get("groups") and s.get("add") for s in op.forward)
 
 
 def _has_halves(op: OpSpec) -> bool:

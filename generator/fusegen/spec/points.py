@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any
 
 from pydantic import GetCoreSchemaHandler, TypeAdapter
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
 from ..families.family import Config
 from ..families.registry import CONFIGS
@@ -17,9 +19,29 @@ class _OfAnyFamily:
     """A value of any type of configuration; which one a family has is checked with its spec."""
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
+        self, annotated: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return handler.generate_schema(functools.reduce(operator.or_, CONFIGS))
+        union = handler.generate_schema(functools.reduce(operator.or_, CONFIGS))
+        return core_schema.no_info_wrap_validator_function(_of_likeliest, union)
+
+
+def _of_likeliest(value: object, of_any: core_schema.ValidatorFunctionWrapHandler) -> Config:
+    """A point of the type that most of its keys are of, so that problems are told of that alone."""
+    if not isinstance(value, Mapping):
+        found: Config = of_any(value)
+        return found
+    return _adapter(max(CONFIGS, key=lambda each: len(_keys(each) & {*value}))).validate_python(
+        value
+    )
+
+
+def _keys(config: Any) -> set[object]:
+    return {each.name for each in fields(config)}
+
+
+@functools.cache
+def _adapter(config: type[Config]) -> TypeAdapter[Config]:
+    return TypeAdapter(config)
 
 
 Point = Annotated[Config, _OfAnyFamily()]

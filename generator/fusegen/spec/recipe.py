@@ -1,4 +1,4 @@
-"""Recipes: the numerics of the matrix products."""
+"""Recipes: the numerics of the GEMMs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ToleranceSpec:
     """Largest relative Frobenius errors a generated test accepts.
 
     Attributes:
-        gemm: a product with an ``io`` result against float64 of the operands it read.
+        gemm: a GEMM with an ``io`` result against float64 of the operands it read.
         end_to_end: a module as deep as an expert MLP against float64 of its unquantised inputs;
             deeper ones are given more, as errors add up in squares.
         float32: sums kept in fp32 against float64.
@@ -33,12 +33,12 @@ class ToleranceSpec:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class RecipeSpec:
-    """Numerics of the matrix products.
+    """Numerics of the GEMMs.
 
     Attributes:
         source: where the recipe was published.
         roles: how each role is quantised; a role that is not named stays in ``io``.
-        gemm: accumulation of each product.
+        gemm: accumulation of each GEMM.
         tolerance: what tests accept.
     """
 

@@ -50,6 +50,10 @@ def _unfit(kind: StepDef) -> str:
         return f"has no {missing[0]}; every kind has a function of the reference and a kernel"
     if kind.of_passes:
         return "has no shapes; a kind that no op names is of no use without a pass"
+    for name in kind.independent:
+        if name not in kind.dimensions:
+            known = ", ".join(sorted(kind.dimensions))
+            return f"is independent along {name!r}; its rule has {known}"
     return ""
 
 
@@ -75,9 +79,9 @@ def has(step: Step, trait: Trait) -> bool:
     return trait in definition(step.primitive).traits
 
 
-def is_product(step: Step) -> bool:
+def is_gemm(step: Step) -> bool:
     """Whether it multiplies two operands."""
-    return has(step, Trait.PRODUCT)
+    return has(step, Trait.GEMM)
 
 
 def sums_rows(step: Step) -> bool:
@@ -121,8 +125,8 @@ def moves_state(step: Step) -> bool:
 
 
 def reads_decoded(step: Step) -> bool:
-    """Whether it is a product of quantised copies that reads them decoded to 16 bits."""
-    return is_product(step) and gemm.reads_decoded(step)
+    """Whether it is a GEMM of quantised copies that reads them decoded to 16 bits."""
+    return is_gemm(step) and gemm.reads_decoded(step)
 
 
 def takes(step: Step, slot: str) -> bool:

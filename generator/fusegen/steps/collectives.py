@@ -15,7 +15,7 @@ class CollectiveDef:
     Attributes:
         name: in plans; `start_<name>` of the bundle's `_collectives.py` starts it.
         attributes: names of its scalars, and the values that each may have.
-        infer: the shape of a result, of that of its source.
+        infer: the shape of a result, of that of its operand.
     """
 
     name: str

@@ -78,7 +78,7 @@ class Original:
     def of_copy(cls, copy: Copy, buffers: Mapping[str, Buffer]) -> Original:
         """What a copy is of."""
         groups = buffers[copy.groups].shape.dims[0] if copy.groups else None
-        return cls.of(buffers[copy.source].shape, copy.role, groups)
+        return cls.of(buffers[copy.original].shape, copy.role, groups)
 
     @property
     def stack(self) -> tuple[Expr, ...]:

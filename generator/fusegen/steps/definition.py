@@ -18,7 +18,7 @@ from .launch import Launch
 class Trait(str, Enum):
     """What generic code may ask of a kind of step.
 
-    PRODUCT multiplies two operands, and reads quantised copies of them where a recipe says so.
+    GEMM multiplies two operands, and reads quantised copies of them where a recipe says so.
     SUMS_ROWS adds up all rows, or those of each group.  QUANTIZES makes copies of a tensor, DECODES
     goes back from one to 16 bits.  PRINTED has its math in an expression, from which references
     and kernels are printed; DERIVED, too, and that expression is the derivative of an op's.
@@ -27,7 +27,7 @@ class Trait(str, Enum):
     runs for its sake.  MOVES_STATE moves the state of delayed scaling on, and nothing else.
     """
 
-    PRODUCT = "product"
+    GEMM = "gemm"
     SUMS_ROWS = "sums_rows"
     QUANTIZES = "quantizes"
     DECODES = "decodes"
@@ -80,18 +80,20 @@ class StepDef:
         optional: slots that it may leave out.
         results: slots of results; a step may leave out all but the first.
         kinds: variants; empty where there is one only.
-        attributes: scalars, all of them told; a printed kind has those of its expression.
+        attributes: scalars, all of them given; a printed kind has those of its expression.
         shapes: rule of the dimensions by kind, None where there are no kinds.  Empty for steps
             that passes write.
         infer: its results by slot, where operands and the formats of copies decide them; None where
             ``shapes`` or an expression do.
         dtypes: types that operands and results may have by slot, where it is not the module's own
             alone.
+        independent: dimensions of the rule along which it computes every part of its results from
+            the same part of its operands alone, so that ranks may have shards of them.
         traits: what generic code may ask.
         reference: its function; None where it has none.
         formula: of a step, the expression of its slots that its kernel is printed from, evaluated
             in the order it is written in; None where kernels are not, or an op has the expression.
-        sizes: what a launch is told by name: dimensions of the rule, or 1 where there is none.
+        sizes: what a launch is given by name: dimensions of the rule, or 1 where there is none.
         flops: floating-point operations of a step that has its sizes.
         launch: the arguments of its kernel; None where it has none.
         parts: kinds that it does in one kernel, in order; the reference runs those.
@@ -106,6 +108,7 @@ class StepDef:
     shapes: Mapping[str | None, Rule] = field(default_factory=dict)
     infer: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
     dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
+    independent: tuple[str, ...] = ()
     traits: frozenset[Trait] = frozenset()
     reference: Reference | None = None
     formula: Callable[[Step], str] | None = None
@@ -128,6 +131,12 @@ class StepDef:
     def types(self, slot: str) -> tuple[DType, ...]:
         """Types that an operand or a result may have, quantised copies apart."""
         return self.dtypes.get(slot, (DType.IO,))
+
+    @property
+    def dimensions(self) -> frozenset[str]:
+        """Names of the rule."""
+        rules = (rule for kind in self.shapes.values() for rule in kind.values())
+        return frozenset(name.removesuffix("...") for rule in rules for name in rule.split())
 
     @property
     def of_passes(self) -> bool:

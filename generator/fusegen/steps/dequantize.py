@@ -10,14 +10,14 @@ from ..ir.shapes import Shape
 from ..ir.step import LIKE, Step
 from .copies import Formats, Original, Results, Stored, decoded_rows
 from .definition import Reference, StepDef, Trait
-from .launch import Field, Launch, Source, sizes
+from .launch import Field, Launch, Origin, sizes
 
 PADDED_SIZES = "padded_sizes"
 """Slot of the sizes that groups have in the padded space which one of these steps writes."""
 
 
 def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Results:
-    """The tensor that the copy is of, transposed ones turned over and tokens padded as they are."""
+    """The tensor that the copy is of, as rows again, with tokens padded as they are."""
     (copy,) = step.copies
     tensor = Original.of_copy(copy, buffers)
     rows = decoded_rows(tensor, copy, formats.layout)
@@ -31,32 +31,32 @@ _COPY = frozenset(("a", "a_scale", "a_amax", "groups"))
 
 PLAIN = Launch(
     "DequantizeArguments",
-    "quantize.h",
+    "quantize/quantize.h",
     (
-        Field("data", Source.OPERAND, "a"),
-        Field("scale", Source.OPERAND, "a_scale"),
-        Field("output", Source.RESULT, "out"),
+        Field("data", Origin.OPERAND, "a"),
+        Field("scale", Origin.OPERAND, "a_scale", optional=True),
+        Field("output", Origin.RESULT, "out"),
         *sizes("matrices", "lines", "length"),
-        Field("pitch", Source.PITCH, "a"),
-        Field("", Source.SCALE_STRIDES, "a"),
-        Field("amax", Source.FLOAT_OPERAND, "a_amax", optional=True),
-        Field("", Source.LINE_GROUPS, "a"),
+        Field("pitch", Origin.PITCH, "a"),
+        Field("", Origin.SCALE_STRIDES, "a"),
+        Field("amax", Origin.FLOAT_OPERAND, "a_amax", optional=True),
+        Field("", Origin.LINE_GROUPS, "a"),
     ),
     assigned=True,
     typed_by="out",
 )
 PADDED = Launch(
     "DequantizeGroupsArguments",
-    "quantize.h",
+    "quantize/quantize.h",
     (
-        Field("data", Source.OPERAND, "a"),
-        Field("scale", Source.OPERAND, "a_scale"),
-        Field("output", Source.RESULT, "out"),
-        Field("group_sizes", Source.INTEGER_OPERAND, "groups"),
-        Field("padded_sizes", Source.INTEGER_RESULT, PADDED_SIZES, optional=True),
+        Field("data", Origin.OPERAND, "a"),
+        Field("scale", Origin.OPERAND, "a_scale", optional=True),
+        Field("output", Origin.RESULT, "out"),
+        Field("group_sizes", Origin.INTEGER_OPERAND, "groups"),
+        Field("padded_sizes", Origin.INTEGER_RESULT, PADDED_SIZES, optional=True),
         *sizes("rows", "columns", "groups"),
-        Field("pitch", Source.PITCH, "a"),
-        Field("row_align", Source.ALIGNMENT),
+        Field("pitch", Origin.PITCH, "a"),
+        Field("row_align", Origin.ALIGNMENT),
     ),
     assigned=True,
     typed_by="out",

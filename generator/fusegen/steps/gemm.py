@@ -7,7 +7,7 @@ from ..ir.kernel import GemmKind
 from ..ir.shapes import Const, Expr, mul, product
 from ..ir.step import Step
 from .definition import Reference, StepDef, Trait
-from .launch import GROUP_SIZES, MULTIPROCESSORS, Field, Launch, Source, sizes
+from .launch import GROUP_SIZES, MULTIPROCESSORS, Field, Launch, Origin, sizes
 
 _KINDS = tuple(kind.value for kind in GemmKind)
 _COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
@@ -15,42 +15,44 @@ _SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": "K"}
 
 PLAIN = Launch(
     "GemmArguments",
-    "gemm.h",
+    "gemm/gemm.h",
     (
-        Field("a", Source.OPERAND, "a"),
-        Field("b", Source.OPERAND, "b"),
-        Field("bias", Source.OPERAND, "add"),
-        Field("out", Source.RESULT, "out"),
+        Field("a", Origin.OPERAND, "a"),
+        Field("b", Origin.OPERAND, "b"),
+        Field("bias", Origin.OPERAND, "add"),
+        Field("out", Origin.RESULT, "out"),
         GROUP_SIZES,
         *sizes("tokens", "groups", "n", "k"),
         MULTIPROCESSORS,
-        Field("row_scales", Source.FLOAT_OPERAND, "add_scales", optional=True),
+        Field("row_scales", Origin.FLOAT_OPERAND, "add_scales", optional=True),
     ),
 )
 OF_COPIES = Launch(
     "Fp8GemmArguments",
-    "gemm_fp8.h",
+    "gemm/gemm_fp8.h",
     (
-        Field("pitch_a", Source.PITCH, "a"),
-        Field("pitch_b", Source.PITCH, "b"),
-        Field("scale_a", Source.FLOAT_OPERAND, "a_scale"),
-        Field("scale_b", Source.FLOAT_OPERAND, "b_scale"),
+        Field("pitch_a", Origin.PITCH, "a"),
+        Field("pitch_b", Origin.PITCH, "b"),
+        Field("scale_a", Origin.FLOAT_OPERAND, "a_scale"),
+        Field("scale_b", Origin.FLOAT_OPERAND, "b_scale"),
     ),
     base=PLAIN,
 )
 DECODED = Launch(
     "DecodedGemmArguments",
-    "gemm.h",
+    "gemm/gemm.h",
     (
-        Field("amax_a", Source.FLOAT_OPERAND, "a_amax"),
-        Field("amax_b", Source.FLOAT_OPERAND, "b_amax"),
+        Field("amax_a", Origin.FLOAT_OPERAND, "a_amax"),
+        Field("amax_b", Origin.FLOAT_OPERAND, "b_amax"),
+        Field("scale_a", Origin.FLOAT_OPERAND, "a_scale", optional=True),
+        Field("scale_b", Origin.FLOAT_OPERAND, "b_scale", optional=True),
     ),
     base=PLAIN,
 )
 
 
 def reads_decoded(step: Step) -> bool:
-    """Whether a product of quantised copies reads them decoded to 16 bits."""
+    """Whether a GEMM of quantised copies reads them decoded to 16 bits."""
     return bool(step.copies) and step.input("a") != step.copies[0].data
 
 
@@ -76,7 +78,7 @@ GEMM = StepDef(
         "dgrad": {"a": "T... N", "b": "N K", "out": "T... K"},
         "wgrad": {"a": "T... N", "b": "T... K", "out": "N K"},
     },
-    traits=frozenset((Trait.PRODUCT,)),
+    traits=frozenset((Trait.GEMM,)),
     reference=Reference("steps.gemm", frozenset(("a", "b", "add")) | _COPIES, "quantized.gemm"),
     sizes={**_SIZES, "groups": ""},
     flops=_flops,
@@ -101,7 +103,7 @@ GROUPED_GEMM = StepDef(
         "wgrad": {"a": "T N", "b": "T K", "groups": "E", "out": "E N K"},
     },
     dtypes={"groups": (DType.INT64,), "add_scales": (DType.FLOAT32,)},
-    traits=frozenset((Trait.PRODUCT,)),
+    traits=frozenset((Trait.GEMM,)),
     reference=Reference(
         "steps.grouped_gemm",
         frozenset(("a", "b", "groups", "add", "add_scales")) | _COPIES,

@@ -6,16 +6,16 @@ from ..ir.dtypes import DType
 from ..ir.shapes import Const, Expr, mul, product
 from ..ir.step import Step
 from .definition import Reference, StepDef
-from .launch import GROUP_SIZES, Field, Launch, Source, sizes
+from .launch import GROUP_SIZES, Field, Launch, Origin, sizes
 
 LAUNCH = Launch(
     "GroupRowDotArguments",
-    "group_row_dot.h",
+    "reduce/group_row_dot.h",
     (
-        Field("a", Source.OPERAND, "a"),
-        Field("b", Source.OPERAND, "b"),
-        Field("add", Source.FLOAT_OPERAND, "add"),
-        Field("out", Source.RESULT, "out"),
+        Field("a", Origin.OPERAND, "a"),
+        Field("b", Origin.OPERAND, "b"),
+        Field("add", Origin.FLOAT_OPERAND, "add"),
+        Field("out", Origin.RESULT, "out"),
         GROUP_SIZES,
         *sizes("tokens", "groups", "n"),
     ),

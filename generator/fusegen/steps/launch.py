@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Source(str, Enum):
+class Origin(str, Enum):
     """Where the value of a field comes from.
 
     Of the step: the address of an OPERAND or a RESULT in a slot, as ``float*`` or ``int64_t*``
@@ -52,13 +52,14 @@ class Field:
 
     Attributes:
         name: of the field where fields are assigned; where they are given in order, for people.
-        source: where its value comes from.
-        of: slot or size that the source is about; empty where it is about the whole step.
-        optional: left out where the step has nothing in the slot; others are null then.
+        origin: where its value comes from.
+        of: slot or size that the origin is about; empty where it is about the whole step.
+        optional: left out where the step has nothing in the slot, and null before fields that are
+            not; others are null then.
     """
 
     name: str
-    source: Source
+    origin: Origin
     of: str = ""
     optional: bool = False
 
@@ -86,9 +87,9 @@ class Launch:
 
 def sizes(*names: str) -> tuple[Field, ...]:
     """Fields that have the names of the sizes they hold."""
-    return tuple(Field(name, Source.SIZE, name) for name in names)
+    return tuple(Field(name, Origin.SIZE, name) for name in names)
 
 
-GROUP_SIZES = Field("group_sizes", Source.INTEGER_OPERAND, "groups")
+GROUP_SIZES = Field("group_sizes", Origin.INTEGER_OPERAND, "groups")
 """Rows of each group; null without groups."""
-MULTIPROCESSORS = Field("multiprocessors", Source.MULTIPROCESSORS)
+MULTIPROCESSORS = Field("multiprocessors", Origin.MULTIPROCESSORS)

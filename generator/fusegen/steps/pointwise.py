@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ir.shapes import Const, Expr, product
 from ..ir.step import Step
 from .definition import StepDef, Trait
-from .launch import Field, Launch, Source
+from .launch import Field, Launch, Origin
 
 ROW_GROUPS = "row groups"
 """Slot of the group sizes of a pointwise step whose results are zero past them.  No tensor of an op
@@ -14,8 +14,8 @@ can be called so."""
 
 LAUNCH = Launch(
     "PointwiseArguments",
-    "pointwise.h",
-    (Field("", Source.EXPRESSION), Field("", Source.ROW_GROUPS, ROW_GROUPS)),
+    "pointwise/pointwise.h",
+    (Field("", Origin.EXPRESSION), Field("", Origin.ROW_GROUPS, ROW_GROUPS)),
 )
 
 

@@ -11,7 +11,7 @@ from ..ir.step import Access, Pointwise, Step
 from . import quantize
 from .copies import Formats, Results, Stored
 from .definition import StepDef
-from .launch import Field, Launch, Source
+from .launch import Field, Launch, Origin
 from .pointwise import POINTWISE, POINTWISE_GRAD
 
 ROW_PARTIALS = "row_partials"
@@ -39,8 +39,8 @@ def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Resul
 
 LAUNCH = Launch(
     "PointwiseQuantizeArguments",
-    "pointwise_quantize.h",
-    (Field("", Source.PARTS, ROW_PARTIALS),),
+    "pointwise/pointwise_quantize.h",
+    (Field("", Origin.PARTS, ROW_PARTIALS),),
     assigned=True,
 )
 

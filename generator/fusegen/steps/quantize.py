@@ -10,7 +10,7 @@ from ..ir.shapes import Const, Shape, add, floordiv, mul
 from ..ir.step import Step
 from .copies import Formats, Original, Results, Stored, copy_slots, stored_amaxes, stored_copy
 from .definition import Reference, StepDef, Trait
-from .launch import Field, Launch, Source
+from .launch import Field, Launch, Origin
 
 SUMMED = "sum"
 """Slot of a sum over rows that a step which quantises them leaves, too."""
@@ -44,8 +44,8 @@ def infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Result
 
 LAUNCH = Launch(
     "QuantizeStepArguments",
-    "quantize_step.h",
-    (Field("quantize.input", Source.OPERAND, "a"), Field("", Source.QUANTIZATION)),
+    "quantize/step.h",
+    (Field("quantize.input", Origin.OPERAND, "a"), Field("", Origin.QUANTIZATION)),
     assigned=True,
 )
 

@@ -32,6 +32,13 @@ def bind(rule: str, shape: Shape, sizes: Sizes) -> bool:
     return fits
 
 
+def name_of(rule: str, shape: Shape, axis: int) -> str:
+    """The name of a rule that an axis of a shape is of; leading dimensions count as one axis."""
+    names = rule.split()
+    behind = len(shape.flat) - axis
+    return names[max(len(names) - behind, 0)].removesuffix("...")
+
+
 def said(rule: str, sizes: Sizes) -> str:
     """A rule as ``[T, K]``, with what names stand for where they are bound."""
     words = (", ".join(map(str, sizes.get(name, (name,)))) for name in rule.split())
@@ -63,7 +70,7 @@ def bound(rule: Rule, shapes: Mapping[str, Shape]) -> Mapping[str, tuple[Expr, .
 
 
 def with_sizes(step: Step, shapes: Mapping[str, Shape]) -> Step:
-    """The step with the sizes that its launch is told, and its operations; others as they are.
+    """The step with the sizes that its launch is given, and its operations; others as they are.
 
     Args:
         step: of any kind.

@@ -10,7 +10,7 @@ from ..ir.shapes import Const, Shape
 from ..ir.step import Step
 from .copies import Formats, Results, Stored
 from .definition import Reference, StepDef, Trait
-from .launch import Field, Launch, Source, sizes
+from .launch import Field, Launch, Origin, sizes
 
 PARTIALS = "partials"
 """Slot of what the blocks of threads leave of statistics, to be added up in a fixed order."""
@@ -31,20 +31,20 @@ def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Resul
 
 LAUNCH = Launch(
     "StatisticsArguments",
-    "statistics.h",
+    "quantize/statistics.h",
     (
-        Field("input", Source.OPERAND, "a"),
-        Field("group_sizes", Source.INTEGER_OPERAND, "groups", optional=True),
+        Field("input", Origin.OPERAND, "a"),
+        Field("group_sizes", Origin.INTEGER_OPERAND, "groups", optional=True),
         *sizes("rows", "columns", "groups"),
-        Field("data", Source.OPERAND, "copy"),
-        Field("scale", Source.OPERAND, "copy_scale"),
-        Field("amax", Source.FLOAT_OPERAND, "copy_amax", optional=True),
-        Field("pitch", Source.PITCH, "copy"),
-        Field("row_align", Source.ALIGNMENT),
-        Field("token_pitch", Source.TOKEN_PITCH, "copy"),
-        Field("partials", Source.RESULT, PARTIALS),
-        Field("blocks", Source.LENGTH, PARTIALS),
-        Field("output", Source.FLOAT_RESULT, "out"),
+        Field("data", Origin.OPERAND, "copy"),
+        Field("scale", Origin.OPERAND, "copy_scale"),
+        Field("amax", Origin.FLOAT_OPERAND, "copy_amax", optional=True),
+        Field("pitch", Origin.PITCH, "copy"),
+        Field("row_align", Origin.ALIGNMENT),
+        Field("token_pitch", Origin.TOKEN_PITCH, "copy"),
+        Field("partials", Origin.RESULT, PARTIALS),
+        Field("blocks", Origin.LENGTH, PARTIALS),
+        Field("output", Origin.FLOAT_RESULT, "out"),
     ),
     assigned=True,
 )

@@ -6,18 +6,18 @@ from ..ir.dtypes import DType
 from ..ir.shapes import Expr, product
 from ..ir.step import Step
 from .definition import Reference, StepDef, Trait
-from .launch import GROUP_SIZES, Field, Launch, Source, sizes
+from .launch import GROUP_SIZES, Field, Launch, Origin, sizes
 
 _SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": ""}
 LAUNCH = Launch(
     "GroupSumArguments",
-    "group_sum.h",
+    "reduce/group_sum.h",
     (
-        Field("a", Source.OPERAND, "a"),
-        Field("out", Source.RESULT, "out"),
+        Field("a", Origin.OPERAND, "a"),
+        Field("out", Origin.RESULT, "out"),
         GROUP_SIZES,
         *sizes("tokens", "groups", "n"),
-        Field("row_scales", Source.FLOAT_OPERAND, "scales", optional=True),
+        Field("row_scales", Origin.FLOAT_OPERAND, "scales", optional=True),
     ),
 )
 

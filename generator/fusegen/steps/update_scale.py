@@ -6,14 +6,14 @@ from ..ir.quantization import Role
 from ..ir.step import AttributeValue, Step
 from ..ir.words import AttributeType
 from .definition import AttributeDef, Reference, StepDef, Trait
-from .launch import Field, Launch, Source
+from .launch import Field, Launch, Origin
 
 _ROLE = AttributeDef("role", AttributeType.STRING)
 
 LAUNCH = Launch(
     "UpdateScaleArguments",
-    "update_scale.h",
-    (Field("amax", Source.FLOAT_OPERAND, "amax"), Field("", Source.DELAYED_STATE)),
+    "quantize/update_scale.h",
+    (Field("amax", Origin.FLOAT_OPERAND, "amax"), Field("", Origin.DELAYED_STATE)),
     assigned=True,
 )
 

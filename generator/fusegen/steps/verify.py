@@ -15,7 +15,7 @@ from ..ir.program import Program
 from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, mul, product
 from ..ir.step import HALVES, Access, PointwiseOperand, Step
-from . import decodes, definition, is_printed, is_product, quantizes, reads_decoded
+from . import decodes, definition, is_gemm, is_printed, quantizes, reads_decoded
 from .copies import Formats
 from .sizes import Sizes, bind, said
 
@@ -123,7 +123,7 @@ def _names(step: Step) -> Iterator[str]:
     yield from (*step.reads, *step.writes, *step.mutates)
     yield from (result.buffer for result in step.output_when)
     for copy in step.copies:
-        yield from (copy.source, *copy.buffers, *([copy.groups] if copy.groups else []))
+        yield from (copy.original, *copy.buffers, *([copy.groups] if copy.groups else []))
     for operand in _symbols(step):
         yield operand.buffer
 
@@ -229,8 +229,8 @@ def _shapes(view: View, buffers: Buffers) -> Iterator[Fault]:
 
 def _logical(step: Step, name: str, buffers: Buffers) -> Shape:
     """The shape of an operand; of a quantised copy, that of what it is a copy of."""
-    sources = {copy.data: copy.source for copy in step.copies}
-    return buffers[sources.get(name, name)].shape
+    originals = {copy.data: copy.original for copy in step.copies}
+    return buffers[originals.get(name, name)].shape
 
 
 def _stored(view: View, buffers: Buffers, formats: Formats) -> Iterator[Fault]:
@@ -264,20 +264,23 @@ def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
         return _CODES
     if reads_decoded(step) and slot in ("a", "b"):
         return (DType.BFLOAT16,)
-    changed = is_product(step) and name in step.mutates
+    changed = is_gemm(step) and name in step.mutates
     return (DType.IO, DType.FLOAT32) if changed else kind.types(slot)
 
 
 def _copies(view: View, _: Buffers) -> Iterator[Fault]:
     """A step writes all of the copies that it makes, or reads all of those that it is given.
 
-    What decodes a copy may leave its amax to the product that reads what it decoded.
+    What decodes a copy may leave scales and amaxes to the GEMM that reads what it decoded.
     """
+    decoding = {name: step for step in view.steps if decodes(step) for name in step.writes}
     for step in view.steps:
         makes = quantizes(step) or bool(step.parts)
-        touched = step.writes if makes else step.reads
-        for copy in () if reads_decoded(step) else step.copies:
-            left = {copy.amax} if decodes(step) else set()
+        touched = {*(step.writes if makes else step.reads)}
+        if reads_decoded(step):
+            touched.update(*(decoding[name].reads for name in step.reads if name in decoding))
+        for copy in step.copies:
+            left = {copy.scale, copy.amax} if decodes(step) else set()
             for name in copy.buffers:
                 if name not in touched and name not in left:
                     missing = "writes" if makes else "reads"
@@ -346,11 +349,11 @@ def views(
 
     for program in programs:
         own = [each for each in collectives if each.direction == program.name]
-        sources = {name for each in own for name in each.sources}
+        operands = {name for each in own for name in each.operands}
         when = {name: s.wanted(name) or s.when for s in program.steps for name in s.writes}
-        sent = {name: when[name] for name in sources if name in when}
-        pairs = (pair for each in own for pair in zip(each.results, each.sources, strict=True))
-        received = {result: when.get(source, ()) for result, source in pairs}
+        sent = {name: when[name] for name in operands if name in when}
+        pairs = (pair for each in own for pair in zip(each.results, each.operands, strict=True))
+        received = {result: when.get(operand, ()) for result, operand in pairs}
         merged = any(step.parts for step in program.steps)
         for each in (program, program.unmerged) if merged else (program,):
             yield View(

@@ -97,7 +97,7 @@ class _Walk:
     def _op(self, program: Program, later: set[str]) -> Iterator[tuple[str, str]]:
         for argument in program.arguments:
             name = argument.buffer
-            yield from self._read(name, program.when or argument.when, later)
+            yield from self._read(name, argument.when or program.when, later)
         for name in program.workspace:
             if name in self.made or name in self.inside:
                 yield name, "lives inside of one op, but another one gives it, too"
@@ -111,12 +111,12 @@ class _Walk:
                 yield f"{name} {value}", f"is no attribute of {start.kind}"
         for name in allowed:
             yield name, f"is an attribute of {start.kind} that it lacks"
-        for name in start.sources:
+        for name in start.operands:
             yield from self._read(name, None, later)
-        found = [self.made.get(name, ()) for name in start.sources]
+        found = [self.made.get(name, ()) for name in start.operands]
         asked = {flag for when in found for flag in when}
         if all(found) and not (start.when and {*start.when} <= asked):
-            yield start.future, "is started where no source may be there"
+            yield start.future, "is started where no operand may be there"
         if start.future in self.futures:
             yield start.future, "is started twice"
         self.futures.add(start.future)
@@ -132,15 +132,15 @@ class _Walk:
             yield wait.future, f"is waited for before {first}, which {start.group.name} has first"
         if wait.when != start.when:
             yield wait.future, "is waited for under other flags than it is started under"
-        if len(wait.results) != len(start.sources):
-            yield wait.future, f"gives {len(start.sources)} results, got {len(wait.results)}"
+        if len(wait.results) != len(start.operands):
+            yield wait.future, f"gives {len(start.operands)} results, got {len(wait.results)}"
             return
-        pairs = [*zip(wait.results, start.sources, strict=True)]
+        pairs = [*zip(wait.results, start.operands, strict=True)]
         infer = collective(start.kind).infer
-        for name, source in pairs:
-            given, sent = self.buffers.get(name), self.buffers.get(source)
+        for name, operand in pairs:
+            given, sent = self.buffers.get(name), self.buffers.get(operand)
             if given is None or sent is None:
-                yield name if given is None else source, "is no buffer of the module"
+                yield name if given is None else operand, "is no buffer of the module"
             elif given.dtype is not sent.dtype or given.shape != infer(sent.shape):
                 words = f"{infer(sent.shape)} {sent.dtype.value}"
                 yield name, f"is {given.shape} {given.dtype.value}, but {start.kind} gives {words}"

@@ -1,4 +1,4 @@
-"""Sizes of grouped products to measure, and the times of every point on them."""
+"""Sizes of grouped GEMMs to measure, and the times of every point on them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ QUICK_MEANS = (16, 256, 2048, 16384)
 WIDTHS = ((1024, 1024), (2048, 7168), (4096, 512))
 
 MOST_BYTES = 24 * 2**30
-MOST_FLOPS = 10**13  # 13 ms of an H200; one product of a step
+MOST_FLOPS = 10**13  # 13 ms of an H200; one GEMM of a step
 
 ELEMENT = 2  # bytes of bfloat16
 
 # Of the weight of all cases; the others are a guard against rules that fit models alone.
 OF_MODELS = 2 / 3
-# Ranks share experts, and batches differ: a model's product is also run on as few as a quarter of
+# Ranks share experts, and batches differ: a model's GEMM is also run on as few as a quarter of
 # its groups, and on half to twice as many tokens a group.
 FEWER_GROUPS = 4
 OTHER_MEAN = 2
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Of one product."""
+        """Of one GEMM."""
         return 2 * self.tokens * self.n * self.k
 
     @property
@@ -79,7 +79,7 @@ class Case:
         }
 
     def is_near(self, model: Case) -> bool:
-        """Whether a model's product may have these sizes, on some of its ranks or batches."""
+        """Whether a model's GEMM may have these sizes, on some of its ranks or batches."""
         mean, wanted = self.tokens * model.groups, model.tokens * self.groups
         return (
             (self.n, self.k) == (model.n, model.k)
@@ -98,7 +98,7 @@ class Weights:
 
     Attributes:
         each: one per case, 1 on average.
-        of_models: whether each is near a model's product.
+        of_models: whether each is near a model's GEMM.
     """
 
     each: tuple[float, ...]
@@ -106,17 +106,17 @@ class Weights:
 
 
 def weighted(cases: Sequence[Case], models: Sequence[Case]) -> Weights:
-    """Cases near products of models share `OF_MODELS` of the weight, each product alike.
+    """Cases near GEMMs of models share `OF_MODELS` of the weight, each GEMM alike.
 
     Where there are none of one sort, all of them count alike.
     """
     nearest = [next((m for m in models if case.is_near(m)), None) for case in cases]
     counts = Counter(nearest)
-    products = len(counts) - (None in counts)
-    if not products or None not in counts:
+    gemms = len(counts) - (None in counts)
+    if not gemms or None not in counts:
         return Weights((1.0,) * len(cases), tuple(each is not None for each in nearest))
     shares = {
-        each: (1 - OF_MODELS if each is None else OF_MODELS / products) / count
+        each: (1 - OF_MODELS if each is None else OF_MODELS / gemms) / count
         for each, count in counts.items()
     }
     return Weights(
@@ -154,10 +154,10 @@ def spread(items: Sequence[T]) -> Iterator[T]:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One product under every point.
+    """One GEMM under every point.
 
     Attributes:
-        kind: of the product.
+        kind: of the GEMM.
         recipe: whose operands it had.
         case: its sizes.
         times: milliseconds by point.

@@ -58,7 +58,7 @@ class Observations:
 
         Args:
             samples: of one kind.
-            models: products whose cases count for more.
+            models: GEMMs whose cases count for more.
         """
         found = tuple(samples)
         return cls(
@@ -116,7 +116,7 @@ class Loss:
 
     Attributes:
         weighted: mean of all samples, by their weights: what the fit makes small.
-        models: plain mean of those near products of models; None without any.
+        models: plain mean of those near GEMMs of models; None without any.
         others: of the others; None without any.
         worst: of one sample.
     """

@@ -62,7 +62,7 @@ def tune(
     Those that the arch does not list any more, since an earlier fit had no rule for them, too.
 
     Args:
-        models: products whose cases count for more.
+        models: GEMMs whose cases count for more.
 
     Raises:
         UsageError: an unknown family, or samples that lack one of its points.

@@ -52,7 +52,7 @@ def family_named(arch: ArchSpec, name: str) -> FamilySpec:
 
 
 def recipes_of(specs: SpecSet, arch: str, family: str) -> dict[str, frozenset[GemmKind]]:
-    """Recipes whose products the family runs, with their kinds; one of those with equal kernels.
+    """Recipes whose GEMMs the family runs, with their kinds; one of those with equal kernels.
 
     Raises:
         UsageError: there is none.
@@ -68,7 +68,7 @@ def recipes_of(specs: SpecSet, arch: str, family: str) -> dict[str, frozenset[Ge
         if sets:
             found.setdefault(tuple(sorted(sets)), (plan.recipe, frozenset(sets.values())))
     if not found:
-        raise UsageError(f"no recipe has products that {family} of {arch} runs: nothing to sweep")
+        raise UsageError(f"no recipe has GEMMs that {family} of {arch} runs: nothing to sweep")
     return dict(found.values())
 
 

@@ -13,8 +13,18 @@ inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   if (value != value) return {0x7FFF};
   return {uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
 }
+inline float2 __bfloat1622float2(__nv_bfloat162 pair) {
+  return {__bfloat162float(pair.x), __bfloat162float(pair.y)};
+}
+inline __nv_bfloat162 __floats2bfloat162_rn(float low, float high) {
+  return {__float2bfloat16_rn(low), __float2bfloat16_rn(high)};
+}
+inline __nv_bfloat162 __hadd2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  const float2 left = __bfloat1622float2(a), right = __bfloat1622float2(b);
+  return __floats2bfloat162_rn(left.x + right.x, left.y + right.y);
+}
 inline __nv_bfloat16 on_cpu_max(__nv_bfloat16 a, __nv_bfloat16 b) {
-  return {uint16_t(__float_as_uint(std::fmax(__bfloat162float(a), __bfloat162float(b))) >> 16)};
+  return __float2bfloat16_rn(on_cpu_max(__bfloat162float(a), __bfloat162float(b)));
 }
 inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) {
   return {on_cpu_max(a.x, b.x), on_cpu_max(a.y, b.y)};

@@ -18,9 +18,20 @@ inline __half __float2half_rn(float value) {
   std::memcpy(&result.bits, &number, sizeof number);
   return result;
 }
+inline float2 __half22float2(__half2 pair) {
+  return {__half2float(pair.x), __half2float(pair.y)};
+}
+inline __half2 __floats2half2_rn(float low, float high) {
+  return {__float2half_rn(low), __float2half_rn(high)};
+}
+inline __half2 __hadd2(__half2 a, __half2 b) {
+  const float2 left = __half22float2(a), right = __half22float2(b);
+  return __floats2half2_rn(left.x + right.x, left.y + right.y);
+}
 inline __half2 __hmax2(__half2 a, __half2 b) {
-  const auto larger = [](__half a, __half b) {
-    return __float2half_rn(std::fmax(__half2float(a), __half2float(b)));
+  const auto larger = [](__half a, __half b) -> __half {
+    const float value = on_cpu_max(__half2float(a), __half2float(b));
+    return value != value ? __half{0x7FFF} : __float2half_rn(value);
   };
   return {larger(a.x, b.x), larger(a.y, b.y)};
 }

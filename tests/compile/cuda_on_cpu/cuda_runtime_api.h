@@ -30,6 +30,7 @@ struct dim3 {
 };
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 struct uint2 { uint32_t x, y; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(4) uchar4 { unsigned char x, y, z, w; };
@@ -236,7 +237,13 @@ inline unsigned __reduce_add_sync(unsigned, unsigned value) {
   return on_cpu_reduce(value, [](unsigned a, unsigned b) { return a + b; });
 }
 
-inline void cudaGridDependencySynchronize() {}
+// Of shared memory, whose addresses only PTX takes.
+size_t __cvta_generic_to_shared(const void*);
+
+namespace on_cpu {
+inline int waits = 0;  // of all threads, for a kernel before theirs: kernels run one after another
+}
+inline void cudaGridDependencySynchronize() { ++on_cpu::waits; }
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
 
 template <class T>
@@ -258,6 +265,8 @@ inline float __uint_as_float(uint32_t bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+// Drops a signalling NaN, too, where std::fmax does not.
+inline float on_cpu_max(float a, float b) { return a != a || a < b ? b : a; }
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t both = uint64_t(b) << 32 | a;
   uint32_t result = 0;
@@ -272,9 +281,14 @@ inline unsigned atomicMax(unsigned* at, unsigned value) {
   return before;
 }
 
+namespace on_cpu {
+inline int attributes = 0;  // of the last launch
+}
+
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... in) {
+  on_cpu::attributes = config->numAttrs;
   on_cpu::block.body = [&] { kernel(in...); };
   blockDim = config->blockDim;
   gridDim = config->gridDim;

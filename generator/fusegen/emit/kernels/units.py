@@ -77,14 +77,14 @@ class QuantizedText:
 
     Attributes:
         format: of a kernel that encodes or decodes.
-        scaling: of one, ``Scaling`` of quantize_config.cuh.
+        scaling: of one, ``Scaling`` of quantize/config.cuh; ``Unscaled`` of codes as they are.
         stochastic, hadamard: of a quantise kernel, ``true`` or ``false``.
         columnwise: whether a kernel reads a columnwise copy.
         turned: whether a kernel that decodes turns matrices over.
         by_group: whether blocks of lines begin with their groups.
-        a, b: element types of a product's operands.
-        product_scaling: scales of a product.
-        accumulation: of a product.
+        a, b: element types of a GEMM's operands.
+        gemm_scaling: scales of a GEMM.
+        accumulation: of a GEMM.
     """
 
     format: str = ""
@@ -96,7 +96,7 @@ class QuantizedText:
     by_group: str = ""
     a: str = ""
     b: str = ""
-    product_scaling: str = ""
+    gemm_scaling: str = ""
     accumulation: str = ""
 
 
@@ -117,6 +117,7 @@ class UnitContext:
         family: its name.
         device: header of device code of a family that has no template of its own.
         arguments: struct of a known family's launch.
+        ends: scales that a GEMM of decoded operands multiplies its result by, for each of them.
     """
 
     template: str
@@ -129,6 +130,7 @@ class UnitContext:
     config: str
     constants: tuple[tuple[str, int], ...]
     store: str
+    ends: tuple[str, ...]
     formula: str
     cost: int
     operands: tuple[KernelOperand, ...]
@@ -206,6 +208,7 @@ def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
         config=unit.config,
         constants=unit.constants,
         store=unit.variant.store.value if unit.variant else Store.IO.value,
+        ends=tuple(end.value for end in unit.variant.ends) if unit.variant else (),
         formula=comment(math.formula) if math else "",
         cost=math.cost if math else 0,
         operands=_operands(math.operands) if math else (),
@@ -239,7 +242,7 @@ def _quantized_text(template: str, variant: Variant | None) -> QuantizedText:
         by_group=has("by_group"),
         a=cuda[0],
         b=cuda[-1],
-        product_scaling=enumerator(template, scaling),
+        gemm_scaling=enumerator(template, scaling),
         accumulation=enumerator(template, next(iter(ways), "")),
     )
 
@@ -253,10 +256,10 @@ _STORED = {DType.FLOAT32: "float", DType.E8M0: "fusegen::E8M0", DType.E4M3: "fus
 
 
 def _scaling_type(name: str) -> str:
-    """The C++ type of a scaling; empty where there is none."""
+    """The C++ type of a scaling, or of none."""
     scaling = Scaling.parse(name)
     if scaling is None:
-        return ""
+        return "fusegen::Unscaled"
     extents = ("fusegen::kWhole" if e is Extent.ALL else str(e) for e in scaling.extents)
     rule = f"fusegen::Rule::{_RULES[scaling.rule]}"
     return f"fusegen::Scaling<{', '.join((*extents, _STORED[scaling.dtype], rule))}>"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ...ir import dtypes
+from ...ir.buffers import size_in_bytes
 from ...ir.plan import ModulePlan
 from ...ir.program import Program
 from ...ir.quantization import Orientation, QuantizationSpec, Role, ScaleRounding, ScaleRule
@@ -13,14 +14,13 @@ from ...ir.shapes import product, to_cpp
 from ...ir.step import Copy, Step
 from ...options import scopes_of
 from ...steps import definition
-from ...steps.launch import Field, Launch, Source
+from ...steps.launch import Field, Launch, Origin
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.pointwise_quantize import ROW_PARTIALS
 from ...steps.quantize import SUMMED
 from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
 from ..python.words import scalar, scope_name, step_comment
-from ..text.explain import size_in_bytes
 from .words import Reading, call, filled, scalar_type, writable
 
 
@@ -101,8 +101,10 @@ def _launch(place: _Place) -> list[str]:
 def _words(place: _Place, launch: Launch) -> list[str]:
     """Values of a struct in order, each behind its name."""
     begun = [f"{{{', '.join(_words(place, launch.base))}}}"] if launch.base else []
-    fields = _fields(place, launch).items()
-    return begun + [_word(name, value) for name, value in fields if value]
+    fields = [*_fields(place, launch).items()]
+    while fields and not fields[-1][1]:
+        fields.pop()
+    return begun + [_word(name, value or "nullptr") for name, value in fields]
 
 
 def _word(name: str, value: str) -> str:
@@ -113,7 +115,7 @@ def _fields(place: _Place, launch: Launch) -> dict[str, str]:
     """Values by field; empty ones keep their defaults."""
     values: dict[str, str] = {}
     for field in launch.fields:
-        several = _SEVERAL.get(field.source)
+        several = _SEVERAL.get(field.origin)
         values |= several(place, field.of) if several else {field.name: _value(place, field)}
     return values
 
@@ -121,32 +123,32 @@ def _fields(place: _Place, launch: Launch) -> dict[str, str]:
 def _value(place: _Place, field: Field) -> str:
     """The value of one field."""
     plan, step = place.plan, place.step
-    match field.source:
-        case Source.OPERAND | Source.FLOAT_OPERAND | Source.INTEGER_OPERAND:
+    match field.origin:
+        case Origin.OPERAND | Origin.FLOAT_OPERAND | Origin.INTEGER_OPERAND:
             if field.optional and step.input(field.of) is None:
                 return ""
-            return _typed(field.source, place.operand(field.of))
-        case Source.RESULT | Source.FLOAT_RESULT | Source.INTEGER_RESULT:
+            return _typed(field.origin, place.operand(field.of))
+        case Origin.RESULT | Origin.FLOAT_RESULT | Origin.INTEGER_RESULT:
             name = place.result(field.of)
-            return _typed(field.source, f"writable({name})") if name else ""
-        case Source.LENGTH:
+            return _typed(field.origin, f"writable({name})") if name else ""
+        case Origin.LENGTH:
             return to_cpp(plan.buffer(place.result(field.of) or "").shape.dims[0])
-        case Source.SIZE:
+        case Origin.SIZE:
             return to_cpp(dict(step.sizes)[field.of])
-        case Source.PITCH:
+        case Origin.PITCH:
             return _pitch(plan, place.copy(field.of))
-        case Source.TOKEN_PITCH:
+        case Origin.TOKEN_PITCH:
             return _token_pitch(plan, place.copy(field.of))
-        case Source.ALIGNMENT:
+        case Origin.ALIGNMENT:
             return str(plan.layout.token_alignment)
-        case Source.MULTIPROCESSORS:
+        case Origin.MULTIPROCESSORS:
             return _SMS
-    raise ValueError(f"{field.source.value} is of several fields")
+    raise ValueError(f"{field.origin.value} is of several fields")
 
 
-def _typed(source: Source, address: str) -> str:
-    """An address as a pointer to the type that its source names."""
-    word = _POINTERS.get(source)
+def _typed(origin: Origin, address: str) -> str:
+    """An address as a pointer to the type that its origin names."""
+    word = _POINTERS.get(origin)
     return f"{word}({address})" if word and address != "nullptr" else address
 
 
@@ -242,8 +244,14 @@ def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, st
     }
 
 
-def _scale_strides(plan: ModulePlan, copy: Copy) -> dict[str, str]:
-    """From the scale of one matrix, line and block of a copy to the next; lines that share one."""
+def _scale_strides(at: _Place, slot: str) -> dict[str, str]:
+    """From the scale of one matrix, line and block of a copy to the next; lines that share one.
+
+    Nothing of a copy whose scales the step does not read.
+    """
+    if at.step.input(f"{slot}_scale") is None:
+        return {}
+    plan, copy = at.plan, at.copy(slot)
     spec = dict(plan.quantizations)[copy.role]
     dims = plan.buffer(copy.scale).shape.dims
     stack = len(plan.buffer(copy.data).shape.dims) == 3
@@ -345,19 +353,19 @@ _SMS = "sms"
 """The number of multiprocessors, which a launcher asks the device for."""
 
 _POINTERS = {
-    Source.FLOAT_OPERAND: "floats",
-    Source.FLOAT_RESULT: "floats",
-    Source.INTEGER_OPERAND: "integers",
-    Source.INTEGER_RESULT: "integers",
+    Origin.FLOAT_OPERAND: "floats",
+    Origin.FLOAT_RESULT: "floats",
+    Origin.INTEGER_OPERAND: "integers",
+    Origin.INTEGER_RESULT: "integers",
 }
 
-_SEVERAL: Mapping[Source, Callable[[_Place, str], dict[str, str]]] = {
-    Source.EXPRESSION: lambda at, _: _pointwise_fields(at.step, at.reading),
-    Source.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
-    Source.QUANTIZATION: lambda at, _: _quantize_fields(at),
-    Source.PARTS: _parts_fields,
-    Source.SCALE_STRIDES: lambda at, slot: _scale_strides(at.plan, at.copy(slot)),
-    Source.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
-    Source.DELAYED_STATE: lambda at, _: _delayed_fields(at, role_of(at.step)),
+_SEVERAL: Mapping[Origin, Callable[[_Place, str], dict[str, str]]] = {
+    Origin.EXPRESSION: lambda at, _: _pointwise_fields(at.step, at.reading),
+    Origin.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
+    Origin.QUANTIZATION: lambda at, _: _quantize_fields(at),
+    Origin.PARTS: _parts_fields,
+    Origin.SCALE_STRIDES: lambda at, slot: _scale_strides(at, slot),
+    Origin.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
+    Origin.DELAYED_STATE: lambda at, _: _delayed_fields(at, role_of(at.step)),
 }
-"""Sources of several fields."""
+"""Origins of several fields."""

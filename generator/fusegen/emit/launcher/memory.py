@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from operator import itemgetter
 
-from ...ir.buffers import Buffer
+from ...ir.buffers import Buffer, JoinedTensor, size_in_bytes
 from ...ir.plan import ModulePlan
 from ...ir.program import Program
-from ...ir.shapes import Const, mul, to_cpp
+from ...ir.shapes import Const, to_cpp
 from ...ir.step import Result
 from ..python.conditions import Conditions
-from ..text.explain import size_in_bytes
 from .words import scalar_type
 
 
@@ -104,11 +103,17 @@ def _row(plan: ModulePlan, name: str, result: Result, conditions: Conditions) ->
     """The address of a part of a result, if that is wanted."""
     tensor = plan.joined_tensor(result.buffer)
     assert tensor is not None, result
-    first = next(row for part, row, _ in plan.rows(tensor) if part == name)
-    offset = to_cpp(mul(Const(first), plan.buffer(result.buffer).shape.dims[-1]))
-    start = f"floats(writable({result.buffer}))"
-    place = f"{start} + {offset}" if first else start
+    offset = next(begin for part, begin in plan.places(tensor) if part == name)
+    start = elements(plan, tensor, f"writable({result.buffer})", "")
+    place = start if offset == Const(0) else f"{start} + {to_cpp(offset)}"
     return f"{conditions.text(result.when)} ? {place}"
+
+
+def elements(plan: ModulePlan, tensor: JoinedTensor, address: str, const: str) -> str:
+    """A tensor's address as that of its elements, ``const`` before their type or not."""
+    if plan.in_bytes(tensor):
+        return f"static_cast<{const}uint8_t*>({address})"
+    return f"floats({address})"
 
 
 def _regions(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[str]:
@@ -121,7 +126,7 @@ def _regions(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list
     starts = {
         allocated(program, result): program.lifetime(result.buffer)[0]
         for result in program.results
-        if _is_large(plan, result.buffer)
+        if _is_large(plan, result.buffer) and plan.joined_tensor(result.buffer) is None
     }
     regions = sorted(starts.items(), key=itemgetter(1))
     lines = [f"    region({name}, /*before=*/{first})," for name, first in regions if done < first]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...ir import dtypes
 from ...ir.plan import ModulePlan
 from ...ir.program import Argument, Binding, Check, CheckKind, Program
-from ...ir.shapes import Const, mul, to_cpp
+from ...ir.shapes import Const, to_cpp
 from ...ir.words import AttributeType
 from ...options import scopes_of
 from ...spec.arch import ArchSpec
@@ -17,7 +17,7 @@ from ..python.conditions import CPP, Conditions, named_conditions
 from ..python.words import op_name
 from ..text.escape import comment
 from .launches import LaunchStep, keeps_history, launch_step
-from .memory import allocated, allocation, workspace_lines
+from .memory import allocated, allocation, elements, workspace_lines
 
 _CPP_TYPE = {
     AttributeType.FLOAT: "double",
@@ -84,7 +84,7 @@ class LauncherContext:
     arch: str
     major: int
     minor: int
-    exact: str
+    reach: str
     changes: bool
     headers: tuple[str, ...]
     programs: tuple[LaunchProgram, ...]
@@ -101,7 +101,7 @@ def launcher_context(plan: ModulePlan, arch: ArchSpec, namespace: str) -> Launch
         arch=arch.name,
         major=arch.capability[0],
         minor=arch.capability[1],
-        exact="true" if arch.isa.endswith("a") else "false",
+        reach=arch.reach.value,
         changes=any(program.changes for program in programs),
         headers=_headers(plan, programs),
         programs=programs,
@@ -114,7 +114,7 @@ def _headers(plan: ModulePlan, programs: Sequence[LaunchProgram]) -> tuple[str, 
     own |= {"changes"} if any(program.changes for program in programs) else set()
     own |= {"workspace"} if any(program.workspace for program in programs) else set()
     dispatch = (f"dispatch/{kernels.name}.h" for kernels in plan.kernel_sets)
-    return tuple(sorted((*dispatch, *(f"fusegen/{name}.h" for name in own))))
+    return tuple(sorted((*dispatch, *(f"fusegen/host/{name}.h" for name in own))))
 
 
 def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
@@ -189,17 +189,16 @@ def _words(lines: Iterable[str]) -> frozenset[str]:
 
 
 def _state_lines(plan: ModulePlan, program: Program, used: frozenset[str]) -> Iterator[str]:
-    """Addresses of what launches name as rows of an argument, each in its tensor."""
+    """Addresses of what launches name as parts of an argument, each in its tensor."""
     for tensor in plan.joined_of(program):
-        changed = tensor.buffer in program.mutated
+        const = "" if tensor.buffer in program.mutated else "const "
         optional = any(a.optional for a in program.arguments if a.buffer == tensor.buffer)
-        start = f"writable({tensor.buffer})" if changed else f"pointer({tensor.buffer}_dense)"
-        kind = "float*" if changed else "const float*"
-        extent = plan.buffer(tensor.buffer).shape.dims[-1]
-        for name, first, _ in plan.rows(tensor):
+        whole = f"pointer({tensor.buffer}_dense)" if const else f"writable({tensor.buffer})"
+        kind = f"{const}{'uint8_t' if plan.in_bytes(tensor) else 'float'}*"
+        for name, begin in plan.places(tensor):
             if name in used:
-                offset = to_cpp(mul(Const(first), extent))
-                place = f"floats({start}) + {offset}" if first else f"floats({start})"
+                offset = "" if begin == Const(0) else f" + {to_cpp(begin)}"
+                place = f"{elements(plan, tensor, whole, const)}{offset}"
                 place = f"{tensor.buffer} ? {place} : nullptr" if optional else place
                 yield f"{kind} const {name} = {place};"
 
@@ -270,7 +269,7 @@ def _bind_line(binding: Binding, given: dict[str, Argument]) -> str:
         return f"{size} / {number}" if number > 1 else size
 
     text = "0"
-    for tensor, axis, number in reversed(binding.sources):
+    for tensor, axis, number in reversed(binding.candidates):
         if given[tensor].optional:
             text = f"{tensor} ? {source(f'*{tensor}', axis, number)} : {text}"
         else:

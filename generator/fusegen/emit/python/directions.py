@@ -107,7 +107,7 @@ class _Printer:
             case Program():
                 return self._call(segment, conditions)
             case Start():
-                sources = [self._value(name, conditions) for name in segment.sources]
+                sources = [self._value(name, conditions) for name in segment.operands]
                 words = [f'"{self.plan.cell}"', f'"{segment.group.name}"', segment.group.name]
                 words += [_tuple(sources), *(f'{k}="{v}"' for k, v in segment.attributes)]
                 return f"{segment.future} = _collectives.start_{segment.kind}({', '.join(words)})"

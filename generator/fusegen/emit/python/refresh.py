@@ -134,7 +134,7 @@ def _held_text(plan: ModulePlan, step: Step, steps: tuple[Step, ...]) -> HeldTex
                 tensor: tensor
                 for each in steps
                 for name in each.mutates
-                if name in plan.records and each.copies[0].source == weight
+                if name in plan.records and each.copies[0].original == weight
                 for tensor in (plan.tensor_with(name),)
             }
         ),

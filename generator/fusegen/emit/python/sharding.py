@@ -9,6 +9,7 @@ from ...ir.buffers import Buffer
 from ...ir.plan import ModulePlan, Sharding
 from ...ir.program import Program
 from ...ir.shapes import split
+from ...passes.sharding import undivided
 from .words import op_name, pieces, twin_schema
 
 _WHOLE, _PARTIAL = "WHOLE", "PARTIAL"
@@ -85,6 +86,9 @@ def sharding_context(plan: ModulePlan) -> ShardingContext:
 
 def _summary(plan: ModulePlan) -> Iterator[str]:
     views = dict.fromkeys(way for view, _ in plan.ops for way in view.shardings)
+    if not views and (kinds := undivided(plan)):
+        yield f"None: {', '.join(kinds)} cannot be split along any dimension."
+        return
     if not views:
         yield "None: scales span whole tensors, or state is kept between calls."
         return

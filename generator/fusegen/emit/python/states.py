@@ -150,7 +150,16 @@ def _part_texts(plan: ModulePlan, tensor: JoinedTensor) -> Iterator[PartText]:
 def state_sources(
     plan: ModulePlan, tensor: JoinedTensor, prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """States, and Python source of each as rows of its tensor, whose name has a prefix."""
+    """Parts, and Python source of each out of its tensor, whose name has a prefix."""
+    if plan.in_bytes(tensor):
+        for name, begin in plan.places(tensor):
+            buffer = plan.buffer(name)
+            dtype = f"torch.{dtypes.info(buffer.dtype).torch}"
+            sizes = (to_code(each) for each in (begin, *buffer.shape.dims))
+            start, *dims = sizes
+            given = ", ".join((f"{prefix}{tensor.buffer}", start, dtype, *dims))
+            yield name, f"quantized.bytes_at({given})"
+        return
     for name, first, count in plan.rows(tensor):
         rows = str(first) if count is None else f"{first}:{first + count}"
         yield name, f"{prefix}{tensor.buffer}[{rows}]"

@@ -162,7 +162,7 @@ def _source(tensor: str, axis: int | None, number: int) -> str:
 def bind_line(binding: Binding, optional: set[str]) -> str:
     """``K = x.shape[-1]``; tries the candidates in order where tensors may be absent."""
     text = "0"
-    for tensor, axis, number in reversed(binding.sources):
+    for tensor, axis, number in reversed(binding.candidates):
         source = _source(tensor, axis, number)
         text = f"{source} if {tensor} is not None else {text}" if tensor in optional else source
     return f"{binding.symbol} = {text}"

@@ -99,7 +99,7 @@ def _loaded(plan: ModulePlan, buffer: str, dtype: DType) -> str:
 def step_text(
     plan: ModulePlan, program: Program, step: Step, index: int, conditions: Conditions
 ) -> StepText | None:
-    """A step's call; none where a copy is decoded for a product, which reads it as it is."""
+    """A step's call; none where a copy is decoded for a GEMM, which reads it as it is."""
     comment, when = step_comment(step, index), conditions.text(step.when)
     if copies_memory(step):
         return StepText(comment, when, step.writes, f"{step.reads[0]}.clone()")
@@ -114,7 +114,7 @@ def step_text(
     if decodes(step):
         return StepText(comment, when, step.writes, _dequantize_call(plan, program, step))
     if step.copies:
-        return StepText(comment, when, step.writes, _product_of_copies(plan, program, step))
+        return StepText(comment, when, step.writes, _gemm_of_copies(plan, program, step))
     if step.pointwise and is_printed(step):
         values = [*buffers(step.pointwise.operands), *scalars_of(step)]
         call = f"{function_name(step)}({', '.join(values)})"
@@ -135,12 +135,12 @@ def _function(step: Step) -> str:
 
 
 def _is_wide(plan: ModulePlan, program: Program, step: Step) -> bool:
-    """Whether a product goes to a buffer of the caller's in fp32."""
+    """Whether a GEMM goes to a buffer of the caller's in fp32."""
     return step.out in program.mutated and plan.buffer(step.out).dtype is DType.FLOAT32
 
 
 def _accumulated(step: Step, call: str) -> str:
-    """A product, added to the caller's buffer where the step does so."""
+    """A GEMM, added to the caller's buffer where the step does so."""
     buffer = step.input("accumulate")
     return f"{buffer} + {call}" if buffer else call
 
@@ -250,7 +250,7 @@ def _dequantize_call(plan: ModulePlan, program: Program, step: Step) -> str:
     return f"steps.with_leading({call}, {first.name})" if leading else call
 
 
-def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
+def _gemm_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
     first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [step.copies[0].groups] if step.copies[0].groups else []
@@ -263,7 +263,7 @@ def _product_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
 
 
 def _saved_copy(plan: ModulePlan, copy: Copy) -> str:
-    flat = plan.buffer(copy.source).shape.fixed()
+    flat = plan.buffer(copy.original).shape.fixed()
     if copy.role is not Role.WEIGHT:
         flat = Shape(None, (product(flat.dims[:-1]), flat.dims[-1]))
     shape = ", ".join(to_code(dim) for dim in flat.dims)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from ...ir import dtypes
+from ...ir.buffers import JoinedTensor
 from ...ir.plan import ModulePlan
 from ...ir.program import Check, CheckKind, Program
 from ...ir.quantization import Extent
@@ -213,10 +214,10 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
     conditions = named_conditions(program, lambda names: _asking(plan, program, merged, names))
     scoped = tuple(_scoped(plan, program, merged, conditions))
     steps = tuple(text for each in scoped for text in each.steps)
-    words = {word for step in steps for word in re.findall(r"\w+", step.call)}
     returned = _returned_values(plan, program, conditions)
-    absent = {argument.buffer for argument in program.arguments if argument.optional}
-    needed = words | {*re.findall(r"\w+", returned)}
+    calls = (*(step.call for step in steps), returned)
+    states = tuple(_states(plan, program, {*_words(*calls)}))
+    words = {*_words(*calls, *states)}
     return CheckedProgram(
         text=program_text(plan, program),
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
@@ -231,19 +232,26 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
         ),
         dims=bind_lines(program, words),
         conditions=conditions.lines,
-        states=tuple(
-            f"{name} = None if {tensor.buffer} is None else {source}"
-            if tensor.buffer in absent
-            else f"{name} = {source}"
-            for tensor in plan.joined_of(program)
-            for name, source in state_sources(plan, tensor)
-            if name in needed
-        ),
+        states=states,
         steps=steps,
         scoped=scoped if scopes_of(plan.options) else (),
         returned=returned,
         returns=_reference_returns(program),
     )
+
+
+def _words(*lines: str) -> Iterator[str]:
+    return (word for line in lines for word in re.findall(r"\w+", line))
+
+
+def _states(plan: ModulePlan, program: Program, used: set[str]) -> Iterator[str]:
+    """What source names of an argument's parts, each out of its tensor."""
+    absent = {argument.buffer for argument in program.arguments if argument.optional}
+    for tensor in plan.joined_of(program):
+        for name, source in state_sources(plan, tensor):
+            if name in used:
+                missing = f"None if {tensor.buffer} is None else "
+                yield f"{name} = {missing if tensor.buffer in absent else ''}{source}"
 
 
 def _asking(
@@ -312,9 +320,9 @@ def _returned(plan: ModulePlan, program: Program, result: Result, conditions: Co
     """A result, or None where its step ran for the sake of others."""
     tensor = plan.joined_tensor(result.buffer)
     if tensor:
-        rows = ", ".join(_row(program, name, conditions) for name in tensor.parts)
         absent = absent_source(plan, program, result)
-        return f"quantized.join_amaxes({rows}) if {conditions.text(result.when)} else {absent}"
+        joined = _joined(plan, program, tensor, conditions)
+        return f"{joined} if {conditions.text(result.when)} else {absent}"
     part = part_of(program, result.buffer)
     source = stored(plan, result.buffer, part)
     own_name = part == result.buffer  # None where no step gives it; a copy has no name then
@@ -325,9 +333,24 @@ def _returned(plan: ModulePlan, program: Program, result: Result, conditions: Co
     return f"{source} if {conditions.text(result.when)} else {absent}"
 
 
-def _row(program: Program, name: str, conditions: Conditions) -> str:
+def _joined(
+    plan: ModulePlan, program: Program, tensor: JoinedTensor, conditions: Conditions
+) -> str:
+    """Parts of a result in their tensor."""
+    if not plan.in_bytes(tensor):
+        rows = ", ".join(_row(plan, program, name, conditions) for name in tensor.parts)
+        return f"quantized.join_amaxes({rows})"
+    places = (
+        f"({to_code(begin)}, {_row(plan, program, name, conditions)})"
+        for name, begin in plan.places(tensor)
+    )
+    (count,) = plan.buffer(tensor.buffer).shape.dims
+    return f"quantized.join_bytes({to_code(count)}, {', '.join(places)})"
+
+
+def _row(plan: ModulePlan, program: Program, name: str, conditions: Conditions) -> str:
     """A part of a result, or None where no step wrote it."""
-    writer, source = writer_of(program, name), part_of(program, name)
+    writer, source = writer_of(program, name), stored(plan, name, part_of(program, name))
     when = conditions.text(writer.wanted(name) or writer.when) if writer else ""
     return f"{source} if {when} else None" if when else source
 

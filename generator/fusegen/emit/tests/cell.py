@@ -16,7 +16,7 @@ from ...ir.plan import ModulePlan
 from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand
-from ...steps import is_product, observes, sums_rows
+from ...steps import is_gemm, observes, sums_rows
 from ..python.main_grads import adds
 from ..python.states import called_states
 from ..python.words import op_name, pieces
@@ -275,10 +275,10 @@ def _delayed_arguments(plan: ModulePlan) -> str:
 
 
 def _same_records(plan: ModulePlan) -> list[str]:
-    """Copies of what a call is given: no product is before them, so that all devices agree."""
+    """Copies of what a call is given: no GEMM is before them, so that all devices agree."""
     given = {*plan.arguments, *(gradient(name) for name in plan.outputs)}
     observed = [s.copies[0] for s in plan.steps if observes(s)]
-    return [copy.data for copy in observed if copy.source in given]
+    return [copy.data for copy in observed if copy.original in given]
 
 
 def _changed(plan: ModulePlan, program: Program) -> list[str]:
@@ -322,7 +322,7 @@ def _tolerance(plan: ModulePlan, name: str) -> float:
 def error_counts(plan: ModulePlan) -> dict[str, float]:
     """Independent errors that each buffer carries, as many as would have its square.
 
-    A product, a sum or an expression adds one, and passes on those of its operands: an expression
+    A GEMM, a sum or an expression adds one, and passes on those of its operands: an expression
     by the square of each symbol's degree.  Copies pass on what they are made from.
     """
     counts: dict[str, float] = {}
@@ -338,7 +338,7 @@ def error_counts(plan: ModulePlan) -> dict[str, float]:
             found = 1.0 + sum(map(passed, step.pointwise.operands))
         else:
             values = (o.buffer for o in step.inputs if o.slot in _VALUES)
-            own = 1.0 if is_product(step) or sums_rows(step) else 0.0
+            own = 1.0 if is_gemm(step) or sums_rows(step) else 0.0
             found = own + sum(counts.get(name, 0.0) for name in values)
         counts |= dict.fromkeys(step.writes, found)
     return counts
@@ -483,8 +483,8 @@ def _size_refusal(
     """A dimension that is 8 too large; one too large where the tensor itself tells the size."""
     shape = plan.buffer(name).shape
     size = evaluate(shape.dims[axis], sizes)
-    told = {(tensor, at) for b in plan.forward.bindings for tensor, at, _ in b.sources}
-    extra = 1 if (name, axis) in told else 8
+    bound = {(tensor, at) for b in plan.forward.bindings for tensor, at, _ in b.candidates}
+    extra = 1 if (name, axis) in bound else 8
     place = rank + axis + (2 if shape.leading else 0)
     text = f"expected {label} = {size} in dimension {place}, got {size + extra}"
     words = re.sub(r"\W+", "_", str(shape.dims[axis]).replace(" * ", "").lower()).strip("_")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...ir import dtypes
-from ...ir.buffers import Buffer
+from ...ir.buffers import Buffer, size_in_bytes
 from ...ir.kernel_set import KernelSet
 from ...ir.plan import ModulePlan, Status
 from ...ir.program import Direction, Program
@@ -20,11 +19,6 @@ from .fold import LINE_LENGTH, fold
 
 _NAME_WIDTH = 48  # of a first column that leaves half of the line to what follows
 _UNDER_STEP = 3  # under the first word behind a number
-
-
-def size_in_bytes(buffer: Buffer) -> Expr:
-    """Bytes of a buffer; shapes of formats below a byte count bytes."""
-    return mul(Const(max(dtypes.bits(buffer.dtype), 8) // 8), buffer.shape.elements)
 
 
 def _formula(buffers: Iterable[Buffer]) -> str:
@@ -100,7 +94,7 @@ def explain_rewrites(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator
 
 
 def _decoding_traffic(plan: ModulePlan) -> Iterator[Buffer]:
-    """What decoding reads and writes, and what products read in place of codes."""
+    """What decoding reads and writes, and what GEMMs read in place of codes."""
     for step in plan.steps:
         if decodes(step):
             yield from (plan.buffer(name) for name in (*step.reads, *step.writes))
@@ -156,8 +150,8 @@ def _direction(plan: ModulePlan, direction: Direction) -> Iterator[str]:
                 yield from _program(plan, segment)
             case Start():
                 words = "".join(f" {value}" for _, value in segment.attributes)
-                sources = ", ".join(segment.sources)
-                head = f"start {segment.kind}{words} over {segment.group.name}: {sources}"
+                operands = ", ".join(segment.operands)
+                head = f"start {segment.kind}{words} over {segment.group.name}: {operands}"
                 yield f"{head} -> {segment.future}{_under(segment.when)}"
             case Wait():
                 results = ", ".join(segment.results)
@@ -175,7 +169,10 @@ def _place_in_state(plan: ModulePlan, name: str) -> str:
     if name in plan.kept:
         return "state, changed in place"
     for tensor in plan.joined:
-        for part, first, count in plan.rows(tensor):
+        if name in tensor.parts and plan.in_bytes(tensor):
+            place = next(place for part, place in plan.places(tensor) if part == name)
+            return f"byte {to_markdown(place)} of {tensor.buffer}"
+        for part, first, count in () if plan.in_bytes(tensor) else plan.rows(tensor):
             if part == name:
                 rows = f"row {first}" if count is None else f"rows {first} to {first + count - 1}"
                 kept = tensor.buffer in {*plan.kept} - {*plan.record_tensors}

@@ -39,12 +39,15 @@ def fold_python(text: str) -> str:
 
     What ruff's formatter leaves as it is: it wraps code alone.
     """
-    if all(len(line) <= LINE_LENGTH for line in text.split("\n")):
-        return text
     lines = text.split("\n")
+    too_long = [row for row, line in enumerate(lines, 1) if len(line) > LINE_LENGTH]
+    if not too_long:
+        return text
     folded: dict[int, list[str]] = {}
     before = tokenize.NEWLINE
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.start[0] > too_long[-1]:
+            break
         first, last = token.start[0], token.end[0]
         if token.type == tokenize.COMMENT and token.line[: token.start[1]].isspace():
             folded[first] = list(_comment(lines[first - 1]))

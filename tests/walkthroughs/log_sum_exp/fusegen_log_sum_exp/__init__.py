@@ -10,7 +10,7 @@ from fusegen.ir.dtypes import DType
 from fusegen.ir.shapes import Const, Expr, mul, product
 from fusegen.ir.step import Step
 from fusegen.steps.definition import Reference, StepDef
-from fusegen.steps.launch import Field, Launch, Source, sizes
+from fusegen.steps.launch import Field, Launch, Origin, sizes
 
 _SIZES = {"rows": "T", "columns": "N"}
 
@@ -25,9 +25,9 @@ FORWARD_LAUNCH = Launch(
     "LogSumExpArguments",
     "log_sum_exp.h",
     (
-        Field("x", Source.OPERAND, "a"),
-        Field("y", Source.RESULT, "out"),
-        Field("lse", Source.FLOAT_RESULT, "lse"),
+        Field("x", Origin.OPERAND, "a"),
+        Field("y", Origin.RESULT, "out"),
+        Field("lse", Origin.FLOAT_RESULT, "lse"),
         *sizes("rows", "columns"),
     ),
     assigned=True,
@@ -36,10 +36,10 @@ BACKWARD_LAUNCH = Launch(
     "LogSumExpGradArguments",
     "log_sum_exp.h",
     (
-        Field("dy", Source.OPERAND, "a"),
-        Field("x", Source.OPERAND, "b"),
-        Field("lse", Source.FLOAT_OPERAND, "lse"),
-        Field("dx", Source.RESULT, "out"),
+        Field("dy", Origin.OPERAND, "a"),
+        Field("x", Origin.OPERAND, "b"),
+        Field("lse", Origin.FLOAT_OPERAND, "lse"),
+        Field("dx", Origin.RESULT, "out"),
         *sizes("rows", "columns"),
     ),
     assigned=True,
@@ -53,6 +53,7 @@ FORWARD = StepDef(
     dtypes={"lse": (DType.FLOAT32,)},
     reference=Reference("log_sum_exp.forward", frozenset(("a",))),
     sizes=_SIZES,
+    independent=("T",),
     flops=_flops,
     launch=lambda _: FORWARD_LAUNCH,
 )
@@ -63,6 +64,7 @@ BACKWARD = StepDef(
     dtypes={"lse": (DType.FLOAT32,)},
     reference=Reference("log_sum_exp.backward", frozenset(("a", "b", "lse"))),
     sizes=_SIZES,
+    independent=("T",),
     flops=_flops,
     launch=lambda _: BACKWARD_LAUNCH,
 )

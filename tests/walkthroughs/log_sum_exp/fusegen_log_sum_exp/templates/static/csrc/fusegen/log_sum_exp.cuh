@@ -12,8 +12,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "launch.cuh"
-#include "log_sum_exp.h"
+#include "fusegen/launch/launch.cuh"
+#include "fusegen/log_sum_exp.h"
 
 namespace fusegen {
 

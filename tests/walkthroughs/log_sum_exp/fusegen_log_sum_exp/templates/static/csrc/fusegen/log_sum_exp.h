@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "rows.h"
-#include "status.cuh"
+#include "fusegen/common/rows.h"
+#include "fusegen/common/status.h"
 
 namespace fusegen {
 

@@ -1,0 +1,115 @@
+// Fragments -> a slab of shared memory -> rows of global memory by ordinary stores.
+//
+// Lanes hold pairs of a column block's rows; memory wants whole rows. A warp puts 16 rows of 128
+// bytes into its own slab, permuted so that neither side meets in a bank, and every lane stores 16
+// bytes, eight lanes a row. Results that add read the old 16 bytes first. Rows past the group's end
+// and columns past the result's are not touched.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "fusegen/fragment/fragment.cuh"
+#include "fusegen/fragment/pairs.cuh"
+#include "fusegen/gemm/gemm.h"
+#include "fusegen/sink/stored.cuh"
+#include "fusegen/tile_source/tile.cuh"
+
+namespace fusegen {
+
+inline constexpr int kSlabBytes = 16 * 128;  // of one warp
+
+// How one warp stores its part of every tile, `Columns` wide: see sink/store_fragment.cuh.
+template <class Element, Store store, bool Ragged, int Columns>
+class PlainSink {
+ public:
+  using Result = Stored<Element, store>;
+  static constexpr int kUnit = 16 / sizeof(Result);  // elements that a lane stores at once
+  static constexpr int kColumns = Columns < 8 * kUnit ? Columns : 8 * kUnit;  // of one put
+  static_assert(Columns % kColumns == 0 && 32 % (kColumns / kUnit) == 0);
+
+  // `rows`, `columns`: of a group's result where those are no tokens, and of every result.
+  __device__ PlainSink(void* d, uint8_t* slab, int32_t rows, int32_t columns, uint32_t lane)
+      : d_(static_cast<Result*>(d)), slab_(slab), rows_(rows), columns_(columns), lane_(lane) {}
+
+  __device__ void start(const Tile&, Place) {}
+  __device__ void drain() {}
+  template <class Use>
+  __device__ void with(Use use) {
+    use(*this);
+  }
+
+  // 16 rows by kColumns columns from `place` on.
+  __device__ void put(const Fragment<kColumns>& part, const Tile& tile, Place place) {
+    const int32_t left = tile.rows - place.row;
+    const int64_t first = Ragged ? int64_t(tile.begin) : int64_t(tile.group) * rows_;
+    const int32_t column = place.column + int32_t(unit()) * kUnit;
+    Result* const to = d_ + (first + tile.row + place.row + row()) * columns_ + column;
+    const int32_t mine = column < columns_ ? left - int32_t(row()) : 0;  // rows below this lane's
+    uint4 old[kCount];
+    if constexpr (adds(store)) load(old, to, mine);
+    fill(part);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i * kRowStep >= mine) continue;
+      uint4 out = *reinterpret_cast<const uint4*>(slab_ + offset(row() + i * kRowStep, unit()));
+      if constexpr (adds(store)) out = sum(old[i], out);
+      *reinterpret_cast<uint4*>(to + int64_t(i * kRowStep) * columns_) = out;
+    }
+    __syncwarp();
+  }
+
+ private:
+  static constexpr int kUnits = kColumns / kUnit;   // of a row
+  static constexpr int kRowStep = 32 / kUnits;      // rows that the warp stores at once
+  static constexpr int kCount = 16 / kRowStep;
+
+  __device__ uint32_t row() const { return lane_ / kUnits; }
+  __device__ uint32_t unit() const { return lane_ % kUnits; }
+
+  // Byte offset of a unit of 16 bytes. Eight rows' writes of 4 bytes a lane, or four rows' of 8,
+  // lie in all banks.
+  __device__ static uint32_t offset(uint32_t row, uint32_t unit) {
+    const uint32_t permutation = is_wide(store) ? row % 4 * 2 : row % 8;
+    return row * 128 + (unit ^ permutation) * 16;
+  }
+
+  __device__ void load(uint4 (&old)[kCount], const Result* from, int32_t mine) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i * kRowStep >= mine) continue;
+      old[i] = *reinterpret_cast<const uint4*>(from + int64_t(i * kRowStep) * columns_);
+    }
+  }
+
+  __device__ void fill(const Fragment<kColumns>& part) const {
+    part.for_each_pair([&](int32_t row, int32_t column, float first, float second) {
+      uint8_t* const to = slab_ + offset(row, column / kUnit) + column % kUnit * sizeof(Result);
+      if constexpr (is_wide(store)) {
+        *reinterpret_cast<float2*>(to) = float2{first, second};
+      } else {
+        *reinterpret_cast<uint32_t*>(to) = round_pair(first, second, Element());
+      }
+    });
+  }
+
+  __device__ static uint4 sum(uint4 a, uint4 b) {
+    if constexpr (is_wide(store)) {
+      const auto add = [](uint32_t a, uint32_t b) {
+        return __float_as_uint(__uint_as_float(a) + __uint_as_float(b));
+      };
+      return {add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w)};
+    } else {
+      return {add_pairs<Element>(a.x, b.x), add_pairs<Element>(a.y, b.y),
+              add_pairs<Element>(a.z, b.z), add_pairs<Element>(a.w, b.w)};
+    }
+  }
+
+  Result* d_;
+  uint8_t* slab_;
+  int32_t rows_, columns_;
+  uint32_t lane_;
+};
+
+}  // namespace fusegen

@@ -1,0 +1,103 @@
+// Grouped and dense GEMM for sm_90a: bf16 or fp16 in and out, fp32 accumulation; weight gradients
+// in fp32 where a module keeps them so.
+//
+// One persistent kernel serves y = x w^T + bias, dx = dy w and dw = dy^T x (see `Gemm`), over
+// groups of tokens whose sizes only the device knows, or over one dense matrix. Warps by role:
+//   warpgroup 0     warp 0 loads operands by TMA, warp 1 finds tiles
+//   the others      multiply, visit and store (gemm/math_warps.sm90.cuh)
+// Cooperative: two or three math warpgroups work on one tile, an equal part of its rows each, and
+// never wait for each other, so that one's epilogue overlaps the others' MMAs. Pingpong: each of
+// two owns every second tile, in turns, which hides whole epilogues where contractions are short.
+// Operands wait in a ring of stages (load/ring.sm90.cuh). In clusters of two the shared operand is
+// multicast, half by each CTA.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include <cstdint>
+
+#include "fusegen/gemm/config.sm90.cuh"
+#include "fusegen/gemm/cta.sm90.cuh"
+#include "fusegen/gemm/math_warps.sm90.cuh"
+#include "fusegen/launch/launch.cuh"
+#include "fusegen/load/tma.sm90.cuh"
+#include "fusegen/load/tma_loader.sm90.cuh"
+#include "fusegen/mainloop/running_sums.sm90.cuh"
+#include "fusegen/sink/stored.cuh"
+#include "fusegen/visit/gemm_visitors.cuh"
+
+namespace fusegen {
+
+// Finds the CTA's tiles for all other warps, running ahead of them. One warp.
+template <class Source>
+__device__ void write_tiles(Source source, TileRing& ring, uint32_t lane) {
+  Cursor<TileRing::kSlots> record;
+  Tile tile;
+  do {
+    tile = source.next();
+    if (lane == 0) ring.write(record, tile);
+    __syncwarp();
+  } while (tile.group >= 0);
+}
+
+// The first warpgroup.
+template <class T, class Loader>
+__device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
+                              const typename T::Walk& walk, int32_t columns) {
+  Control<T>& control = cta.control();
+  if (cta.warp == 0 && cta.lane == 0) {
+    loader.run(cta.shared, control.stages, control.ring, columns, cta.rank);
+    let_next_kernel_start();
+  } else if (cta.warp == 1) {
+    write_tiles(typename T::Source(walk, control.order), control.ring, cta.lane);
+  }
+}
+
+// One CTA of a kernel with traits `T`: `loader` fills the stages, `Mainloop` multiplies them,
+// `visits` change the product, which is stored as `Result` through `map_d`.
+template <class T, class Result, class Mainloop, class Loader, class Visits>
+__device__ void run_cta(const Loader& loader, typename Mainloop::Arguments arguments,
+                        const Visits& visits, const CUtensorMap* map_d, const Shape& shape) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const Cta<T> cta(shared);
+  if (cta.warp == 0 && cta.lane == 0) cta.control().init();
+  if (cta.warp == 1 && cta.lane == 0) {
+    loader.prefetch();
+    prefetch_descriptor(map_d);
+  }
+  cta.enter();
+  wait_for_previous_kernel();
+
+  const typename T::Walk walk = cta.walk(shape);
+  static_assert(T::Source::Order::kScratchBytes <= T::kBufferBytes);
+  cta.control().order.template sort<T::kThreads>(walk, cta.buffers());
+  const int32_t columns = T::kKind == Gemm::fprop ? shape.n : shape.k;
+  if (cta.warp < 4) {
+    cutlass::arch::warpgroup_reg_dealloc<T::kLoaderRegisters>();
+    load_and_find(cta, loader, walk, columns);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
+    MathWarp<T, Result, Mainloop, Visits>(cta, arguments, visits, map_d, columns,
+                                          cta.warp / 4 - 1, cta.warp % 4)
+        .run(cta.control().ring);
+  }
+  cta.leave();
+}
+
+template <class T>
+using PlainLoader = TmaLoader<T, typename T::Coordinates, NoExtras>;
+
+// Internal linkage keeps the kernels of several shared libraries in one process apart.
+template <Gemm kind, class Element, class Config, Store store>
+static __global__ void __launch_bounds__(Traits<kind, Element, Config, store>::kThreads, 1)
+    ragged_gemm(const __grid_constant__ CUtensorMap map_a,
+                const __grid_constant__ CUtensorMap map_b,
+                const __grid_constant__ CUtensorMap map_d, const Bias<Element> bias,
+                const __grid_constant__ Shape shape) {
+  using T = Traits<kind, Element, Config, store>;
+  const PlainLoader<T> loader{&map_a, &map_b, {}};
+  run_cta<T, Stored<Element, store>, RunningSums<T>>(
+      loader, nullptr, gemm_visitors<kind, store>(bias, shape), &map_d, shape);
+}
+
+}  // namespace fusegen

@@ -1,0 +1,128 @@
+// Host side of gemm/gemm_fp8.sm90.cuh: descriptors, scales and launch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "fusegen/gemm/gemm_fp8.h"
+#include "fusegen/gemm/gemm_fp8.sm90.cuh"
+#include "fusegen/gemm/launch.sm90.cuh"
+#include "fusegen/load/ragged.sm90.cuh"
+#include "fusegen/common/status.h"
+#include "fusegen/launch/stream.h"
+
+namespace fusegen {
+
+// Rows of codes, `pitch` bytes apart.
+inline Status encode_codes(CUtensorMap* map, const void* base, int64_t rows, int64_t columns,
+                           int64_t pitch, int box_rows) {
+  return encode_tensor<uint8_t, 2>(map, base, {cuuint64_t(columns), cuuint64_t(rows)},
+                                   {cuuint64_t(pitch)}, {kScaleBlock, cuuint32_t(box_rows)});
+}
+
+inline Status encode_code_matrices(CUtensorMap* map, const void* base, int64_t count, int64_t rows,
+                                   int64_t columns, int64_t pitch, int box_rows) {
+  return encode_tensor<uint8_t, 3>(
+      map, base, {cuuint64_t(columns), cuuint64_t(rows), cuuint64_t(count)},
+      {cuuint64_t(pitch), cuuint64_t(pitch) * cuuint64_t(rows)},
+      {kScaleBlock, cuuint32_t(box_rows), 1});
+}
+
+// Block scales: one box is `width` scales of one block along the contraction.
+inline Status encode_scales(CUtensorMap* map, const float* base, int64_t block_count,
+                            int64_t columns, int width) {
+  return encode_tensor<float, 2>(map, base, {cuuint64_t(columns), cuuint64_t(block_count)},
+                                 {cuuint64_t(columns) * sizeof(float)}, {cuuint32_t(width), 1},
+                                 CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+template <Gemm kind, class Result, class T>
+Status encode_fp8_operands(const Fp8GemmArguments& in, CUtensorMap* a, CUtensorMap* b,
+                           CUtensorMap* d) {
+  const GemmArguments& g = in.gemm;
+  if constexpr (kind == Gemm::wgrad) {
+    const int64_t k = stored_tokens(g);
+    Status status = encode_codes(a, g.a, g.n, k, in.pitch_a, 64);
+    if (status.ok()) status = encode_codes(b, g.b, g.k, k, in.pitch_b, T::kBoxWidthB);
+    if (!status.ok()) return status;
+    return encode_matrices<Result>(d, g.d, g.groups, g.n, g.k, kChunkRows,
+                                   kStoreColumns<Result>);
+  } else {
+    const int64_t columns = kind == Gemm::fprop ? g.n : g.k;
+    const int64_t k = kind == Gemm::fprop ? g.k : g.n;
+    Status status = encode_codes(a, g.a, g.tokens, k, in.pitch_a, 64);
+    if (status.ok()) {
+      status =
+          encode_code_matrices(b, g.b, g.groups, columns, k, in.pitch_b, T::kBoxWidthB);
+    }
+    if (!status.ok()) return status;
+    return encode_ragged<Result>(d, g.d, columns, kChunkRows, kChunkColumns);
+  }
+}
+
+template <Gemm kind, Fp8Scaling scaling, class Config>
+Status make_scales(const Fp8GemmArguments& in, Scales<kind, scaling>* out) {
+  const GemmArguments& g = in.gemm;
+  if constexpr (scaling == Fp8Scaling::tensor) {
+    *out = {in.scale_a, in.scale_b, in.scale_a_per_group, in.scale_b_per_group};
+  } else if constexpr (scaling == Fp8Scaling::row) {
+    *out = {in.scale_a, in.scale_b, int32_t(g.n)};
+  } else if constexpr (kind == Gemm::wgrad) {
+    const int64_t count = stored_scale_blocks(g);
+    Status status = encode_scales(&out->a, in.scale_a, count, g.n, Config::tile_m);
+    if (!status.ok()) return status;
+    return encode_scales(&out->b, in.scale_b, count, g.k, Config::tile_n);
+  } else {
+    const int64_t k = kind == Gemm::fprop ? g.k : g.n;
+    out->weights = in.scale_b;
+    out->row_blocks = int32_t(blocks(g.n, kScaleBlock));
+    out->column_blocks = int32_t(blocks(g.k, kScaleBlock));
+    return encode_scales(&out->a, in.scale_a, blocks(k, kScaleBlock),
+                         padded_tokens(g.tokens, g.groups), Config::tile_m);
+  }
+  return {};
+}
+
+template <Gemm kind>
+Status check_fp8_arguments(const Fp8GemmArguments& in) {
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  const GemmArguments& g = in.gemm;
+  if (Status status = check_arguments(g); !status.ok()) return status;
+  const int64_t k = kind == Gemm::fprop   ? g.k
+                        : kind == Gemm::dgrad ? g.n
+                                              : stored_tokens(g);
+  if (in.pitch_a < k || in.pitch_a % kPitch != 0) {
+    return {kInvalid, "pitch_a: a multiple of 16, at least the contraction"};
+  }
+  if (in.pitch_b < k || in.pitch_b % kPitch != 0) {
+    return {kInvalid, "pitch_b: a multiple of 16, at least the contraction"};
+  }
+  const bool has_scales = in.scale_a != nullptr && in.scale_b != nullptr;
+  if (g.tokens > 0 && !has_scales) return {kInvalid, "scale_a and scale_b"};
+  return {};
+}
+
+// Internal linkage: see launch_gemm.
+template <Gemm kind, class A, class B, class Element, Fp8Scaling scaling, Accumulation accumulation,
+          class Config, Store store = Store::io>
+static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream) {
+  using T = Fp8Traits<kind, A, B, scaling, accumulation, Config, store>;
+  if (Status status = check_fp8_arguments<kind>(in); !status.ok()) return status;
+  using Result = Stored<Element, store>;
+  if (in.gemm.tokens == 0) return multiply_nothing<kind, Result, store>(in.gemm, stream);
+  CUtensorMap a, b, d;
+  Scales<kind, scaling> scales;
+  if (Status status = encode_fp8_operands<kind, Result, T>(in, &a, &b, &d); !status.ok()) {
+    return status;
+  }
+  if (Status status = make_scales<kind, scaling, Config>(in, &scales); !status.ok()) return status;
+  static std::atomic<uint64_t> shared_memory_allowed{0};
+  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales<kind, scaling>,
+                    Bias<Element>>(
+      &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config, store>,
+      shared_memory_allowed, in.gemm, stream, a, b, d, scales, bias_of<Element>(in.gemm));
+}
+
+}  // namespace fusegen

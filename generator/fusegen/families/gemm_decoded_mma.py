@@ -1,0 +1,21 @@
+"""GEMMs by ``mma.sync`` of 16-bit operands that were decoded from quantised ones."""
+
+from __future__ import annotations
+
+from ..ir.dtypes import DType
+from ..ir.kernel import EndScale, Store
+from ..steps import gemm
+from .family import Family
+from .mma_sync import CONFIGURED
+
+GEMM_DECODED_MMA = Family(
+    "gemm_decoded_mma",
+    (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
+    launch=gemm.DECODED,
+    summary="Chooses the kernel of a {kind} product of decoded operands by its sizes.",
+    formats=(DType.BFLOAT16,),
+    stores=tuple(Store),
+    ends=tuple(EndScale),
+    row_alignment=8,
+    configured=CONFIGURED,
+)

@@ -1,0 +1,18 @@
+"""GEMMs of 16-bit operands by ``mma.sync``."""
+
+from __future__ import annotations
+
+from ..ir.kernel import Store
+from ..steps import gemm
+from .family import Family
+from .mma_sync import CONFIGURED
+
+GEMM_MMA = Family(
+    "gemm_mma",
+    (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
+    launch=gemm.PLAIN,
+    summary="Chooses the kernel of a {kind} product by its sizes.",
+    stores=tuple(Store),
+    row_alignment=8,
+    configured=CONFIGURED,
+)

@@ -1,0 +1,34 @@
+"""What GPUs have, by compute capability: limits that configurations of kernels are held against.
+
+From the CUDA C++ programming guide, "Technical specifications per compute capability".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SHARED_MEMORY = "shared_memory"
+"""Bytes that one CTA may have."""
+REGISTERS = "registers"
+"""Of 32 bits, of an SM."""
+RESERVED = 1024
+"""Bytes of shared memory that the system takes for each CTA; an SM has them beside what its largest
+CTA may have."""
+
+_KIB_OF_A_CTA = {
+    (8, 0): 163,
+    (8, 6): 99,
+    (8, 7): 163,
+    (8, 9): 99,
+    (9, 0): 227,
+    (10, 0): 227,
+    (10, 3): 227,
+    (12, 0): 99,
+}
+
+
+def hardware_limits(capability: tuple[int, int] | None) -> Mapping[str, int]:
+    """Limits of GPUs of a compute capability, by name; empty where it is not known here."""
+    if capability not in _KIB_OF_A_CTA:
+        return {}
+    return {SHARED_MEMORY: _KIB_OF_A_CTA[capability] * 1024, REGISTERS: 64 * 1024}

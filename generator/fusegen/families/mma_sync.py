@@ -1,0 +1,149 @@
+"""GEMMs by ``mma.sync``, of warps by themselves: what ``gemm/config.mma.cuh`` computes, again.
+
+All warps of a CTA load tiles of both operands into a ring of stages by ``cp.async``, and each
+multiplies its part of the tile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from pydantic.dataclasses import dataclass as validated
+
+from ..ir.fields import STRICT, Positive
+from ..ir.kernel import GemmKind
+from ..ir.kernel_set import Variant
+from .family import Configured, Constants
+from .limits import REGISTERS, RESERVED, SHARED_MEMORY
+
+_WARP = 32  # threads
+_ELEMENT_BYTES = 2
+_CHUNK = 8  # elements of 16 bytes, which one `cp.async` copies: `kChunkElements`
+_TILE_K = (32, 64)
+_OF_A_WARP = (16, 32, 64, 128)  # rows or columns: `ldmatrix` reads 16, and steps are powers of two
+_SWIZZLED = 64  # rows or columns of a tile whose chunks are permuted together
+_SLAB_BYTES = 2048  # `kSlabBytes`: of a warp, for results on their way out
+_CONTROL_BYTES = 2048  # `kControlBytes`: tiles, order of groups
+_LEAST_STAGES = 2
+_MOST_ACCUMULATORS = 128  # registers of a thread; no thread has more than 255
+_OTHER_REGISTERS = 64  # operands and addresses
+_NAME = re.compile(r"mma_(\d+)x(\d+)x(\d+)_(\d+)x(\d+)_(\d+)_(\d+)")
+
+
+@validated(frozen=True, slots=True, config=STRICT)
+class MmaConfig:
+    """One configuration of a kernel: ``MmaConfig`` of ``gemm/config.mma.cuh``.
+
+    Attributes:
+        tile: M, N and K of the result tile that a step computes, K in elements.
+        warps: along M and N.
+        stages: of operands in shared memory.
+        ctas: that are to fit on an SM.
+    """
+
+    tile: tuple[Positive, Positive, Positive]
+    warps: tuple[Positive, Positive]
+    stages: Positive
+    ctas: Positive
+
+    @property
+    def name(self) -> str:
+        """``mma_128x128x32_2x2_4_2``: everything the configuration says."""
+        tile, warps = ("x".join(map(str, extents)) for extents in (self.tile, self.warps))
+        return f"mma_{tile}_{warps}_{self.stages}_{self.ctas}"
+
+    @classmethod
+    def parse(cls, name: str) -> MmaConfig:
+        """The configuration of a name.
+
+        Raises:
+            ValueError: it is not a configuration's name.
+        """
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"point {name!r}: expected one like mma_128x128x32_2x2_4_2")
+        m, n, k, rows, columns, stages, ctas = map(int, match.groups())
+        return cls((m, n, k), (rows, columns), stages, ctas)
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return _WARP * prod(self.warps)
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a thread that hold sums."""
+        return self.tile[0] * self.tile[1] // self.threads
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a CTA: stages of both operands, a slab of each warp, control."""
+        rows, columns, k = self.tile
+        stages = self.stages * (rows + columns) * k * _ELEMENT_BYTES
+        return stages + prod(self.warps) * _SLAB_BYTES + _CONTROL_BYTES
+
+    def cpp(self, limits: Mapping[str, int]) -> str:
+        """Arguments of ``MmaConfig``, on an architecture of these limits."""
+        numbers = (*self.tile, *self.warps, self.stages, self.ctas)
+        bounds = ", ".join(str(limits[name]) for name in (SHARED_MEMORY, REGISTERS))
+        return f"{', '.join(map(str, numbers))}, fusegen::Limits<{bounds}>"
+
+
+def constants(
+    config: MmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
+) -> Constants:
+    """What ``agrees`` of ``gemm/config.mma.cuh`` compares."""
+    return (
+        *zip(("tile_m", "tile_n", "tile_k"), config.tile, strict=True),
+        *zip(("warps_m", "warps_n"), config.warps, strict=True),
+        ("stages", config.stages),
+        ("ctas", config.ctas),
+        ("element_bytes", _ELEMENT_BYTES),
+        ("shared_bytes", config.shared_bytes),
+        ("threads", config.threads),
+        ("accumulators", config.accumulators),
+    )
+
+
+def problems(
+    config: MmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
+) -> Iterator[str]:
+    """What device code refuses to compile, and what is more than an SM has."""
+    yield from _shape_problems(config)
+    if config.stages < _LEAST_STAGES:
+        yield f"expected {_LEAST_STAGES} stages at least"
+    most = limits[REGISTERS] // (config.ctas * config.threads)
+    if config.accumulators > _MOST_ACCUMULATORS:
+        yield f"more than {_MOST_ACCUMULATORS} registers of accumulators to a thread"
+    elif config.accumulators + _OTHER_REGISTERS > most:
+        yield (
+            f"{config.ctas} CTAs leave {most} registers to a thread, {config.accumulators} of them"
+            " for accumulators"
+        )
+    taken = config.ctas * (config.shared_bytes + RESERVED)
+    if taken > limits[SHARED_MEMORY] + RESERVED:
+        yield (
+            f"{config.ctas} CTAs of {config.shared_bytes} bytes of shared memory, an SM has"
+            f" {limits[SHARED_MEMORY]} for one"
+        )
+
+
+def _shape_problems(config: MmaConfig) -> Iterator[str]:
+    *extents, k = config.tile
+    if k not in _TILE_K:
+        yield f"expected {' or '.join(map(str, _TILE_K))} elements along K"
+    for extent, warps, what in zip(extents, config.warps, ("rows", "columns"), strict=True):
+        if extent % warps or extent // warps not in _OF_A_WARP:
+            words = ", ".join(map(str, _OF_A_WARP))
+            yield f"expected {words} {what} of a warp, got {extent / warps:g}"
+        if extent % _SWIZZLED:
+            yield f"expected a multiple of {_SWIZZLED} {what}"
+        # Each thread copies the same chunks of eight lines, whichever way a tile lies.
+        elif config.threads % extent or extent * k // _CHUNK % config.threads:
+            yield f"{config.threads} threads do not share {extent} {what} of {k} elements evenly"
+
+
+CONFIGURED = Configured(MmaConfig, (SHARED_MEMORY, REGISTERS), problems, constants)
+"""What families of such GEMMs know of their configurations."""

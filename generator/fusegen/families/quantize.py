@@ -1,0 +1,20 @@
+"""Copies of one tensor in quantised formats, rowwise, columnwise or both."""
+
+from __future__ import annotations
+
+from ..steps import quantize
+from .family import Family, LayoutNeeds
+from .scalings import ALL, CODES, GROUPS_START, NV_1X16
+
+QUANTIZE = Family(
+    "quantize",
+    (quantize.QUANTIZE.name,),
+    launch=quantize.LAUNCH,
+    summary="Quantises a tensor in one or both orientations.",
+    formats=CODES,
+    converts=ALL,
+    row_alignment=8,
+    layout=LayoutNeeds(GROUPS_START),
+    transformed=(NV_1X16,),
+    most_history=1024,  # `kMostSlots` of quantize.h
+)

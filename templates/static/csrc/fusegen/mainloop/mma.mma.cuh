@@ -1,0 +1,186 @@
+// Stages through mma.sync (m16n8k16) into the sums of one warp.
+//
+// Every warp multiplies its own part of the tile. Operands of the next k16 step come into registers
+// while this one's MMAs run, across the end of a stage, too; stages are kStages - 1 steps ahead, and
+// where a tile has none left those of the next tile come, so that they are on their way while
+// results are stored. Each step has one barrier: before it all have read the stage that is filled
+// after it.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "fusegen/gemm/config.mma.cuh"
+#include "fusegen/load/cp_async.mma.cuh"
+
+namespace fusegen {
+
+// Four 8x8 matrices; lane 8 i + r gives the address of row r of matrix i.
+template <bool Transposed>
+__device__ void load_matrices(uint32_t (&out)[4], uint32_t address) {
+  if constexpr (Transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(address)
+                 : "memory");
+  }
+}
+
+// d += a b: 16x16 by 16x8.
+template <class Element>
+__device__ void multiply_add(float* d, const uint32_t (&a)[4], const uint32_t* b) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    static_assert(std::is_same_v<Element, __half>);
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+enum class Operand { A, B };
+
+// One warp's part of an operand's stage: `Blocks` of 16 rows of A or columns of B.
+template <Operand operand, class Layout, int Blocks>
+class WarpOperand {
+  static constexpr bool kTransposed = Layout::kMajor == StageMajor::MN;
+  static constexpr uint32_t kSixteenLines = 16 * Layout::kLineBytes;
+  static constexpr uint32_t kSixteenAcross = 16 * sizeof(uint16_t);
+  static_assert((Blocks & (Blocks - 1)) == 0, "steps across are exclusive ors");
+
+ public:
+  // `first`: the warp's first row or column in the tile. MMAs take the four matrices of 16 x 16 as
+  // registers in this order: of A the two of K's first half first, of B the two of one half of the
+  // columns.
+  __device__ WarpOperand(uint32_t first, uint32_t lane) {
+    const uint32_t extent = first + (operand == Operand::A ? lane / 8 % 2 : lane / 16) * 8;
+    const uint32_t k = (operand == Operand::A ? lane / 16 : lane / 8 % 2) * 8;
+    at_ = kTransposed ? Layout::offset(k + lane % 8, extent / 8)
+                      : Layout::offset(extent + lane % 8, k / 8);
+  }
+
+  // Registers of k16 step `step`. The permutation repeats every eight lines, and a step across
+  // changes bits of the chunk that `first` leaves zero.
+  __device__ void load(uint32_t (&out)[Blocks][4], uint32_t stage, int step) const {
+#pragma unroll
+    for (int block = 0; block < Blocks; ++block) {
+      const uint32_t lines = (kTransposed ? step : block) * kSixteenLines;
+      const uint32_t across = (kTransposed ? block : step) * kSixteenAcross;
+      load_matrices<kTransposed>(out[block], stage + (at_ ^ across) + lines);
+    }
+  }
+
+ private:
+  uint32_t at_;  // the lane's address in a stage, of step 0 and block 0
+};
+
+template <Gemm kind, class Config, class T>
+class MmaMainloop {
+ public:
+  static constexpr int kRowBlocks = T::kWarpRows / 16;
+  using Sums = float[kRowBlocks][T::kWarpColumns / 2];  // as a Fragment has them
+
+  // `row` and `column`: the warp's first in the tile.
+  __device__ MmaMainloop(uint32_t stages, uint32_t row, uint32_t column, uint32_t lane)
+      : stages_(stages), a_(row, lane), b_(column, lane) {}
+
+  // The contraction of a tile, of whose first kStages - 1 stages copies are under way, and the
+  // copies of as many of the tile after it. A warp that `multiplies` nothing takes part in those.
+  __device__ void run(Sums& sums, const Tile& tile, const Tile& next,
+                      CopyRing<kind, Config, T>& copies, bool multiplies) {
+    if (multiplies) {
+      run<true>(sums, tile, next, copies);
+    } else {
+      run<false>(sums, tile, next, copies);
+    }
+  }
+
+ private:
+  static constexpr int kColumnPairs = T::kWarpColumns / 16;  // of 8 columns each
+  static constexpr int kSteps = Config::tile_k / 16;
+  static constexpr int kAhead = T::kStages - 1;
+
+  struct Registers {
+    uint32_t a[kRowBlocks][4], b[kColumnPairs][4];
+  };
+
+  template <bool Multiplies>
+  __device__ void run(Sums& sums, const Tile& tile, const Tile& next,
+                      CopyRing<kind, Config, T>& copies) {
+    const int32_t count = (tile.k + Config::tile_k - 1) / Config::tile_k;
+    const int32_t own = max(count - kAhead, 0);  // steps that have copies of this tile left
+    if (count > 0) enter_stage<Multiplies>();
+    int32_t stage = 0;
+    for (; stage < own; ++stage) {
+      multiply_stage<Multiplies, false>(sums, true, [&] { copies.copy(); });
+    }
+    copies.enter(next);
+    for (; stage < count; ++stage) {
+      multiply_stage<Multiplies, true>(sums, stage + 1 < count, [&] { copies.copy_if_any(); });
+    }
+    for (int32_t missing = count; missing < kAhead; ++missing) copies.copy_if_any();
+  }
+
+  // Waits for the copies of the next stage, and for all to have read the one before it.
+  template <bool Multiplies>
+  __device__ void enter_stage() {
+    wait_for_copies<kAhead - 1>();
+    __syncthreads();
+    if constexpr (Multiplies) load(0);
+  }
+
+  __device__ void load(int step) {
+    a_.load(registers_[step % 2].a, stages_ + at_, step);
+    b_.load(registers_[step % 2].b, stages_ + at_ + T::A::kBytes, step);
+  }
+
+  // One stage, whose first step is in registers; on return that of the next stage is, if any.
+  template <bool Multiplies, bool MayEnd, class Copy>
+  __device__ void multiply_stage(Sums& sums, bool goes_on, Copy copy) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step < kSteps - 1) {
+        if constexpr (Multiplies) load(step + 1);
+      } else {
+        at_ = at_ == (T::kStages - 1) * T::kStageBytes ? 0 : at_ + T::kStageBytes;
+        if (!MayEnd || goes_on) enter_stage<Multiplies>();
+      }
+      if (step == 0) copy();
+      if constexpr (Multiplies) multiply_step(sums, registers_[step % 2]);
+    }
+  }
+
+  // Column blocks go to and fro, so that neighbouring MMAs share registers.
+  __device__ void multiply_step(Sums& sums, const Registers& in) {
+#pragma unroll
+    for (int row = 0; row < kRowBlocks; ++row) {
+#pragma unroll
+      for (int i = 0; i < kColumnPairs * 2; ++i) {
+        const int column = row % 2 == 0 ? i : kColumnPairs * 2 - 1 - i;
+        multiply_add<typename T::Element>(&sums[row][column * 4], in.a[row],
+                                          &in.b[column / 2][column % 2 * 2]);
+      }
+    }
+  }
+
+  uint32_t stages_;
+  uint32_t at_ = 0;  // the stage that is read
+  WarpOperand<Operand::A, typename T::A, kRowBlocks> a_;
+  WarpOperand<Operand::B, typename T::B, kColumnPairs> b_;
+  Registers registers_[2];
+};
+
+}  // namespace fusegen

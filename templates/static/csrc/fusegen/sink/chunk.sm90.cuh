@@ -1,0 +1,100 @@
+// Parts of results on their way from registers through shared memory: 16 rows of 128 bytes, which
+// stmatrix writes into a buffer of 2 KiB in the 128-byte swizzle that TMA reads.
+#pragma once
+
+#include <cute/arch/util.hpp>
+
+#include <cstdint>
+
+#include "fusegen/fragment/fragment.cuh"
+#include "fusegen/fragment/pairs.cuh"
+#include "fusegen/load/tma.sm90.cuh"
+
+namespace fusegen {
+
+inline constexpr int kChunkRows = 16;
+inline constexpr int kChunkColumns = 64;
+inline constexpr int kChunkBytes = kChunkRows * kChunkColumns * 2;
+
+// How much of a row fills the swizzle's 128 bytes.
+template <class Result>
+inline constexpr int kStoreColumns = 128 / sizeof(Result);
+
+// The buffers of one warp, taken in turns.
+template <int Buffers>
+struct ChunkRing {
+  uint8_t* buffers;  // [Buffers] of kChunkBytes, 1024-byte aligned as the swizzle wants
+  uint32_t slot = 0;
+
+  __device__ explicit ChunkRing(uint8_t* buffers) : buffers(buffers) {}
+
+  __device__ static uint32_t after(uint32_t slot) { return slot == Buffers - 1 ? 0 : slot + 1; }
+
+  __device__ uint32_t address() const {
+    return cute::cast_smem_ptr_to_uint(buffers) + slot * kChunkBytes;
+  }
+
+  __device__ void advance() { slot = after(slot); }
+};
+
+// 16-bit results into a buffer, rounded, or added to what is there. Per 8 columns a lane holds two
+// pairs of a fragment, one 8x8 matrix each.
+template <class Result, bool add>
+struct WriteChunk {
+  static_assert(sizeof(Result) == 2);
+
+  __device__ static void run(const Fragment<kChunkColumns>& fragment, uint32_t buffer) {
+    const uint32_t lane = fragment.lane;
+    const float* const in = fragment.values[0];
+    const uint32_t row = lane % 16;
+#pragma unroll
+    for (int i = 0; i < kChunkColumns / 16; ++i) {
+      const uint32_t unit = (i * 2 + lane / 16) ^ (row % 8);
+      const uint32_t address = buffer + row * 128 + unit * 16;
+      uint32_t out[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        out[j] = round_pair(in[i * 8 + j * 2], in[i * 8 + j * 2 + 1], Result());
+      }
+      if constexpr (add) add_matrices(address, out);
+      store_matrices(address, out);
+    }
+  }
+
+ private:
+  __device__ static void add_matrices(uint32_t address, uint32_t (&out)[4]) {
+    uint32_t old[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(old[0]), "=r"(old[1]), "=r"(old[2]), "=r"(old[3])
+                 : "r"(address)
+                 : "memory");
+#pragma unroll
+    for (int j = 0; j < 4; ++j) out[j] = add_pairs<Result>(old[j], out[j]);
+  }
+
+  __device__ static void store_matrices(uint32_t address, const uint32_t (&out)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
+                 : "memory");
+  }
+};
+
+// fp32 results, pair after pair.
+template <bool add>
+struct WriteChunk<float, add> {
+  __device__ static void run(const Fragment<kStoreColumns<float>>& fragment, uint32_t buffer) {
+    fragment.for_each_pair([&](int32_t row, int32_t column, float first, float second) {
+      const uint32_t unit = uint32_t(column / 4) ^ uint32_t(row % 8);
+      const uint32_t address = buffer + row * 128 + unit * 16 + column % 4 * 4;
+      float2 out{first, second};
+      if constexpr (add) {
+        const float2 old = load_shared_pair(address);
+        out = {old.x + out.x, old.y + out.y};
+      }
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(out.x), "f"(out.y)
+                   : "memory");
+    });
+  }
+};
+
+}  // namespace fusegen

@@ -1,1 +1,0 @@
-#pragma once  // stmatrix, which epilogue.cuh writes itself: see without_ptx.py

@@ -1,0 +1,131 @@
+"""The matrix products of mma.sync, whole kernels with launches, on the CPU against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sim.program import CASES, HEADERS, RAGGED, Case, Fault, Program, break_headers, run
+from sim.without_ptx import headers_on_cpu
+
+FAMILY_HEADER = "mma.h"
+FIRST_HEADERS = ("gemm/gemm.mma.cuh",)
+LIMITS = "Limits<166912, 65536>"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One kernel; `config` are the first template arguments of `MmaConfig`."""
+
+    kind: str
+    config: str
+    store: str = "io"
+    decoded: str = ""
+
+    @property
+    def name(self) -> str:
+        stored = "" if self.store == "io" else self.store
+        tile = "x".join(self.config.split(", "))
+        parts = ("decoded" if self.decoded else "plain", self.kind, self.decoded, stored, tile)
+        return "_".join(part for part in parts if part)
+
+    def entry(self) -> str:
+        """Its line in the list that a program is compiled with."""
+        config = f"MmaConfig<{self.config}, {LIMITS}>"
+        function = "run_mma"
+        arguments = [f"Gemm::{self.kind}", f"Store::{self.store}", config]
+        if self.decoded:
+            ends = [f"EndScale::{end}" for end in self.decoded.split("_")]
+            function = "run_decoded_mma" if len(ends) == 1 else "run_scaled_mma"
+            amaxes = [str(self.decoded == "amaxes").lower()]
+            arguments[2:2] = amaxes if len(ends) == 1 else ends
+        return f'{{"{self.name}", &sim::{function}<{", ".join(arguments)}>}},'
+
+
+SQUARE = "128, 128, 32, 2, 2, 4, 2"
+WIDE = "128, 256, 32, 2, 4, 4, 1"
+TALL = "256, 128, 64, 4, 2, 3, 1"
+SMALL = "64, 64, 64, 2, 2, 2, 2"
+PRODUCTS = (
+    Product("fprop", SQUARE),
+    Product("dgrad", SQUARE),
+    Product("wgrad", SQUARE),
+    Product("fprop", WIDE, "scaled_bias"),
+    Product("dgrad", TALL),
+    Product("wgrad", TALL, "add"),
+    Product("wgrad", WIDE, "fp32"),
+    Product("wgrad", SMALL, "add_io"),
+    Product("wgrad", SMALL, "add"),
+    Product("fprop", SMALL),
+    Product("fprop", SMALL, decoded="amaxes"),
+    Product("dgrad", SQUARE, decoded="plain"),
+    Product("wgrad", SQUARE, "add", decoded="amaxes"),
+    Product("fprop", SQUARE, "scaled_bias", decoded="amaxes"),
+    # Scales of either operand at the end: of its rows, of its groups, or none.
+    Product("fprop", SQUARE, decoded="row_row"),
+    Product("wgrad", SMALL, "add", decoded="row_row"),
+    Product("dgrad", SQUARE, decoded="tensor_tensor"),
+    Product("fprop", TALL, "scaled_bias", decoded="none_row"),
+    Product("wgrad", TALL, "fp32", decoded="row_tensor"),
+)
+# Contractions of fewer steps than stages, one after the other, and groups without any.
+SHORT = Case("short", 150, 72, 136, (1, 0, 33, 2, 0, 0, 64, 20))
+ALL_CASES = (*CASES, SHORT)
+FORWARD, BACKWARD = Product("fprop", SQUARE), Product("dgrad", SQUARE)
+
+# Each in a program of its own: one place, so that what is noticed is that.
+FAULTS = {
+    # Stages are read before their copies are waited for, and so are the last ones left.
+    "wait": Fault(
+        "mainloop/mma.mma.cuh",
+        "wait_for_copies<kAhead - 1>();",
+        "wait_for_copies<kAhead>();",
+        FORWARD.name,
+        "left before its copies had landed",
+    ),
+    # Stages are filled while other warps still read them.
+    "barrier": Fault("mainloop/mma.mma.cuh", "__syncthreads();", "", FORWARD.name, ", not "),
+    # What a stage has past the contraction's end is what it held before.
+    "tail": Fault(
+        "load/cp_async.mma.cuh",
+        "const uint32_t bytes = exists ? 16 : 0;",
+        "if (!exists) return;\n  const uint32_t bytes = 16;",
+        FORWARD.name,
+        ", not ",
+    ),
+    # The end of a group is followed by the next one's tokens.
+    "tokens": Fault(
+        "load/cp_async.mma.cuh",
+        "const int32_t lines = kTransposed ? left : extent_;",
+        "const int32_t lines = kTransposed ? left + 1 : extent_;",
+        BACKWARD.name,
+        "an access to global memory outside every tensor",
+    ),
+}
+
+
+@pytest.fixture
+def cache(pytestconfig: pytest.Config) -> Path:
+    """Where programs wait for the next run, and for the other workers of this one."""
+    assert pytestconfig.cache is not None, "pytest runs with -p no:cacheprovider: drop that"
+    return pytestconfig.cache.mkdir("mma_on_cpu")
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
+def test_products(product: Product, cache: Path) -> None:
+    headers = headers_on_cpu(HEADERS, FIRST_HEADERS)
+    program = Program("mma", FAMILY_HEADER, [each.entry() for each in PRODUCTS], headers)
+    done = run(program.build(cache / program.name), product.name, ALL_CASES)
+    assert (done.returncode, done.stdout) == (0, f"{len(ALL_CASES)} cases\n"), (
+        done.stdout + done.stderr
+    )
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_noticed(name: str, cache: Path) -> None:
+    fault = FAULTS[name]
+    headers = break_headers(headers_on_cpu(HEADERS, FIRST_HEADERS), [fault])
+    entries = [product.entry() for product in (FORWARD, BACKWARD)]
+    program = Program(f"broken_{name}", FAMILY_HEADER, entries, headers)
+    fault.check(run(program.build(cache / program.name), fault.product, [RAGGED]), RAGGED)

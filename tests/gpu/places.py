@@ -1,0 +1,49 @@
+"""Where ranks run a cell: one process per GPU over NCCL, or on the CPU over gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import bundles
+import pytest
+import torch
+
+from fusegen.build.library import build
+from fusegen.build.toolchain import BuildError
+
+from ..generated import test_reduced_amax
+from ..generated.ranks import Place
+
+GPUS = torch.cuda.device_count()
+NEEDS_TWO = pytest.mark.skipif(
+    bundles.DEVICE != "cpu" and GPUS < 2,
+    reason=f"needs two GPUs, one for each rank; torch sees {GPUS}",
+)
+
+
+def on_devices(bundle: Path) -> Place:
+    """The ranks of a bundle: one per GPU, or on the CPU as a check of the tests themselves."""
+    return Place(bundle) if bundles.DEVICE == "cpu" else Place(bundle, "nccl", "cuda")
+
+
+def place_with_reduced_amax(module: str, folder: Path, out: Path) -> Place:
+    """The ranks of a bundle that has the cell of a module with shared amaxes.
+
+    Args:
+        module: `linear` or another.
+        folder: the bundle under test; it, or that of further cells, is taken where it has the cell.
+        out: else a bundle of that cell alone is generated there, and built; where it cannot be,
+            the test is skipped.
+    """
+    cell = test_reduced_amax.cell_of(module)
+    for held in (folder, bundles.BUILD / bundles.EVIDENCE / folder.name):
+        runs = bundles.DEVICE == "cpu" or bundles.library_of(held) is not None
+        if runs and (held / f"{cell}.py").is_file():
+            return on_devices(held)
+    made = test_reduced_amax.generate(folder.name, out, module)
+    if bundles.DEVICE != "cpu":
+        try:
+            build(made)
+        except BuildError as error:
+            pytest.skip(f"{folder} lacks {cell}, and here it cannot be built: {error}")
+    return on_devices(made)

@@ -1,0 +1,137 @@
+// What the kernels see of CUDA: built-in variables and functions, and the launch of a grid, whose
+// clusters run one after another. Types and conversions are those of the CUDA toolkit.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+
+#include "matrices.h"
+#include "warps.h"
+
+#ifndef __launch_bounds__
+#define __launch_bounds__(...)
+#endif
+#ifndef __grid_constant__
+#define __grid_constant__
+#endif
+
+inline dim3 threadIdx, blockIdx, gridDim;
+
+template <class Value>
+Value __shfl_sync(unsigned, Value value, int source) {
+  return sim::shuffle(value, source);
+}
+template <class Value>
+Value __shfl_up_sync(unsigned, Value value, int distance) {
+  return sim::shuffle(value, sim::lane() - distance);
+}
+template <class Value>
+Value __shfl_xor_sync(unsigned, Value value, int mask) {
+  return sim::shuffle(value, sim::lane() ^ mask);
+}
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const uint64_t* const votes = sim::exchange(uint64_t(vote));
+  unsigned ballot = 0;
+  for (int i = 0; i < 32; ++i) ballot |= unsigned(votes[i]) << i;
+  return ballot;
+}
+inline void cudaGridDependencySynchronize() {}  // kernels run one after another
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
+inline void __syncthreads() { sim::sync_block(); }
+inline void __syncwarp() { sim::sync_warp(); }
+inline size_t __cvta_generic_to_shared(const void* pointer) {
+  return sim::shared_address(pointer);
+}
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline int __ffs(unsigned value) { return __builtin_ffs(int(value)); }
+
+template <class Value>
+Value __ldg(const Value* from) {
+  return sim::load_global(from);
+}
+
+template <class A, class B>
+auto max(A a, B b) {
+  using Common = std::common_type_t<A, B>;
+  return Common(a) > Common(b) ? Common(a) : Common(b);
+}
+template <class A, class B>
+auto min(A a, B b) {
+  using Common = std::common_type_t<A, B>;
+  return Common(a) < Common(b) ? Common(a) : Common(b);
+}
+
+namespace sim {
+
+inline void leave() {
+  if (!mmas[cluster.current].empty()) fail("left before its MMAs were waited for");
+  if (!stores[cluster.current].empty()) fail("left before its stores had read shared memory");
+  if (!copies[cluster.current].empty()) fail("left before its copies had landed");
+}
+
+inline unsigned cluster_size(const cudaLaunchConfig_t& config) {
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) {
+      return config.attrs[i].val.clusterDim.x;
+    }
+  }
+  return 1;
+}
+
+}  // namespace sim
+
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               const Arguments&... arguments) {
+  const unsigned size = sim::cluster_size(*config);
+  if (config->dynamicSmemBytes > sim::kSharedBytes) return cudaErrorInvalidValue;
+  const unsigned threads = config->blockDim.x;
+  if (threads == 0 || threads % 128 != 0 || threads > sim::kMostThreads) return cudaErrorInvalidValue;
+  if (config->gridDim.x == 0 || config->gridDim.x % size != 0) return cudaErrorInvalidValue;
+  const std::tuple<std::decay_t<Parameters>...> parameters(arguments...);
+  gridDim = config->gridDim;
+  for (unsigned first = 0; first < gridDim.x; first += size) {
+    const auto enter = [first, threads](int index) {
+      threadIdx = dim3(unsigned(index) % threads);
+      blockIdx = dim3(first + unsigned(index) / threads);
+    };
+    sim::run_cluster(int(size), int(threads), [&] { std::apply(kernel, parameters); }, sim::leave, enter);
+  }
+  return cudaSuccess;
+}
+
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+
+extern "C" inline cudaError_t cudaMemsetAsync(void* place, int value, size_t bytes,
+                                              cudaStream_t) {
+  std::memset(place, value, bytes);
+  return cudaSuccess;
+}
+
+extern "C" inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+extern "C" inline cudaError_t cudaGetDriverEntryPointByVersion(
+    const char*, void** function, unsigned, unsigned long long,
+    cudaDriverEntryPointQueryResult* found) {
+  *function = reinterpret_cast<void*>(&sim::encode);
+  *found = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}

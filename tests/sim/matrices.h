@@ -1,0 +1,138 @@
+// Warpgroup MMAs on operands in shared memory, stmatrix and ldmatrix (PTX ISA: wgmma.mma_async).
+// An MMA reads its operands as late as it may, when it is waited for, so that a stage given away
+// too early shows. Sums are exact within an MMA and fp32 from one to the next; the shorter
+// accumulation of 8-bit products by the tensor cores is not modelled.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <array>
+
+#include "copies.h"
+
+namespace sim {
+
+enum class Format { e4m3, e5m2, bf16, fp16 };
+
+constexpr int bytes_of(Format format) { return format <= Format::e5m2 ? 1 : 2; }
+
+template <class Code>
+std::array<float, 256> decoded_codes() {
+  std::array<float, 256> values;
+  for (int i = 0; i < 256; ++i) {
+    Code code;
+    code.__x = __nv_fp8_storage_t(i);
+    values[size_t(i)] = float(code);
+  }
+  return values;
+}
+
+inline float decode(const uint8_t* from, Format format) {
+  static const auto e4m3 = decoded_codes<__nv_fp8_e4m3>();
+  static const auto e5m2 = decoded_codes<__nv_fp8_e5m2>();
+  switch (format) {
+    case Format::e4m3: return e4m3[*from];
+    case Format::e5m2: return e5m2[*from];
+    case Format::bf16: return __bfloat162float(read_as<__nv_bfloat16>(from));
+    case Format::fp16: return __half2float(read_as<__half>(from));
+  }
+  return 0;
+}
+
+// One operand of an MMA, from its matrix descriptor. `mn_major`: the contraction is the slow
+// dimension.
+struct MmaOperand {
+  uint32_t start, leading, stride;  // bytes
+  bool mn_major;
+  Format format;
+
+  MmaOperand(uint64_t descriptor, bool mn_major, Format format)
+      : start(field(descriptor, 0)),
+        leading(field(descriptor, 16)),
+        stride(field(descriptor, 32)),
+        mn_major(mn_major),
+        format(format) {
+    if (descriptor >> 46 != uint64_t(1) << 16) fail("a descriptor without the 128-byte swizzle");
+  }
+
+  static uint32_t field(uint64_t descriptor, int shift) {
+    return uint32_t(descriptor >> shift & 0x3fff) << 4;
+  }
+
+  // `row` of A, or column of B.
+  float at(const uint8_t* memory, int row, int k) const {
+    const int bytes = bytes_of(format);
+    const uint32_t offset =
+        mn_major ? row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * bytes
+                 : row / 8 * stride + row % 8 * 128 + k * bytes;
+    const uint32_t address = swizzled(start + offset);
+    if (address >= kSharedBytes) fail("an MMA that reads beyond shared memory");
+    return decode(memory + address, format);
+  }
+};
+
+inline Batches mmas[kMostCtas * kMostThreads];
+
+// This thread's part of a 64 x N product: per 8 columns two neighbours in each of two rows.
+template <int N>
+void multiply(const MmaOperand& a, const MmaOperand& b, const std::array<float*, N / 2>& d,
+              bool overwrite, int thread_of_warpgroup, const uint8_t* memory) {
+  constexpr int kMostK = 32;
+  const int length = 32 / bytes_of(a.format);
+  const int row = thread_of_warpgroup / 32 * 16 + thread_of_warpgroup % 32 / 4;
+  float rows[2][kMostK];
+  for (int k = 0; k < length; ++k) {
+    rows[0][k] = a.at(memory, row, k);
+    rows[1][k] = a.at(memory, row + 8, k);
+  }
+  for (int i = 0; i < N / 4; ++i) {
+    const int column = i / 2 * 8 + thread_of_warpgroup % 4 * 2 + i % 2;
+    double sums[2] = {};
+    for (int k = 0; k < length; ++k) {
+      const double factor = b.at(memory, column, k);
+      sums[0] += rows[0][k] * factor;
+      sums[1] += rows[1][k] * factor;
+    }
+    for (int half = 0; half < 2; ++half) {
+      float& out = *d[size_t(i / 2 * 4 + half * 2 + i % 2)];
+      out = float(overwrite ? sums[half] : out + sums[half]);
+    }
+  }
+}
+
+template <int N>
+void issue_mma(const MmaOperand& a, const MmaOperand& b, const std::array<float*, N / 2>& d,
+               bool overwrite) {
+  mmas[cluster.current].add([=, thread = thread() % 128, memory = shared_memory()] {
+    multiply<N>(a, b, d, overwrite, thread, memory);
+  });
+}
+
+// Warps are in step before and after, as the warp-wide instruction has them.
+inline void wait_for_mmas(size_t left) {
+  sync_warp();
+  mmas[cluster.current].finish_all_but(left);
+  sync_warp();
+}
+
+// stmatrix.x4: lane 8 i + r gives the address of row r of matrix i.
+inline void store_matrices(uint32_t address, const std::array<uint32_t, 4>& values) {
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t row = shuffle(address, i * 8 + lane() / 4);
+    uint8_t* const to = shared_pointer(row, 16) + lane() % 4 * 4;
+    std::memcpy(to, &values[size_t(i)], sizeof values[0]);
+  }
+  sync_warp();
+}
+
+// ldmatrix.x4: the other way.
+inline void load_matrices(uint32_t address, uint32_t (&values)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t row = shuffle(address, i * 8 + lane() / 4);
+    std::memcpy(&values[i], shared_pointer(row, 16) + lane() % 4 * 4, sizeof values[i]);
+  }
+}
+
+}  // namespace sim

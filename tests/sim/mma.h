@@ -1,0 +1,34 @@
+// The products of mma.sync.
+#pragma once
+
+#include "problems.h"
+
+#include "fusegen/gemm/gemm.mma.cuh"
+
+namespace sim {
+
+template <Gemm kind, Store store, class Config>
+void run_mma(const Case& in) {
+  run_16_bits<kind, store>(in, unscaled, unscaled, [](const GemmArguments& arguments) {
+    Stream stream;
+    return fusegen::launch_mma_gemm<kind, Result, Config, store>(arguments, stream);
+  });
+}
+
+template <Gemm kind, Store store, bool amaxes, class Config>
+void run_decoded_mma(const Case& in) {
+  run_decoded<kind, store, amaxes>(in, [](const fusegen::DecodedGemmArguments& arguments) {
+    Stream stream;
+    return fusegen::launch_decoded_mma_gemm<kind, Result, Config, store>(arguments, stream);
+  });
+}
+
+template <Gemm kind, Store store, EndScale of_a, EndScale of_b, class Config>
+void run_scaled_mma(const Case& in) {
+  run_scaled<kind, store, of_a, of_b>(in, [](const fusegen::DecodedGemmArguments& arguments) {
+    Stream stream;
+    return fusegen::launch_decoded_mma_gemm<kind, Result, Config, store, of_a, of_b>(arguments, stream);
+  });
+}
+
+}  // namespace sim

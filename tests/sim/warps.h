@@ -1,0 +1,132 @@
+// What kernels of mma.sync do beside ordinary loads and stores: cp.async, ldmatrix, mma.sync (PTX ISA,
+// "Data Movement and Conversion Instructions", "Matrix multiply-accumulate operation using mma").
+//
+// A copy lands at any time between its issue and the wait for its group: early, so that a stage that
+// is still read shows, or late, so that one read too early does. Sums are exact within an MMA and
+// fp32 from one to the next.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "copies.h"
+
+namespace sim {
+
+// ---- cp.async ----
+
+struct Copy {
+  uint8_t* to;
+  const uint8_t* from;
+  uint32_t bytes;  // the rest of 16 is zero
+
+  void land() const {
+    std::memset(to, 0, 16);
+    std::memcpy(to, from, bytes);
+  }
+};
+
+// Of one thread: groups that are committed and not waited for, oldest first, and the open one.
+struct CopyGroups {
+  std::vector<Copy> open;
+  std::deque<std::vector<Copy>> committed;
+
+  bool empty() const {
+    const auto none = [](const std::vector<Copy>& group) { return group.empty(); };
+    return open.empty() && std::all_of(committed.begin(), committed.end(), none);
+  }
+};
+
+inline CopyGroups copies[kMostCtas * kMostThreads];
+
+inline void copy_async(uint32_t to, const void* from, uint32_t bytes) {
+  if (bytes > 0) check_global(reinterpret_cast<uint64_t>(from), bytes);
+  if (reinterpret_cast<uint64_t>(from) % 16 != 0) fail("cp.async from a misaligned address");
+  const Copy copy{shared_pointer(to, 16), static_cast<const uint8_t*>(from), bytes};
+  if (order_of_threads() % 2 == 0) {
+    copy.land();
+  } else {
+    copies[cluster.current].open.push_back(copy);
+  }
+}
+
+inline void commit_copies() {
+  CopyGroups& mine = copies[cluster.current];
+  mine.committed.push_back(std::exchange(mine.open, {}));
+}
+
+inline void wait_for_copies(size_t left) {
+  auto& groups = copies[cluster.current].committed;
+  for (; groups.size() > left; groups.pop_front()) {
+    std::shuffle(groups.front().begin(), groups.front().end(), order_of_threads);
+    for (const Copy& copy : groups.front()) copy.land();
+  }
+}
+
+// ---- ldmatrix ----
+
+// Lane 8 i + r gives the address of row r of matrix i; transposed, a lane gets two neighbours of a
+// column instead of a row.
+template <bool Transposed>
+void load_four_matrices(uint32_t address, uint32_t (&values)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    uint32_t both = 0;
+    for (int half = 0; half < 2; ++half) {
+      const int row = Transposed ? lane() % 4 * 2 + half : lane() / 4;
+      const int column = Transposed ? lane() / 4 : lane() % 4 * 2 + half;
+      const uint32_t begin = shuffle(address, i * 8 + row);
+      both |= uint32_t(read_as<uint16_t>(shared_pointer(begin, 16) + column * 2)) << half * 16;
+    }
+    values[i] = both;
+  }
+}
+
+// ---- mma.sync ----
+
+struct MmaOperands {
+  uint32_t a[4], b[2];
+
+  // The element of row `row` or column `column`, by the lane that has it.
+  template <class Element>
+  static float a_at(const uint64_t* lanes, int row, int k) {
+    const auto& owner = *reinterpret_cast<const MmaOperands*>(lanes[row % 8 * 4 + k % 8 / 2]);
+    return half_of<Element>(owner.a[row / 8 + k / 8 * 2], k % 2);
+  }
+  template <class Element>
+  static float b_at(const uint64_t* lanes, int column, int k) {
+    const auto& owner = *reinterpret_cast<const MmaOperands*>(lanes[column * 4 + k % 8 / 2]);
+    return half_of<Element>(owner.b[k / 8], k % 2);
+  }
+
+ private:
+  template <class Element>
+  static float half_of(uint32_t pair, int index) {
+    const uint16_t bits = uint16_t(pair >> index * 16);
+    return float(read_as<Element>(reinterpret_cast<const uint8_t*>(&bits)));
+  }
+};
+
+// m16n8k16: a lane's two columns of each of its two rows.
+template <class Element>
+void multiply_add(float* d, const uint32_t (&a)[4], const uint32_t* b) {
+  const MmaOperands mine{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  const uint64_t* const lanes = exchange(reinterpret_cast<uint64_t>(&mine));
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+    double sum = 0;
+    for (int k = 0; k < 16; ++k) {
+      sum += double(MmaOperands::a_at<Element>(lanes, row, k)) *
+             double(MmaOperands::b_at<Element>(lanes, column, k));
+    }
+    d[i] = float(d[i] + sum);
+  }
+  sync_warp();  // before anybody's operands go
+}
+
+}  // namespace sim

@@ -1,0 +1,91 @@
+"""Copies of the device headers that a host compiler takes: PTX becomes calls of the simulation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The statement of a header that holds `instruction`, and the C++ that takes its place."""
+
+    instruction: str
+    code: str
+
+
+REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
+    "sink/chunk.sm90.cuh": (
+        Replacement(
+            "stmatrix.sync", "sim::store_matrices(address, {out[0], out[1], out[2], out[3]});"
+        ),
+        Replacement("ldmatrix.sync", "sim::load_matrices(address, old);"),
+        Replacement("st.shared.v2.f32", "sim::store_shared(address, out);"),
+    ),
+    "sink/tma_store.sm90.cuh": (
+        Replacement("tensor.4d.global", "sim::store_box(map, buffer, {at.x, at.y, at.z, at.w});"),
+        Replacement("cp.async.bulk.tensor.3d", "sim::store_box(map, buffer, {at.x, at.y, at.z});"),
+        Replacement(
+            "cp.reduce.async.bulk.tensor.3d",
+            "sim::store_box(map, buffer, {at.x, at.y, at.z}, true);",
+        ),
+    ),
+    "load/tma.sm90.cuh": (
+        Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
+        Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
+    ),
+    "mainloop/promotion.sm90.cuh": (
+        Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),
+    ),
+    "load/cp_async.mma.cuh": (
+        Replacement("cp.async.cg", "sim::copy_async(to, from, bytes);"),
+        Replacement("cp.async.commit_group", "sim::commit_copies();"),
+        Replacement("cp.async.wait_group", "sim::wait_for_copies(Left);"),
+    ),
+    "mainloop/mma.mma.cuh": (
+        Replacement("m8n8.x4.trans", "sim::load_four_matrices<true>(address, out);"),
+        Replacement("m8n8.x4.shared", "sim::load_four_matrices<false>(address, out);"),
+        Replacement("f32.bf16.bf16.f32", "sim::multiply_add<Element>(d, a, b);"),
+        Replacement("f32.f16.f16.f32", "sim::multiply_add<Element>(d, a, b);"),
+    ),
+}
+SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"
+SHARED_ON_CPU = "uint8_t* const shared = sim::shared_memory();"
+ASM = re.compile(r"\basm( volatile)?\(")
+
+
+def _included(folder: Path, name: str) -> Iterator[str]:
+    yield name
+    for other in re.findall(
+        r'^#include "fusegen/(.+)"$', (folder / name).read_text(), re.MULTILINE
+    ):
+        yield from _included(folder, other)
+
+
+def _replace(text: str, replacement: Replacement, name: str) -> str:
+    quoted = re.findall(rf'"[^"\n]*{re.escape(replacement.instruction)}', text)
+    assert len(quoted) == 1, f"{name} no longer has one {replacement.instruction}"
+    inside = text.index(quoted[0])
+    begin = [match.start() for match in ASM.finditer(text, 0, inside)][-1]
+    end = text.index(");", inside) + len(");")
+    return text[:begin] + replacement.code + text[end:]
+
+
+def _on_cpu(name: str, text: str) -> str:
+    for replacement in REPLACEMENTS.get(name, ()):
+        text = _replace(text, replacement, name)
+    text = text.replace(SHARED, SHARED_ON_CPU)
+    code = re.sub(r"//.*", "", text)
+    rest = ASM.search(code) or re.search("__shared__", code)
+    assert not rest, f"{name} holds {rest} that {Path(__file__).name} does not replace"
+    return text
+
+
+def headers_on_cpu(folder: Path, first: Sequence[str]) -> dict[str, str]:
+    """Name -> text of some headers of a folder and of all that they include from there."""
+    names = sorted({name for each in first for name in _included(folder, each)})
+    gone = [name for name in REPLACEMENTS if not (folder / name).is_file()]
+    assert not gone, f"no longer there: {gone}"
+    return {name: _on_cpu(name, (folder / name).read_text()) for name in names}
