@@ -180,7 +180,7 @@ def fit(observations: Observations, *, most_rules: int = MOST_RULES) -> Rules:
             if len(beam) == _BEAM:
                 break
         best = min([best, *beam.values()], key=lambda each: _objective(each, observations))
-    return _tidy((*best.rules, RuleSpec(best.default)))
+    return tidy((*best.rules, RuleSpec(best.default)))
 
 
 def _objective(beginning: _Beginning, observations: Observations) -> float:
@@ -250,7 +250,7 @@ def between(low: int, high: int) -> int:
     return high
 
 
-def _tidy(rules: Rules) -> Rules:
+def tidy(rules: Rules) -> Rules:
     """Without rules just before the last that choose what it chooses."""
     last = rules[-1]
     while len(rules) > 1 and rules[-2].use == last.use:
