@@ -225,11 +225,11 @@ def _check_configurations(
         last = len(spec.select) - 1
         for point in sound:
             if last >= 0 and point.name == spec.select[last].use:
-                for problem in _reach_problems(configured, kind, point, variants, arch):
+                for problem in reach_problems(configured, kind, point, variants, arch):
                     yield source.problem(f"{template}: {problem}", *path, "select", last, "use")
 
 
-def _reach_problems(
+def reach_problems(
     configured: Configured[Any],
     kind: GemmKind,
     point: Config,
