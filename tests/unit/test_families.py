@@ -341,6 +341,31 @@ def test_limits_are_what_the_hardware_has() -> None:
         assert dict(arch.limits) == limits
         assert bool(limits) == arch.has_kernels
     assert not hardware_limits((7, 5)) and not hardware_limits(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "gencode", "kib"),
+    [
+        ("sm_80", (8, 0), "arch=compute_80,code=[sm_80,compute_80]", 99),
+        ("sm_80", (8, 0), "arch=compute_80,code=sm_80", 99),
+        ("sm_87", (8, 7), "arch=compute_87,code=sm_87", 99),
+        ("sm_86", (8, 6), "arch=compute_86,code=[sm_86,compute_86]", 99),
+        ("sm_90", (9, 0), "arch=compute_90,code=sm_90", 227),
+        ("sm_90", (9, 0), "arch=compute_90,code=[sm_90,compute_90]", 99),
+        ("sm_90a", (9, 0), "arch=compute_90a,code=sm_90a", 227),
+        ("sm_100a", (10, 0), "arch=compute_100a,code=sm_100a", 227),
+    ],
+)
+def test_the_least_that_code_can_meet(
+    name: str, capability: tuple[int, int], gencode: str, kib: int
+) -> None:
+    """Own memory where the code is tied to one GPU, or no later one that runs it has less."""
+    limits = hardware_limits(capability)
+    arch = replace(
+        SPECS.archs["sm_80"], arch=name, capability=capability, gencode=gencode, limits=limits
+    )
+    assert arch.least_limits == {"shared_memory": kib * 1024, "registers": 65536}
+    assert replace(arch, limits={}).least_limits == {}
     for family in FAMILIES:
         assert family.configured is None or {*family.configured.limits} == {*ARCH.limits}
 
@@ -398,8 +423,9 @@ def test_points_are_of_the_type_that_a_family_has(monkeypatch: pytest.MonkeyPatc
     assert {"WgmmaConfig", "WarpConfig"} <= {*adapter.json_schema()["$defs"]}
     family, spec = known("gemm_sm90"), ARCH.kernels["gemm_sm90"]
     assert family.configured
-    (problem,) = archs._point_problems(
-        family.configured, GemmKind.FPROP, point, "gemm_sm90", spec, family, ARCH.limits
+    variants = archs.variants_of(GemmKind.FPROP, "gemm_sm90", spec, family)
+    (problem,) = archs.point_problems(
+        family.configured, GemmKind.FPROP, point, variants, ARCH.limits
     )
     assert problem == "its points say schedule, tile, cluster; this one is another family's"
     with pytest.raises(ValueError, match="expected one like cooperative_128x256x64_2x1"):

@@ -161,6 +161,11 @@ class Config(Protocol):
 C = TypeVar("C", bound=Config)
 
 
+def _no_lighter(config: Config) -> Iterator[Config]:
+    """Of families whose configurations have nothing to give."""
+    return iter(())
+
+
 @dataclass(frozen=True, slots=True)
 class Configured(Generic[C]):
     """What is known of a family that has configurations to choose among.
@@ -169,13 +174,16 @@ class Configured(Generic[C]):
         config: type of its configurations.
         limits: names of those of an architecture that configurations are laid out by.
         problems: why device code refuses a configuration, for a kind, a variant and limits.
-        constants: that device code derives of a configuration, too, for the same.
+        constants: that device code derives of a configuration, too, for the same; `SHARED_BYTES`
+            is one of them.
+        lighter: configurations that compute the same and take less of an SM, the next best first.
     """
 
     config: type[C]
     limits: tuple[str, ...]
     problems: Callable[[C, GemmKind, Variant, Mapping[str, int]], Iterator[str]]
     constants: Callable[[C, GemmKind, Variant, Mapping[str, int]], Constants]
+    lighter: Callable[[C], Iterator[Config]] = _no_lighter
 
 
 @dataclass(frozen=True, slots=True)
