@@ -219,7 +219,7 @@ def _unscaled(recipe: str, operand: reference.Operand) -> reference.Operand:
     return operand._replace(scale=torch.ones_like(operand.scale)) if recipe in CODES else operand
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("columnwise", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def _unscaled(recipe: str, operand: reference.Operand) -> reference.Operand:
     ],
 )
 def test_dequantize(
-    kernels: Kernels, recipe: str, whole: bool, columnwise: bool, turned: bool
+    kernels: Kernels, recipe: str, whole: bool, columnwise: bool, transposed: bool
 ) -> None:
     """Code times block scale; the whole of it takes the tensor's scale, too."""
     config, q = _decoding(recipe)
@@ -260,9 +260,9 @@ def test_dequantize(
         1 if q.block[1] is None else q.block[0],
         address(on_device),
     )
-    kernels.call("run_dequantize", int(turned), config, arguments)
+    kernels.call("run_dequantize", int(transposed), config, arguments)
     found = output.bytes().view(torch.bfloat16)
-    wanted = wanted.transpose(1, 2).contiguous() if turned else wanted.contiguous()
+    wanted = wanted.transpose(1, 2).contiguous() if transposed else wanted.contiguous()
     assert torch.equal(found.view(wanted.shape), wanted)
 
 

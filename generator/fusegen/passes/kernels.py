@@ -152,10 +152,10 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     if reads_decoded(step):
         return replace(DECODED, store=store, ends=_ends_of(step, specs))
     if decodes(step):
-        turned = step.copies[0].orientation is Orientation.COLUMNWISE
-        by_group = specs[0].square > 1 and step.input("groups") is not None and not turned
+        transposed = step.copies[0].orientation is Orientation.COLUMNWISE
+        by_group = specs[0].square > 1 and step.input("groups") is not None and not transposed
         scalings = (specs[0].scaling,) if step.input("a_scale") else ()
-        traits = [*([] if scalings else [CODES]), *(["turned"] if turned else [])]
+        traits = [*([] if scalings else [CODES]), *(["transposed"] if transposed else [])]
         traits += ["by_group"] if by_group else []
         return Variant((specs[0].format,), scalings, tuple(traits))
     if observes(step):

@@ -80,7 +80,7 @@ class QuantizedText:
         scaling: of one, ``Scaling`` of quantize/config.cuh; ``Unscaled`` of codes as they are.
         stochastic, hadamard: of a quantise kernel, ``true`` or ``false``.
         columnwise: whether a kernel reads a columnwise copy.
-        turned: whether a kernel that decodes turns matrices over.
+        transposed: whether a kernel that decodes transposes matrices.
         by_group: whether blocks of lines begin with their groups.
         a, b: element types of a GEMM's operands.
         gemm_scaling: scales of a GEMM.
@@ -92,7 +92,7 @@ class QuantizedText:
     stochastic: str = ""
     hadamard: str = ""
     columnwise: str = ""
-    turned: str = ""
+    transposed: str = ""
     by_group: str = ""
     a: str = ""
     b: str = ""
@@ -238,7 +238,7 @@ def _quantized_text(template: str, variant: Variant | None) -> QuantizedText:
         stochastic=has("stochastic"),
         hadamard=has("hadamard"),
         columnwise=has("columnwise"),
-        turned=has("turned"),
+        transposed=has("transposed"),
         by_group=has("by_group"),
         a=cuda[0],
         b=cuda[-1],

@@ -189,7 +189,7 @@ class TileQuantizer : TileWriter<Config> {
     }
   }
 
-  // Codes are the same in both copies: they are turned over in registers.
+  // Codes are the same in both copies: they are transposed in registers.
   __device__ void quantize_with(const Scale& scale) {
     uint32_t codes[kWarpRows / kWordRows];
 #pragma unroll
@@ -197,7 +197,7 @@ class TileQuantizer : TileWriter<Config> {
       codes[r / kWordRows] = encode_rows(r, [&](int) { return scale.factor; });
     }
     if (in_.rowwise.data != nullptr) store_rows([&](int r) { return codes[r / kWordRows]; });
-    if (in_.columnwise.data != nullptr) this->stage_turned(codes);
+    if (in_.columnwise.data != nullptr) this->stage_transposed(codes);
   }
 
   __device__ Scale shared_scale() {
@@ -287,12 +287,12 @@ class TileQuantizer : TileWriter<Config> {
     Scale scales[kLaneColumns];
     scale_column_blocks(scales, columns);
     store_column_scales(scales);
-    uint32_t turned[kWarpRows / 2];
+    uint32_t transposed[kWarpRows / 2];
     quantize_row_blocks(rows, [&](int r, auto factor_of) {
-      turned[r / 2] = here(this->encode_turned(r, [&](int c) { return scales[c].factor; }));
+      transposed[r / 2] = here(this->encode_transposed(r, [&](int c) { return scales[c].factor; }));
       return this->encode_rows(r, factor_of);
     });
-    this->stage_columns_of(turned);
+    this->stage_columns_of(transposed);
   }
 
   // ---- rowwise

@@ -163,7 +163,7 @@ struct Values {
   }
 
   // The same of columns 0, 2, 1 and 3, a byte for each.
-  __device__ __forceinline__ uint32_t turned_signs(int row) const {
+  __device__ __forceinline__ uint32_t transposed_signs(int row) const {
     return nibbles_of(sign_bytes(pairs[row][0], pairs[row][1]), sign_bytes(pairs[row + 1][0], pairs[row + 1][1]));
   }
 
