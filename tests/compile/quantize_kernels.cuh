@@ -2,6 +2,7 @@
 #include "fusegen/quantize/amax.cuh"
 #include "fusegen/quantize/dequantize.cuh"
 #include "fusegen/quantize/quantize.cuh"
+#include "fusegen/quantize/several.cuh"
 #include "fusegen/quantize/step.cuh"
 #include "fusegen/quantize/state.cuh"
 #include "fusegen/quantize/row_sums.cuh"
@@ -58,6 +59,21 @@ template <class Element>
 Status step(int config, const QuantizeStepArguments& in, Stream& stream) {
   return with_config<Element>(
       config, [&](auto kind) { return launch_quantize_step<decltype(kind)>(in, stream); });
+}
+
+template <class Config>
+Status quantize_several(const QuantizeSeveralArguments& in, Stream& stream) {
+  if constexpr (Config::Scaling::kRow || Config::kRule == Rule::nvfp4) {
+    return {cudaErrorInvalidValue, "amaxes come first"};
+  } else {
+    return launch_quantize_several<Config>(in, stream);
+  }
+}
+
+template <class Element>
+Status several(int config, const QuantizeSeveralArguments& in, Stream& stream) {
+  return with_config<Element>(
+      config, [&](auto kind) { return quantize_several<decltype(kind)>(in, stream); });
 }
 
 template <class Element>
@@ -140,6 +156,12 @@ int run_quantize(int half, int config, const QuantizeArguments* in, Stream* stre
 int run_step(int half, int config, const QuantizeStepArguments* in, Stream* stream,
              const char** call) {
   const auto run = half ? &step<__half> : &step<__nv_bfloat16>;
+  return report(run(config, *in, *stream), call);
+}
+
+int run_several(int half, int config, const QuantizeSeveralArguments* in, Stream* stream,
+                const char** call) {
+  const auto run = half ? &several<__half> : &several<__nv_bfloat16>;
   return report(run(config, *in, *stream), call);
 }
 

@@ -62,8 +62,9 @@ def test_numbers_are_those_of_the_device_code() -> None:
     layout = known("gemm_fp8_sm90").layout
     assert layout and layout.token_alignments == (constant("gemm/gemm_fp8.h", "kTokenAlignment"),)
     assert constant("gemm/gemm_fp8.h", "kScaleBlock") == BLOCK_1X128.columns
-    for family in ("quantize", "pointwise_quantize"):
+    for family in ("quantize", "quantize_several", "pointwise_quantize"):
         assert known(family).most_history == constant("quantize/quantize.h", "kMostSlots")
+    assert known("quantize_several").most_parts == constant("quantize/several.h", "kMost")
     pitches = {family.layout.pitch for family in FAMILIES if family.layout}
     assert pitches == {constant("common/rows.h", "kPitch")}
     alignments = {family.row_alignment for family in FAMILIES}
@@ -266,7 +267,7 @@ def test_only_grids_of_products_know_how_many_multiprocessors_there_are() -> Non
 
 def test_units_state_what_families_derive() -> None:
     """Every number of a configuration, in the unit that is compiled for it."""
-    cells = [Cell("grouped_linear", recipe) for recipe in ("bf16", "fp8_block", "nvfp4")]
+    cells = [Cell("grouped_linear", recipe) for recipe in ("bf16", "fp8_block", "mxfp8", "nvfp4")]
     seen: set[str] = set()
     for arch, limits in (("sm_90a", "<232448, 65536>"), ("sm_80", "<166912, 65536>")):
         for plan in resolve(SPECS, arch, cells).modules:

@@ -208,6 +208,7 @@ class Family:
         layout: of the copies that it reads or writes; None where it has none.
         transformed: what it has the Hadamard transform before.
         most_history: amaxes that a delayed scale may look back on.
+        most_parts: parts that one launch of a step may have which joins some.
         configured: what is known of its configurations; None where one instantiation serves.
         enumerators: C++ names of scalings and accumulations that are not the words' own.
     """
@@ -228,6 +229,7 @@ class Family:
     layout: LayoutNeeds | None = None
     transformed: tuple[Scaling, ...] = ()
     most_history: int = 0
+    most_parts: int = 0
     configured: Configured[Any] | None = None
     enumerators: Mapping[str, str] = field(default_factory=dict)
 
@@ -269,6 +271,8 @@ class Family:
                 stated["token_alignment"] = self.layout.token_alignments[0]
         if self.most_history:
             stated["most_history"] = self.most_history
+        if self.most_parts:
+            stated["most_parts"] = self.most_parts
         if self.converts and variant:
             stated |= _scale_block(variant)
         if self.configured is None or config is None or kind is None:

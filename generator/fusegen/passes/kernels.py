@@ -253,7 +253,7 @@ def kernel_set(
         chosen = _gemm_set(name, template, kind, arch, words)
         return replace(chosen, row_alignment=family.row_alignment)
     base = step.pointwise.kernel if step.pointwise else name
-    base = f"{base}_quantize" if step.parts else base
+    base = f"{base}_quantize" if step.parts and step.pointwise else base
     base = f"{base}_{variant}" if variant else base
     kernels = tuple(Kernel(str(ElementKernel(base, dtype)), dtype) for dtype in IO_DTYPES)
     known = known_family(template)
