@@ -549,9 +549,10 @@ def test_explain_tells_of_cached_weights() -> None:
     assert "buffer fc1.weight_rowwise_scale, filled by refresh" in text
     changes = "-> nothing, changes fc1_weight_rowwise, fc1_weight_rowwise_scale, "
     assert changes in " ".join(text.split())
-    assert text.count("quantize: fc1_weight ->") == 1
+    assert text.count("quantize_several: fc1_weight, fc2_weight ->") == 1
     forward, _, refresh = text.partition("\nrefresh (fc1_weight, fc2_weight, ")
-    assert "quantize: fc1_weight" not in forward and "quantize: fc1_weight" in refresh
+    joined = "quantize_several: fc1_weight"
+    assert joined not in forward and joined in refresh
 
 
 def test_two_codes_of_four_bits_are_one_byte() -> None:
