@@ -78,6 +78,7 @@ class DelayedState(ctypes.Structure):
         ("max", Float),
         ("margin", ctypes.c_int),
         ("grouped", Bool),
+        ("amax", Pointer),
     ]
 
 

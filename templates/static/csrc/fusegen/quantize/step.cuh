@@ -64,19 +64,13 @@ Status quantize_scaled(QuantizeStepArguments in, Stream& stream, const Source& s
 }
 
 // One scale per group, from a history that the group's amax joins: in its slot 0, which is empty
-// between steps, so that nothing has to be cleared. The states of a call move on together.
+// between steps, so that nothing has to be cleared.
 template <class Config, class Source>
 Status quantize_delayed(QuantizeStepArguments in, Stream& stream, const Source& source) {
   in.quantize.scale = in.state.scale;
   in.quantize.folded_amax = in.update ? in.state.history : nullptr;
-  Status status = launch_quantize<Config>(in.quantize, stream, source);
-  if (!status.ok()) return status;
-  DelayedArguments& due = *in.due;
-  if (in.update) due.states[due.count++] = in.state;
-  if (!in.moves_states && due.count < DelayedArguments::kMost) return {};
-  status = launch_delayed(due, stream);
-  due.count = 0;
-  return status;
+  const Status status = launch_quantize<Config>(in.quantize, stream, source);
+  return status.ok() ? move_state(in, stream) : status;
 }
 
 // One scale per row, and per column of a group.
