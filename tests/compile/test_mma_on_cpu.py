@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from sim.program import CASES, HEADERS, RAGGED, Case, Fault, Program, break_headers, run
 from sim.without_ptx import headers_on_cpu
+
+from fusegen.checks.load import load
+from fusegen.families.limits import REGISTERS, SHARED_MEMORY
+from fusegen.publish.paths import builtin_specs
 
 FAMILY_HEADER = "mma.h"
 FIRST_HEADERS = ("gemm/gemm.mma.cuh",)
@@ -45,6 +50,7 @@ class Product:
 
 SQUARE = "128, 128, 32, 2, 2, 4, 2"
 WIDE = "128, 256, 32, 2, 4, 4, 1"
+WIDE_LONG = "128, 256, 64, 2, 4, 3, 1"
 TALL = "256, 128, 64, 4, 2, 3, 1"
 SMALL = "64, 64, 64, 2, 2, 2, 2"
 PRODUCTS = (
@@ -73,6 +79,29 @@ PRODUCTS = (
 SHORT = Case("short", 150, 72, 136, (1, 0, 33, 2, 0, 0, 64, 20))
 ALL_CASES = (*CASES, SHORT)
 FORWARD, BACKWARD = Product("fprop", SQUARE), Product("dgrad", SQUARE)
+
+# Which tile is chosen depends on the sizes and on the device's memory; what comes out must not. Of
+# gradients in fp32 every bit of the sums shows.
+BY_KIND = {
+    "fprop": [Product("fprop", tile) for tile in (SQUARE, WIDE, SMALL)],
+    "dgrad": [Product("dgrad", tile) for tile in (SQUARE, WIDE, TALL)],
+    "wgrad": [Product("wgrad", tile, "fp32") for tile in (SQUARE, WIDE_LONG, WIDE, SMALL)],
+}
+TILES = [product for products in BY_KIND.values() for product in products]
+# Sums over the steps of a stage from its end: right, but by stages of 32 otherwise than of 64.
+BACKWARDS = [
+    Fault(
+        "mainloop/mma.mma.cuh",
+        f"{operand}.load(registers_[step % 2].{name}, {stage}, step);",
+        f"{operand}.load(registers_[step % 2].{name}, {stage}, kSteps - 1 - step);",
+        "",
+        "",
+    )
+    for operand, name, stage in (
+        ("a_", "a", "stages_ + at_"),
+        ("b_", "b", "stages_ + at_ + T::A::kBytes"),
+    )
+]
 
 # Each in a program of its own: one place, so that what is noticed is that.
 FAULTS = {
@@ -129,3 +158,33 @@ def test_faults_are_noticed(name: str, cache: Path) -> None:
     entries = [product.entry() for product in (FORWARD, BACKWARD)]
     program = Program(f"broken_{name}", FAMILY_HEADER, entries, headers)
     fault.check(run(program.build(cache / program.name), fault.product, [RAGGED]), RAGGED)
+
+
+def digests(
+    products: Sequence[Product], name: str, headers: Mapping[str, str], cache: Path
+) -> set[str]:
+    """Of the results of each product, which are right."""
+    program = Program(name, FAMILY_HEADER, [each.entry() for each in TILES], headers)
+    built = program.build(cache / name)
+    done = [run(built, each.name, ALL_CASES, digest=True).stdout.split("\n") for each in products]
+    assert all(count == f"{len(ALL_CASES)} cases" for count, *_ in done), done
+    return {digest for _, digest, *_ in done}
+
+
+def test_shipped_tiles_are_compared() -> None:
+    family = load([builtin_specs()]).archs["sm_80"].kernels["gemm_mma"]
+    for kind, spec in family.kinds.items():
+        shipped = {point.cpp({SHARED_MEMORY: 166912, REGISTERS: 65536}) for point in spec.points}
+        compared = {f"{each.config}, fusegen::{LIMITS}" for each in BY_KIND[kind.value]}
+        assert shipped <= compared
+
+
+@pytest.mark.parametrize("kind", BY_KIND)
+def test_every_tile_gives_the_same_bits(kind: str, cache: Path) -> None:
+    headers = headers_on_cpu(HEADERS, FIRST_HEADERS)
+    assert len(digests(BY_KIND[kind], "tiles", headers, cache)) == 1
+
+
+def test_another_order_of_sums_shows(cache: Path) -> None:
+    headers = break_headers(headers_on_cpu(HEADERS, FIRST_HEADERS), BACKWARDS)
+    assert len(digests(BY_KIND["wgrad"], "tiles_backwards", headers, cache)) == 2

@@ -232,6 +232,15 @@ inline void check_status(const Status& status) {
   if (!status.ok()) fail("the launch says: %s", status.call);
 }
 
+// Of the bits of all results so far (FNV-1a): equal for kernels that compute the same.
+inline uint64_t digest = 0xcbf29ce484222325;
+
+inline void add_to_digest(const void* bytes, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    digest = (digest ^ static_cast<const uint8_t*>(bytes)[i]) * 0x100000001b3;
+  }
+}
+
 // Arguments and results that all products have.
 template <Store store = Store::io>
 struct Common {
@@ -268,6 +277,7 @@ struct Common {
 
   void check(const Problem& problem, const Operands& operands) {
     check_results(problem, operands, results, bias, has_bias, row_scales, before);
+    add_to_digest(results.data(), size_t(results.count()) * sizeof(*results.data()));
   }
 };
 
@@ -368,9 +378,10 @@ struct Product {
   void (*run)(const Case&);
 };
 
-// Runs the product that the command line names on every case; the first fault ends the program.
+// Runs the product that the command line names on every case; the first fault ends the program. With
+// one more word it also prints a digest of the results.
 inline int main_of(const std::vector<Product>& products, int count, char** arguments) {
-  const std::string wanted = count == 2 ? arguments[1] : "";
+  const std::string wanted = count > 1 ? arguments[1] : "";
   const auto named = [&](const Product& product) { return product.name == wanted; };
   const auto product = std::find_if(products.begin(), products.end(), named);
   if (product == products.end()) fail("no product of this name: '%s'", wanted.c_str());
@@ -384,6 +395,7 @@ inline int main_of(const std::vector<Product>& products, int count, char** argum
     product->run(in);
   }
   std::printf("%d cases\n", cases);
+  if (count > 2) std::printf("%016llx\n", static_cast<unsigned long long>(digest));
   return 0;
 }
 

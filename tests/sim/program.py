@@ -151,11 +151,20 @@ def _command(folder: Path) -> list[str]:
     return [compiler, "-std=c++17", "-O1", *warnings, *own, *others, source]
 
 
-def run(program: Path, product: str, cases: Sequence[Case]) -> subprocess.CompletedProcess[str]:
-    """Runs a product of a program on cases; the first that is wrong ends it."""
+def run(
+    program: Path, product: str, cases: Sequence[Case], *, digest: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Runs a product of a program on cases; the first that is wrong ends it.
+
+    Args:
+        program: that was built.
+        product: its name.
+        cases: in order.
+        digest: whether it also prints one of the results' bits.
+    """
     lines = "".join(f"{case.line()}\n" for case in cases)
     return subprocess.run(
-        [program, product],
+        [program, product, *(["digest"] if digest else [])],
         input=lines,
         capture_output=True,
         text=True,

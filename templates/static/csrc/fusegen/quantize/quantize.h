@@ -137,7 +137,7 @@ struct DequantizeArguments {
   const void* data;   // [matrices, lines, pitch bytes]
   // Block b of line l of matrix m: [m * matrix + l * line + b * block]; codes as they are need none.
   const void* scale = nullptr;
-  void* output;       // [matrices, lines, length], or turned [matrices, length, lines]
+  void* output;       // [matrices, lines, length], or transposed [matrices, length, lines]
   int64_t matrices;
   int64_t lines;
   int64_t length;     // elements of a line, a multiple of 8
