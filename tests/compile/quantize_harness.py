@@ -88,6 +88,17 @@ class Delayed(ctypes.Structure):
     _fields_ = [("states", DelayedState * 8), ("count", ctypes.c_int)]
 
 
+class UpdateScale(ctypes.Structure):
+    """``UpdateScaleArguments`` of update_scale.h."""
+
+    _fields_ = [
+        ("state", DelayedState),
+        ("due", Pointer),
+        ("moves_states", Bool),
+        ("update", Bool),
+    ]
+
+
 class _Step(ctypes.Structure):
     _fields_ = [
         ("quantize", _Quantize),

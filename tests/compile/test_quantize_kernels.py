@@ -29,6 +29,7 @@ from .quantize_harness import (
     DelayedState,
     Kernels,
     Run,
+    UpdateScale,
     _Dequantize,
     _DequantizeGroups,
     _Several,
@@ -225,6 +226,31 @@ def test_delayed_updates_follow_the_definition(
         kernels.call("run_delayed", arguments)
         assert torch.equal(scale.cpu(), wanted[1]), step
         assert torch.equal(history.cpu(), wanted[0]), step
+
+
+def test_given_amaxes_move_the_states_of_a_call_on_together(kernels: Kernels) -> None:
+    """A state waits for the last step of its call, and one that is not updated stays."""
+    q, groups, due = _history(4), 3, Delayed()
+    found, wanted = [], []
+    for number in range(3):
+        amax = torch.tensor([1.0, 0.0, 8.0]) + number
+        history, scale = (t.to(kernels.device) for t in reference.delayed_state(q, groups))
+        found.append((amax.to(kernels.device), history, scale))
+        updated = reference.delayed_update(history.cpu(), scale.cpu(), amax, q)
+        wanted.append((amax, *(updated if number != 1 else (history.cpu(), scale.cpu()))))
+    for number, (amax, history, scale) in enumerate(found):
+        state = (4, groups, 57344.0, 0, False, address(amax))
+        arguments = UpdateScale(
+            DelayedState(address(history), address(scale), *state),
+            ctypes.addressof(due),
+            number == 2,
+            number != 1,
+        )
+        assert (found[0][2] == 1).all(), "nothing has moved on before the last step"
+        kernels.call("run_update_scale", arguments)
+    assert due.count == 0
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_histories_whose_offsets_need_more_than_32_bits_are_refused(kernels: Kernels) -> None:
