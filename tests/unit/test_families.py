@@ -173,7 +173,7 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
     fp8, quantize = known("gemm_fp8_sm90"), known("quantize")
     blocks = ("block_1x128", "block_128x128")
 
-    def product_of(scaled: tuple[str, ...], way: str, kind: GemmKind) -> str | None:
+    def gemm_of(scaled: tuple[str, ...], way: str, kind: GemmKind) -> str | None:
         variant = Variant((DType.E4M3,), scaled, (way,))
         return fp8.accepts(Demand("gemm", kind, variant))
 
@@ -181,10 +181,10 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
         variant = Variant((DType.E2M1,), (scaling,), traits)
         return quantize.accepts(Demand("quantize", None, variant, history))
 
-    assert product_of(blocks, "split_128", GemmKind.FPROP) is None
-    assert product_of(blocks[:1] * 2, "split_128", GemmKind.WGRAD) is None
-    assert product_of(blocks, "fast", GemmKind.FPROP) == "fprop of block_1x128 in fast sums"
-    assert product_of(blocks, "split_128", GemmKind.WGRAD) == (
+    assert gemm_of(blocks, "split_128", GemmKind.FPROP) is None
+    assert gemm_of(blocks[:1] * 2, "split_128", GemmKind.WGRAD) is None
+    assert gemm_of(blocks, "fast", GemmKind.FPROP) == "fprop of block_1x128 in fast sums"
+    assert gemm_of(blocks, "split_128", GemmKind.WGRAD) == (
         "wgrad of block_1x128 of grad_output and block_128x128 of input"
     )
     assert quantised("nv_1x16", "hadamard") is None
@@ -243,7 +243,7 @@ def test_structs_are_declared_by_the_headers_that_launches_name() -> None:
             assert f"launch_{family.name}(const {family.launch.arguments}& in" in device
 
 
-def test_only_grids_of_products_know_how_many_multiprocessors_there_are() -> None:
+def test_only_grids_of_gemms_know_how_many_multiprocessors_there_are() -> None:
     """Which CTA computes a tile depends on that number, and no result does: see the schedule."""
     asking = {
         family.name
@@ -496,14 +496,14 @@ def _sources(name: str, origin: str) -> dict[object, object]:
 
 
 def emulated(recipe: str, **roles: QuantizationSpec | None) -> str:
-    """Why products of a recipe with some roles changed read decoded operands, if they do."""
+    """Why GEMMs of a recipe with some roles changed read decoded operands, if they do."""
     plan = changed(recipe, "linear", roles)
     assert not plan.unsupported
     (module,) = plan.modules
     return module.reason.removesuffix("; operands are decoded to bfloat16")
 
 
-def test_operands_that_scale_otherwise_than_a_product_reads_them() -> None:
+def test_operands_that_scale_otherwise_than_a_gemm_reads_them() -> None:
     """Each scaling is among the family's, but its kernels read one pair of scalings only."""
     tensor = SPECS.recipes["fp8_current"].roles
     row = SPECS.recipes["fp8_rowwise"].roles
@@ -521,7 +521,7 @@ def test_operands_that_scale_otherwise_than_a_product_reads_them() -> None:
 
 
 @pytest.mark.parametrize("block", [(1, 64), (64, 64), (1, 16), (16, 16)])
-def test_blocks_that_no_product_reads_are_decoded(block: tuple[int, int]) -> None:
+def test_blocks_that_no_gemm_reads_are_decoded(block: tuple[int, int]) -> None:
     for recipe in ("fp8_block", "mxfp8"):
         roles = {
             role.value: replace(spec, block=block)

@@ -270,7 +270,7 @@ def test_launches_are_of_the_structs_of_the_device_code() -> None:
                 assert found == TYPES[field.origin], (launch.arguments, field)
 
 
-def test_products_of_copies_read_them_or_what_they_decode_to() -> None:
+def test_gemms_of_copies_read_them_or_what_they_decode_to() -> None:
     found = {reads_decoded(step) for _, step in steps() if is_gemm(step) and step.copies}
     assert found == {False, True}
     assert not any(reads_decoded(step) for _, step in steps() if not is_gemm(step))

@@ -344,7 +344,7 @@ def test_models_have_two_thirds_of_the_weight() -> None:
     of_models = sum(w for w, near in zip(found.each, found.of_models, strict=True) if near)
     assert sum(found.each) == pytest.approx(len(CASES))
     assert of_models == pytest.approx(len(CASES) * OF_MODELS)
-    for model in models:  # each product alike, however many cases it has
+    for model in models:  # each GEMM alike, however many cases it has
         own = sum(w for w, case in zip(found.each, CASES, strict=True) if case.is_near(model))
         assert own == pytest.approx(len(CASES) * OF_MODELS / 2)
     assert set(weighted(CASES, ()).each) == {1.0}
@@ -382,7 +382,7 @@ def test_what_models_gain_may_not_cost_the_others_more_than_a_rule() -> None:
     assert dear.after == before and dear.loss_after == dear.loss_before
 
 
-def test_the_recorded_rule_for_deep_products_of_fast_sums_is_back(specs: SpecSet) -> None:
+def test_the_recorded_rule_for_deep_gemms_of_fast_sums_is_back(specs: SpecSet) -> None:
     """mixtral_down and dsv3_up take their largest tile, which equal weights had dropped."""
     kind = specs.archs[ARCH].kernels["gemm_fp8_fast_sm90"].kinds[GemmKind.FPROP]
     for case in (Case(8, 32768, 4096, 14336), OF_MODEL):

@@ -67,7 +67,7 @@ def offers(offer: Offer, demand: Demand) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductScaling:
+class GemmScaling:
     """Scales of two operands that one GEMM reads.
 
     Attributes:
@@ -220,7 +220,7 @@ class Family:
     device: str = ""
     formats: tuple[DType, ...] = (DType.IO,)
     converts: tuple[Scaling, ...] = ()
-    multiplies: tuple[ProductScaling, ...] = ()
+    multiplies: tuple[GemmScaling, ...] = ()
     stores: tuple[Store, ...] = (Store.IO,)
     ends: tuple[EndScale, ...] = ()
     capability: tuple[int, int] = (8, 0)

@@ -153,7 +153,7 @@ struct DequantizeArguments {
   int64_t row_align = 0;  // groups of scales start at multiples of it; 0: scales follow the lines
 };
 
-// The columnwise copy of rows in groups back to 16 bits, rows first again, for a product that runs
+// The columnwise copy of rows in groups back to 16 bits, rows first again, for a GEMM that runs
 // over padded groups: those start where transposed data has them, and end with zeros.
 struct DequantizeGroupsArguments {
   const void* data;            // [columns, pitch bytes]
