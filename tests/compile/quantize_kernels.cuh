@@ -6,6 +6,7 @@
 #include "fusegen/quantize/step.cuh"
 #include "fusegen/quantize/state.cuh"
 #include "fusegen/quantize/row_sums.cuh"
+#include "fusegen/quantize/update_scale.cuh"
 #include "scalings.cuh"
 
 using namespace fusegen;
@@ -176,6 +177,10 @@ int run_clear(const ClearArguments* in, Stream* stream, const char** call) {
 
 int run_delayed(const DelayedArguments* in, Stream* stream, const char** call) {
   return report(launch_delayed(*in, *stream), call);
+}
+
+int run_update_scale(const UpdateScaleArguments* in, Stream* stream, const char** call) {
+  return report(launch_update_scale<float>(*in, *stream), call);
 }
 
 int run_row_sums(const RowSumArguments* in, Stream* stream, const char** call) {

@@ -29,6 +29,7 @@ from .quantize_harness import (
     DelayedState,
     Kernels,
     Run,
+    UpdateScale,
     _Dequantize,
     _DequantizeGroups,
     _Several,
@@ -162,24 +163,30 @@ def test_longer_dense_copies(kernels: Kernels) -> None:
         check(run.quantize(token_major=True, longer=32), case)
 
 
+def _history(slots: int, margin: int = 0) -> reference.Quantization:
+    return reference.Quantization(
+        "e5m2", (None, None), "float32", "max_over_amax",
+        source="history", history=slots, margin=margin,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("slots", [1, 2, 300, 1024])
-def test_delayed_update(kernels: Kernels, slots: int, grouped: bool) -> None:
+@pytest.mark.parametrize("slots", [1, 2, 33, 300, 1024])
+def test_delayed_update(kernels: Kernels, slots: int, grouped: bool, given: bool) -> None:
+    """One step of two states, whose amaxes are in slot 0, or given."""
     rng = torch.Generator().manual_seed(slots)
-    groups, margin = 5, 3
+    groups, margin = 6, 3
     history = torch.rand(slots, groups, generator=rng) * 10
     history[0] = 0
     history[:, 3] = 0
     scale = torch.rand(groups, generator=rng)
-    amax = torch.tensor([0.0, 20.0, torch.inf, 0.0, 1e-40])
-    q = reference.Quantization(
-        "e5m2", (None, None), "float32", "max_over_amax",
-        source="history", history=slots, margin=margin,
-    )  # fmt: skip
+    amax = torch.tensor([0.0, 20.0, torch.inf, 0.0, 1e-40, 2.0])
+    q = _history(slots, margin)
     wanted = reference.delayed_update(history, scale, amax, q, grouped=grouped)
-    history[0] = amax
-    history, scale = (t.to(kernels.device) for t in (history, scale))
-    state = (slots, groups, 57344.0, margin, grouped)
+    history[0] = 0 if given else amax
+    history, scale, amax = (t.to(kernels.device) for t in (history, scale, amax))
+    state = (slots, groups, 57344.0, margin, grouped, address(amax if given else None))
     arguments = Delayed(count=2)
     arguments.states[0] = DelayedState(address(history), address(scale), *state)
     one = torch.tensor([[3.5]], device=kernels.device)  # fewer groups than the other has
@@ -189,6 +196,66 @@ def test_delayed_update(kernels: Kernels, slots: int, grouped: bool) -> None:
     assert torch.equal(history.cpu(), wanted[0])
     assert torch.equal(scale.cpu(), wanted[1])
     assert (one.item(), other.item()) == (0.0, 128.0)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("slots", "steps"), [(1, 40), (2, 40), (31, 200), (33, 200), (100, 500), (1024, 2200)]
+)
+def test_delayed_updates_follow_the_definition(
+    kernels: Kernels, slots: int, steps: int, grouped: bool
+) -> None:
+    """From the first step until every slot was overwritten twice; zeros and infinity, too."""
+    rng = torch.Generator().manual_seed(slots)
+    groups, q = 9, _history(slots)  # one more than a block has
+    wanted = reference.delayed_state(q, groups)
+    history, scale = (t.clone().to(kernels.device) for t in wanted)
+    state = (slots, groups, 57344.0, 0, grouped)
+    arguments = Delayed(count=1)
+    arguments.states[0] = DelayedState(address(history), address(scale), *state)
+    for step in range(steps):
+        amax = torch.rand(groups, generator=rng) * 10
+        fate = torch.rand(groups, generator=rng)
+        amax[fate < 0.2] = 0
+        amax[fate > 0.999] = torch.inf
+        amax[(fate > 0.98) & (fate < 0.99)] = 1e-40
+        wanted = reference.delayed_update(*wanted, amax, q, grouped=grouped)
+        history[0] = amax.to(kernels.device)
+        kernels.call("run_delayed", arguments)
+        assert torch.equal(scale.cpu(), wanted[1]), step
+        assert torch.equal(history.cpu(), wanted[0]), step
+
+
+def test_given_amaxes_move_the_states_of_a_call_on_together(kernels: Kernels) -> None:
+    """A state waits for the last step of its call, and one that is not updated stays."""
+    q, groups, due = _history(4), 3, Delayed()
+    found, wanted = [], []
+    for number in range(3):
+        amax = torch.tensor([1.0, 0.0, 8.0]) + number
+        history, scale = (t.to(kernels.device) for t in reference.delayed_state(q, groups))
+        found.append((amax.to(kernels.device), history, scale))
+        updated = reference.delayed_update(history.cpu(), scale.cpu(), amax, q)
+        wanted.append((amax, *(updated if number != 1 else (history.cpu(), scale.cpu()))))
+    for number, (amax, history, scale) in enumerate(found):
+        state = (4, groups, 57344.0, 0, False, address(amax))
+        arguments = UpdateScale(
+            DelayedState(address(history), address(scale), *state),
+            ctypes.addressof(due),
+            number == 2,
+            number != 1,
+        )
+        assert (found[0][2] == 1).all(), "nothing has moved on before the last step"
+        kernels.call("run_update_scale", arguments)
+    assert due.count == 0
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_histories_whose_offsets_need_more_than_32_bits_are_refused(kernels: Kernels) -> None:
+    arguments = Delayed(count=1)
+    arguments.states[0] = DelayedState(None, None, 1, 1 << 21, 448.0)
+    with pytest.raises(AssertionError, match=r"groups < 2\^21"):
+        kernels.call("run_delayed", arguments)
 
 
 def test_clear_advances_the_random_state(kernels: Kernels) -> None:
