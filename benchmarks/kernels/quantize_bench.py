@@ -2,7 +2,7 @@
 
 Rates count every byte once that must be read or written: the input, codes and scales of each copy,
 partial sums and, of what has no codes, the results. The columnwise copy of ragged groups has places
-between them, which a quantise kernel writes too, since products read them. A step is all that a
+between them, which a quantise kernel writes too, since GEMMs read them. A step is all that a
 recipe launches for a tensor; where scales span more than a tile, its input counts twice.
 """
 
@@ -46,7 +46,7 @@ class Recipe:
         scale_bytes: of scales per element of a copy; 0 where there are few.
         copies: which copies are made: "rowwise", "columnwise" or "both".
         column_amax: whether the columnwise copy reads an amax per column.
-        token_major: whether rowwise scales lie as products read them.
+        token_major: whether rowwise scales lie as GEMMs read them.
         extras: further buffers that are read or written, by the argument's name.
     """
 

@@ -105,6 +105,13 @@ class _Step(ctypes.Structure):
     ]
 
 
+MOST_STEPS = 4  # of one launch
+
+
+class _Several(ctypes.Structure):
+    _fields_ = [("steps", _Step * MOST_STEPS), ("count", ctypes.c_int)]
+
+
 class _RowSums(ctypes.Structure):
     _fields_ = [
         ("row_sums", Pointer),
