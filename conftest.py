@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tiers import OPTIONS, TIERS, Tier, cell_of, chosen, may_hold, sample, tier_of
+from tiers import LONGEST, OPTIONS, TIERS, Tier, cell_of, chosen, may_hold, sample, tier_of
 from twins import twins
 
 ROOT = Path(__file__).parent
@@ -64,7 +64,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of other tiers, and of cells whose twin is tested.
+    """Leave out the tests of other tiers, and of cells whose twin is tested; long files go first.
 
     Raises:
         UsageError: a test is in no tier.
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         wanted = tier_of_item(item) in tiers and not is_spared(item.path)
         (kept if wanted else left).append(item)
-    items[:] = kept
+    items[:] = sorted(kept, key=lambda item: not is_long(item.path))
     config.hook.pytest_deselected(items=left)
 
 
@@ -120,6 +120,11 @@ def spared_cells() -> dict[Path, set[str]]:
         for before in compiled[:index]:
             spared[bundle / "tests"] |= twins(bundle, before)
     return spared
+
+
+def is_long(path: Path) -> bool:
+    """Whether a file is one of those that take longest."""
+    return path.relative_to(ROOT).as_posix() in LONGEST
 
 
 def is_spared(path: Path) -> bool:

@@ -6,7 +6,7 @@ is planned once for each process, and for runs that want none of its tests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import pytest
@@ -22,6 +22,9 @@ SPECS = load([builtin_specs()])
 
 Place = tuple[str, Cell]
 """An architecture and a cell on it."""
+
+Check = Callable[..., None]
+"""A test of plans, of one or of several beside each other."""
 
 
 @cache
@@ -45,12 +48,37 @@ def _has_its_options(cell: Cell) -> bool:
     return refusal(cell.options, module, recipe, SPECS.ops) is None
 
 
-def every(places: Iterable[Place]) -> pytest.MarkDecorator:
-    """A test of the argument `plan`, run for the plan of each of these cells."""
-    return pytest.mark.parametrize("plan", places, ids=name_of, indirect=True)
+def every(*columns: Iterable[Place]) -> Callable[[Check], Check]:
+    """A test of a plan, run for that of each of these cells; of several, for those in one row.
+
+    It is one test for each module on each architecture: thousands of tests take longer to be
+    collected and reported than to run. A failure has a note that names the cell.
+
+    Args:
+        columns: the places of each argument; the last one names the row.
+    """
+    groups: dict[str, list[tuple[Place, ...]]] = {}
+    for row in zip(*columns, strict=True):
+        arch, cell = row[-1]
+        groups.setdefault(f"{arch}-{cell.module}", []).append(row)
+
+    def decorate(check: Check) -> Check:
+        @pytest.mark.parametrize("rows", groups.values(), ids=groups)
+        def run(rows: list[tuple[Place, ...]]) -> None:
+            for row in rows:
+                try:
+                    check(*(plan_of(*place) for place in row))
+                except BaseException as error:
+                    error.add_note(f"in the plan of {name_of(row[-1])}")
+                    raise
+
+        run.__name__, run.__doc__ = check.__name__, check.__doc__
+        return run
+
+    return decorate
 
 
 def name_of(place: Place) -> str:
-    """What a test is called by."""
+    """What a plan is called by."""
     arch, cell = place
     return f"{arch}-{cell}"

@@ -59,6 +59,13 @@ ALL = (FAST, OPTIONS, KERNELS)
 SLOW_PLACES = ("tests/golden", "tests/unit", "generated/cpu/tests")
 """Places of the fast tier some of whose tests are in the tier of options instead."""
 
+LONGEST = (
+    "tests/golden/test_golden.py",
+    "tests/unit/test_verify.py",
+    "tests/generated/test_sampled_options.py",
+)
+"""Files that run first, so that no worker is left with one of them when the other has ended."""
+
 
 def chosen(name: str) -> tuple[Tier, ...]:
     """The tiers of a name, which may be "all"."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from plans import SPECS, Place, name_of, offered, plan_of
+from plans import SPECS, Place, every, offered
 
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.python.cell import cell_context
@@ -50,16 +49,8 @@ def places(*, delayed: bool) -> list[Place]:
     ]
 
 
-PAIRS = list(zip(places(delayed=False), places(delayed=True), strict=True))
-every_pair = pytest.mark.parametrize(
-    ("plain", "plan"), PAIRS, ids=[name_of(place) for _, place in PAIRS], indirect=True
-)
-
-
-@pytest.fixture
-def plain(request: pytest.FixtureRequest) -> ModulePlan:
-    """The plan without the option."""
-    return plan_of(*request.param)
+PLACES = places(delayed=True)
+every_pair = every(places(delayed=False), PLACES)
 
 
 def wgrad_of(plan: ModulePlan) -> Program:
@@ -78,7 +69,7 @@ def test_every_module_with_weights_offers_it() -> None:
         if {"linear", "grouped_linear"} & {module.op, *(item.op for item in module.chain)}
     }
     assert {*MODULES} == with_gemms and len(MODULES) > 6
-    assert len(PAIRS) > 500
+    assert len(PLACES) > 500
 
 
 @every_pair

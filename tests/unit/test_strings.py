@@ -78,6 +78,8 @@ REPRESENTATIVES = {
     SpecKind.ARCHS: ("sm_90a",),
     SpecKind.TARGETS: ("hopper",),
 }
+TABLES = ("kernels", "kinds")
+"""Keys of what has a name as its key and is alike under every name."""
 TRIED = ("\\x41 \" ' */ ${X} $(touch owned) <b>`|", "two\nlines", "\u202e reversed", "x" * 201)
 """In every field; the first one alone is one line of printable text."""
 SPECS = load([builtin_specs()])
@@ -114,6 +116,15 @@ def dumped(content: Any) -> str:
     return str(yaml.dump(content, Dumper=dumper))
 
 
+def schema_path(path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Where a schema has what stands at a path: it is the same for all of a list or of a table."""
+    before = (None, *path[:-1])
+    return tuple(
+        "*" if isinstance(step, int) or (step and last in TABLES) else step
+        for last, step in zip(before, path, strict=True)
+    )
+
+
 def is_free(path: tuple[Any, ...]) -> bool:
     return path in (("summary",), ("source",)) or path[-1] == "default"
 
@@ -128,9 +139,7 @@ def test_a_string_is_refused_with_its_place_or_is_free_text(
     specs = tmp_path / "specs"
     shutil.copytree(builtin_specs(), specs)
     file = specs / kind.folder / f"{name}.yaml"
-    places = {
-        tuple("*" if isinstance(p, int) else p for p in path): path for path in strings(content)
-    }
+    places = {schema_path(path): path for path in strings(content)}
     for path in places.values():
         accepted = []
         for text in TRIED:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from fusegen import cli
 from fusegen.checks.load import load
+from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
 from fusegen.ir.text import parse, text
 from fusegen.passes import pipeline
@@ -66,6 +67,14 @@ DELAYED = "linear__fp8_delayed"
 DEBUG = "grouped_linear__mxfp8__debug"
 ROWWISE = "linear__fp8_rowwise"
 EXPERTS = "grouped_mlp__fp8_block"
+
+
+def test_a_program_that_stays_is_looked_at_again_where_its_buffers_change() -> None:
+    before = draft_at("saved", LINEAR)
+    weight = replace(before.buffers["weight"], dtype=DType.INT64)
+    after = replace(before, buffers={**before.buffers, "weight": weight})
+    with pytest.raises(VerifyError, match="weight is int64"):
+        verify_pass(PASSES[-1], before, after)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..ir.dtypes import DType
@@ -186,7 +187,7 @@ class Configured(Generic[C]):
     lighter: Callable[[C], Iterator[Config]] = _no_lighter
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Family:
     """All that is known of the device code of one template.
 
@@ -233,7 +234,7 @@ class Family:
     configured: Configured[Any] | None = None
     enumerators: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def scalings(self) -> tuple[str, ...]:
         """Names of how elements may share scales."""
         both = [each for pair in self.multiplies for each in (pair.tokens, pair.weights)]
@@ -243,7 +244,7 @@ class Family:
         """Whether elements may share scales so."""
         return scaling in self.scalings
 
-    @property
+    @cached_property
     def accumulations(self) -> tuple[Accumulation, ...]:
         """Of GEMMs of quantised operands; empty where sums are kept in fp32."""
         every = (way for pair in self.multiplies for way in pair.accumulations)

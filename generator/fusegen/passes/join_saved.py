@@ -34,9 +34,12 @@ def join_saved(draft: Draft, dims: Dims) -> Draft:
     made = {name for step in steps for name in step.writes}
     narrow = draft
     for name, parts in (("saved_scales", scales), ("saved_copies", scales | codes)):
+        saved = _saved(draft, parts & made)
+        if len(saved) < 2:  # one stays a tensor of its own
+            continue
         if _widest(join_amaxes(narrow), dims) <= MOST:
             break
-        joined = _in_one(draft, name, _saved(draft, parts & made))
+        joined = _in_one(draft, name, saved)
         if not _tells_dimensions(joined, dims):
             break
         narrow = joined
@@ -57,9 +60,7 @@ def _tells_dimensions(draft: Draft, dims: Dims) -> bool:
 
 
 def _in_one(draft: Draft, name: str, parts: tuple[str, ...]) -> Draft:
-    """The draft with parts in a tensor of bytes; one part stays a tensor of its own."""
-    if len(parts) < 2:
-        return draft
+    """The draft with parts in a tensor of bytes."""
     size = total(tuple(padded_bytes(draft.buffers[part]) for part in parts))
     buffer = Buffer(name, DType.UINT8, Shape(None, (size,)))
     joined = (*draft.joined, JoinedTensor(name, parts))

@@ -23,29 +23,54 @@ def verify_pass(done: Pass, before: Draft, after: Draft) -> None:
     Raises:
         VerifyError: with the pass and every fault.
     """
-    found = [*draft_faults(after)] if after != before else []
+    found = [*draft_faults(after, before)] if after != before else []
     if found:
         lines = "\n".join(f"  {fault}" for fault in found)
         raise VerifyError(f"after pass {done.name!r} the draft is broken\n{lines}")
 
 
-def draft_faults(draft: Draft) -> Iterator[Fault]:
-    """Every rule that a draft breaks, of those that its properties ask for."""
-    roles, quantized = dict(draft.quantizations), Property.QUANTIZED in draft.holds
-    formats = Formats(roles, draft.layout) if quantized else None
-    programs = tuple(program for each in draft.directions for program in each.programs)
-    if programs or draft.programs:
-        found = views(programs or draft.programs, draft.joined, draft.collectives)
-    else:
-        found = _views(draft)
-    for view in found:
-        yield from faults(view, draft.buffers, formats)
+def draft_faults(draft: Draft, before: Draft | None = None) -> Iterator[Fault]:
+    """Every rule that a draft breaks, of those that its properties ask for.
+
+    Args:
+        draft: to be looked at.
+        before: one that breaks none: what stands in it, too, and says the same there, is left out.
+    """
+    roles, formats = dict(draft.quantizations), _formats(draft)
+    settled = before if before and _says_the_same(before, draft) else None
+    known = [*_programs(settled)] if settled else []
+    for view in _programs(draft):
+        if view not in known:
+            yield from faults(view, draft.buffers, formats)
     for direction in draft.directions:
-        yield from direction_faults(direction, draft.buffers)
+        if not settled or direction not in settled.directions:
+            yield from direction_faults(direction, draft.buffers)
     for conversion in draft.conversions:
+        if before and conversion in before.conversions and roles == dict(before.quantizations):
+            continue
         buffers = {buffer.name: buffer for buffer in conversion.buffers}
         for view in views((conversion.program,)):
             yield from faults(view, buffers, Formats(roles, conversion.layout))
+
+
+def _says_the_same(before: Draft, draft: Draft) -> bool:
+    """Whether names and formats of a draft mean what they meant, whatever is new."""
+    return before.buffers.items() <= draft.buffers.items() and _formats(before) == _formats(draft)
+
+
+def _formats(draft: Draft) -> Formats | None:
+    """Of the copies in a draft; None where nothing is quantised yet."""
+    if Property.QUANTIZED not in draft.holds:
+        return None
+    return Formats(dict(draft.quantizations), draft.layout)
+
+
+def _programs(draft: Draft) -> Iterator[View]:
+    """Every program of a draft."""
+    programs = tuple(program for each in draft.directions for program in each.programs)
+    if programs or draft.programs:
+        return views(programs or draft.programs, draft.joined, draft.collectives)
+    return _views(draft)
 
 
 def _views(draft: Draft) -> Iterator[View]:

@@ -283,7 +283,7 @@ def _short(value: object) -> str:
 
 def _field_names(spec: type[Any], path: KeyPath) -> list[str]:
     """Keys allowed at a place of a spec, read from its JSON Schema so that they stand once."""
-    schema = adapter(spec).json_schema()
+    schema = _schema(spec)
     node: Any = schema
     for part in path:
         node = _deref(node, schema)
@@ -291,6 +291,16 @@ def _field_names(spec: type[Any], path: KeyPath) -> list[str]:
         choices = (node.get("properties", {}).get(part), *named, node.get("items"))
         node = next((choice for choice in choices if isinstance(choice, dict)), {})
     return list(_deref(node, schema).get("properties", {}))
+
+
+_SCHEMAS: dict[type[Any], Any] = {}
+
+
+def _schema(spec: type[Any]) -> Any:
+    """The JSON Schema of a spec class, made once."""
+    if spec not in _SCHEMAS:
+        _SCHEMAS[spec] = adapter(spec).json_schema()
+    return _SCHEMAS[spec]
 
 
 def _deref(node: Any, schema: Any) -> Any:

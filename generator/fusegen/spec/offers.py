@@ -53,7 +53,11 @@ def recipe_facts(recipe: RecipeSpec) -> RecipeFacts:
 
 def refused(option: Option, module: ModuleSpec, ops: Mapping[str, OpSpec]) -> str | None:
     """Why a module has not got an option; None where it has."""
-    reason = option.applies_to(module_facts(module, ops))
+    return _refused(option, module, module_facts(module, ops))
+
+
+def _refused(option: Option, module: ModuleSpec, facts: ModuleFacts) -> str | None:
+    reason = option.applies_to(facts)
     if reason is None and option.name in module.without:
         return f"its spec says without: [{option.name}]"
     return reason
@@ -61,7 +65,8 @@ def refused(option: Option, module: ModuleSpec, ops: Mapping[str, OpSpec]) -> st
 
 def options_of(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> tuple[Option, ...]:
     """The options of a module, in the registry's order."""
-    return tuple(option for option in OPTIONS if refused(option, module, ops) is None)
+    facts = module_facts(module, ops)
+    return tuple(option for option in OPTIONS if _refused(option, module, facts) is None)
 
 
 def words_of(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> tuple[str, ...]:
