@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,25 +127,40 @@ def merge(reports: list[ToolReport]) -> ToolReport:
     return ToolReport(reports[0].tool, sum(report.total for report in reports), kernels)
 
 
-def sanitize(folders: Sequence[Path], hands: int) -> dict[Path, list[ToolReport]] | None:
+Said = list[ToolReport] | SanitizeError
+"""What every tool said of a bundle, or how one of them broke off."""
+
+
+def sanitize(folders: Sequence[Path], hands: int) -> dict[Path, Said] | None:
     """Every tool over bundles, all side by side, or None where compute-sanitizer is not installed.
 
     Args:
         folders: the bundles.
         hands: how many processes the cases of one bundle under one tool are dealt to.
-
-    Raises:
-        SanitizeError: a tool broke off.
     """
     sanitizer = find_sanitizer()
     if sanitizer is None:
         return None
-    asked = [(folder, tool) for folder in folders for tool in TOOLS]
-    jobs = [(folder, tool, f"{i}/{hands}") for folder, tool in asked for i in range(hands)]
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        said = list(pool.map(lambda job: run_tool(sanitizer, job[1], job[0], job[2]), jobs))
-    merged = iter(merge(said[i : i + hands]) for i in range(0, len(said), hands))
-    return {folder: [next(merged) for _ in TOOLS] for folder in folders}
+    with ThreadPoolExecutor(len(folders) * len(TOOLS) * hands) as pool:
+        running = {
+            folder: [
+                [
+                    pool.submit(run_tool, sanitizer, tool, folder, f"{i}/{hands}")
+                    for i in range(hands)
+                ]
+                for tool in TOOLS
+            ]
+            for folder in folders
+        }
+        return {folder: _said(tools) for folder, tools in running.items()}
+
+
+def _said(tools: Sequence[Sequence[Future[ToolReport]]]) -> Said:
+    """What the processes of every tool said together."""
+    try:
+        return [merge([each.result() for each in hands]) for hands in tools]
+    except SanitizeError as error:
+        return error
 
 
 # ---- the cases, run below the tool

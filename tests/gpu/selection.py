@@ -173,6 +173,14 @@ def _candidates() -> Iterator[Reach]:
                     yield Reach(mean * groups, groups, n, k)
 
 
+def _device_memory() -> dict[str, int]:
+    """What rules ask about the device at hand: bytes of shared memory that a CTA may have."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {"shared_memory": properties.shared_memory_per_block_optin}
+
+
 def reach_every_point(kind: str, rules: list[Rule]) -> dict[str, Reach]:
     """The cheapest sizes for every point of a kernel set, several groups and tiles where possible.
 
@@ -180,8 +188,9 @@ def reach_every_point(kind: str, rules: list[Rule]) -> dict[str, Reach]:
         LookupError: a point that no sizes lead to, so nothing could ever run it.
     """
     found: dict[str, Reach] = {}
+    memory = _device_memory()
     for sizes in sorted(_candidates(), key=lambda sizes: (sizes.simple, sizes.work)):
-        facts = gemm_sizes(kind, sizes.tokens, sizes.groups, sizes.n, sizes.k)
+        facts = gemm_sizes(kind, sizes.tokens, sizes.groups, sizes.n, sizes.k) | memory
         found.setdefault(chosen(rules, facts), sizes)
     missing = {rule.point for rule in rules} - found.keys()
     if missing:

@@ -280,17 +280,22 @@ def sanitize(folders: Sequence[Path]) -> None:
     import sanitize as tools
 
     hands = max(1, (os.cpu_count() or 1) // (len(tools.TOOLS) * len(folders)))
-    try:
-        reports = tools.sanitize(folders, hands)
-    except tools.SanitizeError as error:
-        raise LedgerError(f"compute-sanitizer: {error}") from error
+    reports = tools.sanitize(folders, hands)
+    problems = []
     for folder in folders:
         if reports is None:
             keep("sanitize", folder, {"sanitizer": "not installed"})
             continue
-        tools.print_report(folder, reports[folder])
-        if all(report.clean for report in reports[folder]):
-            words = " and ".join(report.tool for report in reports[folder]) + " clean"
+        said = reports[folder]
+        if isinstance(said, tools.SanitizeError):
+            problems.append(f"{bundles.key_of(folder)}: {said}")
+            continue
+        tools.print_report(folder, said)
+        if all(report.clean for report in said):
+            words = " and ".join(report.tool for report in said) + " clean"
             keep("sanitize", folder, {"sanitizer": words})
-    if reports and not all(report.clean for said in reports.values() for report in said):
-        raise LedgerError("compute-sanitizer found problems; those bundles are not recorded")
+        else:
+            problems.append(f"{bundles.key_of(folder)}: problems were found")
+    if problems:
+        text = "\n".join(problems)
+        raise LedgerError(f"compute-sanitizer; these bundles are not recorded:\n{text}")

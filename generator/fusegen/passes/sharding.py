@@ -32,7 +32,7 @@ from ..ir.shapes import split, symbols
 from ..ir.step import HALVES, Access, Step
 from ..steps import decodes, definition, is_gemm, quantizes, sums_rows
 from ..steps.pointwise import ROW_GROUPS
-from ..steps.quantize import SUMMED
+from ..steps.quantize import SUMMED, left_by
 from ..steps.sizes import name_of
 
 Axis = tuple[str, int]
@@ -120,7 +120,7 @@ class _Ops:
         if not quantizes(step):
             return tuple(names)
         copied = {name for copy in step.copies for name in copy.buffers}
-        summed = {operand.buffer for operand in step.outputs if operand.slot == SUMMED}
+        summed = {*left_by(step, SUMMED)}
         results = {result.buffer for program in self.programs for result in program.results}
         return tuple(name for name in names if name in copied | summed | results)
 
@@ -189,7 +189,7 @@ class _Ops:
     def _partial_sums(self, step: Step, parts: Mapping[str, int]) -> tuple[str, ...]:
         """Results that are split into partial sums, and operands that then have to be."""
         if quantizes(step):
-            written = [o.buffer for o in step.outputs if o.slot == SUMMED]
+            written = [*left_by(step, SUMMED)]
         else:
             written = [name for name in self._writes(step) if not decodes(step)]
         found = tuple(name for name in written if name not in parts)

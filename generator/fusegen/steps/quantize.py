@@ -20,7 +20,7 @@ ROW_SUMS = "row_sums"
 
 _TILE = 128  # rows that a kernel leaves one partial sum of, at most
 
-_FOUND_FIRST = frozenset(("partial_amax", "row_amax", "column_amax"))
+_FOUND_FIRST = ("partial_amax", "row_amax", "column_amax")
 
 
 def stored_row_sums(tensor: Original) -> Stored:
@@ -44,9 +44,18 @@ def infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Result
     return found | {ROW_SUMS: stored_row_sums(tensor)}
 
 
+def left_by(step: Step, slot: str) -> tuple[str, ...]:
+    """Buffers in a slot for what a quantisation leaves, such as ``SUMMED``.
+
+    Results of an expression are no such buffers: an op may give them any name, and these, too.
+    """
+    own = {each.buffer for each in step.pointwise.results} if step.pointwise else set()
+    return tuple(o.buffer for o in step.outputs if o.slot == slot and o.buffer not in own)
+
+
 def needs_amaxes(step: Step) -> bool:
     """Whether a kernel before its own reads the tensor to find amaxes."""
-    return any(operand.slot in _FOUND_FIRST for operand in step.outputs)
+    return any(left_by(step, slot) for slot in _FOUND_FIRST)
 
 
 LAUNCH = Launch(

@@ -22,7 +22,7 @@ from ...steps import (
     row_sum,
 )
 from ...steps.pointwise import ROW_GROUPS
-from ...steps.quantize import SUMMED
+from ...steps.quantize import SUMMED, left_by
 from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
 from ..python.words import scalar, step_comment
@@ -179,7 +179,7 @@ def _amax_text(
 ) -> StepText | None:
     """The amax that a scale of the whole tensor or group followed from, where the op returns it."""
     results = {result.buffer for result in program.results}
-    amax = next((o.buffer for o in step.outputs if o.slot == "amax" and o.buffer in results), None)
+    amax = next((name for name in left_by(step, "amax") if name in results), None)
     if amax is None:
         return None
     when = conditions.text(step.wanted(amax) or step.when)
@@ -188,7 +188,7 @@ def _amax_text(
 
 def _sum_text(step: Step, index: int, conditions: Conditions) -> StepText | None:
     """The sum over rows that a step leaves besides its copies."""
-    out = next((o.buffer for o in step.outputs if o.slot == SUMMED), None)
+    out = next(iter(left_by(step, SUMMED)), None)
     if out is None:
         return None
     groups = step.input("groups")
