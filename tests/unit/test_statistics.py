@@ -65,11 +65,10 @@ def test_one_step_behind_each_copy(pair: tuple[ModulePlan, ModulePlan]) -> None:
     _, plan = pair
     seen = []
     for program in plan.programs:
-        for index, step in enumerate(program.steps):
-            copies = step.copies if quantizes(step) else ()
-            followers = program.steps[index + 1 : index + 1 + len(copies)]
-            for copy, follower in zip(copies, followers, strict=True):
-                assert observes(follower) and follower.copies == (copy,)
+        for index, step in enumerate(program.unmerged.steps):
+            behind = [each for each in program.unmerged.steps[index + 1 :] if observes(each)]
+            for copy in step.copies if quantizes(step) else ():
+                (follower,) = (each for each in behind if each.copies == (copy,))
                 assert follower.reads[0] == copy.original
                 assert follower.when == (step.wanted(copy.data) or step.when)
                 seen.append(copy.data)
