@@ -17,6 +17,8 @@ from .group_sum import GROUP_SUM
 from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
+from .softmax import SOFTMAX
+from .softmax_grad import SOFTMAX_GRAD
 from .statistics import STATISTICS
 from .update_scale import UPDATE_SCALE
 
@@ -35,6 +37,8 @@ SHIPPED: tuple[Family, ...] = (
     GROUP_SUM,
     GROUP_ROW_DOT,
     POINTWISE,
+    SOFTMAX,
+    SOFTMAX_GRAD,
 )
 """Families that come with fusegen."""
 

@@ -108,7 +108,7 @@ def _step(value: object) -> object:
             raise problem_at("step", f"{primitive} has no slot {key!r}{hint}", key)
         if not isinstance(text, str):
             raise problem_at("step", f"slot {key!r} names a tensor, got {text!r}", key)
-    for slot in (*signature.operands, signature.results[0]):
+    for slot in (*signature.required(kind), signature.results[0]):
         if slot not in slots:
             raise problem_at("step", f"{primitive} needs slot {slot!r}")
     for name, type_ in types.items():

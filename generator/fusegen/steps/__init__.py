@@ -18,6 +18,7 @@ from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
 from .snapshot import SNAPSHOT
+from .softmax import SOFTMAX, SOFTMAX_GRAD
 from .statistics import STATISTICS
 from .sums import COLUMN_SUM, GROUP_SUM
 from .update_scale import UPDATE_SCALE
@@ -39,6 +40,8 @@ SHIPPED: tuple[StepDef, ...] = (
     UPDATE_SCALE,
     POINTWISE_QUANTIZE,
     POINTWISE_GRAD_QUANTIZE,
+    SOFTMAX,
+    SOFTMAX_GRAD,
 )
 """Kinds that come with fusegen."""
 

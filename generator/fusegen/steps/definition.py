@@ -78,6 +78,7 @@ class StepDef:
         name: in specs and plans.
         operands: slots that a step of an op fills.
         optional: slots that it may leave out.
+        needed: those of them that a variant may not leave out.
         results: slots of results; a step may leave out all but the first.
         kinds: variants; empty where there is one only.
         attributes: scalars, all of them given; a printed kind has those of its expression.
@@ -93,7 +94,7 @@ class StepDef:
         reference: its function; None where it has none.
         formula: of a step, the expression of its slots that its kernel is printed from, evaluated
             in the order it is written in; None where kernels are not, or an op has the expression.
-        sizes: what a launch is given by name: dimensions of the rule, or 1 where there is none.
+        sizes: what a launch is given by name: a dimension of the rule, 1 where its kind has none.
         flops: floating-point operations of a step that has its sizes.
         launch: the arguments of its kernel; None where it has none.
         parts: kinds that it does in one kernel, in order; the reference runs those.
@@ -102,6 +103,7 @@ class StepDef:
     name: str
     operands: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    needed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     results: tuple[str, ...] = ("out",)
     kinds: tuple[str, ...] = ()
     attributes: tuple[AttributeDef, ...] = ()
@@ -127,6 +129,10 @@ class StepDef:
             raise ValueError(f"the reference has no function for {self.name}")
         twin = self.reference.of_copies if of_copies else ""
         return "_".join(filter(None, (twin or self.reference.function, kind)))
+
+    def required(self, kind: str | None) -> tuple[str, ...]:
+        """Slots of operands that a step of a variant has."""
+        return (*self.operands, *self.needed.get(kind or "", ()))
 
     def types(self, slot: str) -> tuple[DType, ...]:
         """Types that an operand or a result may have, quantised copies apart."""
