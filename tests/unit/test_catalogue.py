@@ -54,6 +54,8 @@ OPS = [
     "all_gather",
     "reduce_scatter",
     "all_reduce",
+    "softmax",
+    "cross_entropy",
 ]
 RECIPES = [
     "bf16",

@@ -41,7 +41,10 @@ IN_EXPERTS = (
     *("backward_precision", "ranges", "debug"),
 )
 INHERITED = {
+    "biased_softmax": ("ranges",),
+    "causal_softmax": ("ranges",),
     "clamped_swiglu": IN_GATED,
+    "cross_entropy": ("ranges",),
     "geglu": IN_GATED,
     "gelu": ("ranges",),
     "glu": IN_GATED,
@@ -52,6 +55,8 @@ INHERITED = {
     "grouped_mlp_srelu": IN_EXPERTS,
     "grouped_mlp_tanh_srelu": IN_EXPERTS,
     "linear": IN_PRODUCTS,
+    "lm_head_loss": IN_PRODUCTS,
+    "masked_softmax": ("ranges",),
     "qgeglu": IN_GATED,
     "qgelu": ("ranges",),
     "quantize": ("ranges", "debug"),
@@ -64,6 +69,7 @@ INHERITED = {
     "scaled_tanh_srelu": ("ranges",),
     "silu": ("ranges",),
     "situglu": IN_GATED,
+    "softmax": ("ranges",),
     "sreglu": IN_GATED,
     "srelu": ("ranges",),
     "swiglu": IN_GATED,

@@ -39,6 +39,7 @@ PACKAGE = Path(fusegen.__file__).parent
 SPECS = load([builtin_specs(), Path(__file__).parents[1] / "chains" / "specs"])
 ARCHS = ("cpu", "sm_90a")
 REFERENCE = {
+    "cross_entropy": "_cross_entropy.py",
     "quantized": "_quantize.py",
     "softmax": "_softmax.py",
     "statistics": "_statistics.py",
@@ -129,6 +130,8 @@ def test_what_it_declares_is_in_a_rule(kind: StepDef) -> None:
     declared = {slot for rule in kind.shapes.values() for slot in rule}
     assert {*kind.slots, *kind.results} - {"accumulate"} == declared or kind.of_passes
     assert {*kind.dtypes} <= declared
+    assert {*kind.indices} <= {*kind.slots}
+    assert {*kind.indices.values()} <= {*kind.sizes}
     symbols = {each.removesuffix("...") for r in kind.shapes.values() for v in r.values()
                for each in v.split()}  # fmt: skip
     assert {*kind.sizes.values()} - {""} <= symbols
@@ -263,7 +266,7 @@ def launches() -> dict[str, Launch]:
 
 def test_launches_are_of_the_structs_of_the_device_code() -> None:
     """Fields by position, or by name where they are assigned, have the types of the struct."""
-    assert len(launches()) == 14
+    assert len(launches()) == 16
     for launch in launches().values():
         own = members(launch.arguments)
         if launch.base:

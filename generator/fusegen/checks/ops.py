@@ -154,8 +154,18 @@ def _check_types(op: OpSpec, source: Source) -> Iterator[Problem]:
     own = (("parameters", op.parameters), ("internal", op.internal), ("outputs", op.outputs))
     for section, tensors in own:
         for name, tensor in tensors.items():
-            reason = "" if section == "internal" else f"{section} are of the module's own type"
+            reason = _own_type_reason(op, section, tensor)
             yield from check_type(section, name, tensor, reason, source)
+
+
+def _own_type_reason(op: OpSpec, section: str, tensor: TensorSpec) -> str:
+    """Why a tensor has the module's own type; empty where it may have another."""
+    if section == "internal":
+        return ""
+    if section == "outputs" and op.forward:
+        wide = tensor.dtype is DType.FLOAT32
+        return "" if wide else "outputs of steps are of the module's own type, or float32"
+    return f"{section} are of the module's own type"
 
 
 def _check_dims(op: OpSpec, source: Source) -> Iterator[Problem]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ..extensions import extended
 from ..steps import BY_NAME
+from .cross_entropy import CROSS_ENTROPY
+from .cross_entropy_grad import CROSS_ENTROPY_GRAD
 from .dequantize import DEQUANTIZE
 from .dequantize_groups import DEQUANTIZE_GROUPS
 from .family import Config, Family
@@ -39,6 +41,8 @@ SHIPPED: tuple[Family, ...] = (
     POINTWISE,
     SOFTMAX,
     SOFTMAX_GRAD,
+    CROSS_ENTROPY,
+    CROSS_ENTROPY_GRAD,
 )
 """Families that come with fusegen."""
 

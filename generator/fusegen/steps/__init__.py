@@ -10,6 +10,7 @@ from ..extensions import extended
 from ..ir.step import Step
 from . import gemm
 from .add import ADD
+from .cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .gemm import GEMM, GROUPED_GEMM
@@ -42,6 +43,8 @@ SHIPPED: tuple[StepDef, ...] = (
     POINTWISE_GRAD_QUANTIZE,
     SOFTMAX,
     SOFTMAX_GRAD,
+    CROSS_ENTROPY,
+    CROSS_ENTROPY_GRAD,
 )
 """Kinds that come with fusegen."""
 

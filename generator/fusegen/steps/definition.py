@@ -88,6 +88,8 @@ class StepDef:
             ``shapes`` or an expression do.
         dtypes: types that operands and results may have by slot, where it is not the module's own
             alone.
+        indices: operands that hold numbers of a size's elements, by slot: columns that are looked
+            up, such as classes.
         independent: dimensions of the rule along which it computes every part of its results from
             the same part of its operands alone, so that ranks may have shards of them.
         traits: what generic code may ask.
@@ -110,6 +112,7 @@ class StepDef:
     shapes: Mapping[str | None, Rule] = field(default_factory=dict)
     infer: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
     dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
+    indices: Mapping[str, str] = field(default_factory=dict)
     independent: tuple[str, ...] = ()
     traits: frozenset[Trait] = frozenset()
     reference: Reference | None = None

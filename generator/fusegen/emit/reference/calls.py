@@ -245,7 +245,7 @@ def _dequantize_call(plan: ModulePlan, program: Program, step: Step) -> str:
     first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [f"group_sizes={o.buffer}" for o in step.inputs if o.slot == "groups"]
-    call = f"{_function(step)}({', '.join(words)}).to({first.name}.dtype)"
+    call = f"{_function(step)}({', '.join(words)}).to({plan.own_type_argument(program)}.dtype)"
     leading = plan.buffer(step.out).shape.leading
     return f"steps.with_leading({call}, {first.name})" if leading else call
 
@@ -255,7 +255,8 @@ def _gemm_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
     words = _read_copies(plan, program, step)
     words += [step.copies[0].groups] if step.copies[0].groups else []
     wide = _is_wide(plan, program, step)
-    words.append("dtype=torch.float32" if wide else f"dtype={first.name}.dtype")
+    own = f"{plan.own_type_argument(program)}.dtype"
+    words.append(f"dtype={'torch.float32' if wide else own}")
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("add", "add_scales")]
     call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
     leading = plan.buffer(step.out).shape.leading

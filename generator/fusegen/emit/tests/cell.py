@@ -16,7 +16,7 @@ from ...ir.plan import ModulePlan
 from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand
-from ...steps import is_gemm, observes, sums_rows
+from ...steps import definition, is_gemm, observes, sums_rows
 from ..python.main_grads import adds
 from ..python.states import called_states
 from ..python.words import op_name, pieces
@@ -382,17 +382,35 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
             values = f"torch.tensor({default} if splits is None else splits, device=device)"
             yield f'"{name}": {values},'
             continue
+        if bound := _index_bound(plan, name):
+            rng = f"torch.Generator().manual_seed({seed})"
+            values = f"torch.randint({bound}, {_dims(buffer)}, generator={rng}).to(device)"
+            yield f'"{name}": {values},'
+            continue
         yield f'"{name}": support.random_tensor({_random(buffer, parameters.get(name), seed)}),'
+
+
+def _index_bound(plan: ModulePlan, name: str) -> str:
+    """Source of the number of elements that a tensor of indices chooses from; empty of others."""
+    for step in plan.forward.unmerged.steps:
+        for slot, size in definition(step.primitive).indices.items():
+            if step.input(slot) == name:
+                return to_python(dict(step.sizes)[size])
+    return ""
+
+
+def _dims(buffer: Buffer) -> str:
+    """Source of a shape, with leading dimensions where a tensor may have several."""
+    dims = [str(_LEADING)] if buffer.shape.leading else []
+    dims += [to_python(dim) for dim in buffer.shape.flat]
+    return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
 
 
 def _random(buffer: Buffer, parameter: Parameter | None, seed: int) -> str:
     dtype = "dtype" if buffer.dtype is DType.IO else f"torch.{dtypes.info(buffer.dtype).torch}"
-    dims = [str(_LEADING)] if buffer.shape.leading else []
-    dims += [to_python(dim) for dim in buffer.shape.flat]
-    shape = f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
     weight = parameter is not None and not buffer.optional
     scale = f", scale={_root(parameter.fan_in)}" if weight and parameter else ""
-    return f"{shape}, dtype, device, {seed}{scale}".replace("dtype", dtype, 1)
+    return f"{_dims(buffer)}, dtype, device, {seed}{scale}".replace("dtype", dtype, 1)
 
 
 def _root(size: Expr) -> str:

@@ -19,6 +19,9 @@ inline constexpr int kWarp = 32;
 inline constexpr int kVector = kRowAlignment;  // elements in 16 bytes
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
 
+__device__ __forceinline__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ __forceinline__ float widen(__half value) { return __half2float(value); }
+
 // The two elements of a word. Those of bfloat16 by their bits: compilers take the upper half of a
 // pair apart in two steps.
 __device__ __forceinline__ void widen(uint32_t word, float* to, __nv_bfloat16) {

@@ -16,6 +16,7 @@
 #include "fusegen/reduce/row.cuh"
 #include "fusegen/softmax/exponential.cuh"
 #include "fusegen/softmax/limits.cuh"
+#include "fusegen/softmax/running_sum.cuh"
 #include "fusegen/softmax/scores.cuh"
 #include "fusegen/softmax/softmax.h"
 
