@@ -19,6 +19,7 @@ from .group_sum import GROUP_SUM
 from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
+from .quantize_several import QUANTIZE_SEVERAL
 from .softmax import SOFTMAX
 from .softmax_grad import SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -31,6 +32,7 @@ SHIPPED: tuple[Family, ...] = (
     GEMM_MMA,
     GEMM_DECODED_MMA,
     QUANTIZE,
+    QUANTIZE_SEVERAL,
     POINTWISE_QUANTIZE,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,

@@ -18,6 +18,7 @@ from .group_row_dot import GROUP_ROW_DOT
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
+from .quantize_several import QUANTIZE_SEVERAL
 from .snapshot import SNAPSHOT
 from .softmax import SOFTMAX, SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -34,6 +35,7 @@ SHIPPED: tuple[StepDef, ...] = (
     POINTWISE_GRAD,
     ADD,
     QUANTIZE,
+    QUANTIZE_SEVERAL,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
     SNAPSHOT,

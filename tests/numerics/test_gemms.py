@@ -1,4 +1,4 @@
-"""Dequantisation, products of quantised operands, and what they cost against unquantised ones."""
+"""Dequantisation, GEMMs of quantised operands, and what they cost against unquantised ones."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_dequantized_weights(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_grouped_products(recipe: str) -> None:
-    """Against float64 products of the dequantised copies, group by group."""
+def test_grouped_gemms(recipe: str) -> None:
+    """Against float64 GEMMs of the dequantised copies, group by group."""
     x, w, dy, sizes = operands()
     bias = normal((E, N), torch.bfloat16)
     xq, wq = quantized(x, recipe, "input", sizes), quantized(w, recipe, "weight")
@@ -93,7 +93,7 @@ def test_grouped_products(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_group_is_a_dense_product(recipe: str) -> None:
+def test_a_group_is_a_dense_gemm(recipe: str) -> None:
     """Quantised alone, a group gives the bits it gives in company; scales never cross groups."""
     x, w, dy, sizes = operands()
     dy = dy.abs() + 1e-4
@@ -124,7 +124,7 @@ def test_a_group_is_a_dense_product(recipe: str) -> None:
 
 
 def test_transformed_weight_gradient() -> None:
-    """Blocks that the transform fills up count in the product: nothing of a short group is lost.
+    """Blocks that the transform fills up count in the GEMM: nothing of a short group is lost.
 
     A block of 5 rows spreads over 16; dropping the last 11 would lose most of the gradient.
     """
@@ -153,7 +153,7 @@ def test_transformed_weight_gradient() -> None:
     ],
 )
 def test_cost_of_a_recipe(recipe: str, error: float) -> None:
-    """The three products of a linear layer against float64 of unquantised operands."""
+    """The three GEMMs of a linear layer against float64 of unquantised operands."""
     x, w = normal((256, 256), torch.bfloat16), normal((192, 256), torch.bfloat16).flip(0)
     dy = normal((256, 192), torch.bfloat16).flip(1)
     xq, wq = quantized(x, recipe, "input"), quantized(w, recipe, "weight")
@@ -166,7 +166,7 @@ def test_cost_of_a_recipe(recipe: str, error: float) -> None:
         assert 0.005 < relative(got, expected) < error
 
 
-def test_untransposed_is_the_same_product() -> None:
+def test_untransposed_is_the_same_gemm() -> None:
     x, _, dy, sizes = operands()
     results = []
     for layout in (reference.Layout(), reference.Layout(transposed=False)):

@@ -1,4 +1,4 @@
-"""Matrix products, grouped and dense: fprop, dgrad and wgrad, others on the same operands."""
+"""GEMMs, grouped and dense: fprop, dgrad and wgrad, others on the same operands."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DENSE_SIZES = (
     (2048, 8192, 1024),
 )
 
-Run = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x, weight, dy) -> the product
+Run = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x, weight, dy) -> the result
 
 
 @dataclass(frozen=True)
-class Product:
-    """One kind of product on one shape; groups = 0 and no sizes are dense.
+class Gemm:
+    """One kind of GEMM on one shape; groups = 0 and no sizes are dense.
 
     Attributes:
         rounded: ours where groups end at multiples of ROUNDED, which is what ragged ones cost.
@@ -70,10 +70,8 @@ class Product:
         return 2 * self.tokens * (self.n + self.k) + self.weight_bytes * weights
 
 
-def grouped_products(
-    package: Any, shape: shapes.Grouped, draw: str = shapes.DRAW
-) -> Iterator[Product]:
-    """The three products of one grouped linear; rounded groups of the usual draw alone."""
+def grouped_gemms(package: Any, shape: shapes.Grouped, draw: str = shapes.DRAW) -> Iterator[Gemm]:
+    """The three GEMMs of one grouped linear; rounded groups of the usual draw alone."""
     usual = draw == shapes.DRAW
     sizes = shapes.splits(shape.groups, shape.tokens, draw)
     ends = sizes.cumsum(0).to(torch.int32)
@@ -85,7 +83,7 @@ def grouped_products(
     ours = _grouped_runs(package, sizes)
     rounded = _grouped_runs(package, shapes.rounded(sizes, ROUNDED)) if usual else {}
     for kind, run in theirs.items():
-        yield Product(
+        yield Gemm(
             *(kind, shapes.drawn(shape.name, draw), shape.groups, shape.tokens, shape.n, shape.k),
             *(ours[kind], run),
             sizes=sizes,
@@ -103,7 +101,7 @@ def _grouped_runs(package: Any, sizes: Tensor) -> dict[str, Run]:
     }
 
 
-def added_product(package: Any, shape: shapes.Grouped) -> Product:
+def added_gemm(package: Any, shape: shapes.Grouped) -> Gemm:
     """A weight's gradient, added to fp32; torch's is added after it is made.
 
     Both buffers grow with every call, from zero.
@@ -122,15 +120,15 @@ def added_product(package: Any, shape: shapes.Grouped) -> Product:
     def add_after(x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
         return theirs.add_(torch._grouped_mm(dy.t(), x, offs=ends))
 
-    return Product(
+    return Gemm(
         *("wgrad, added", shape.name, shape.groups, shape.tokens, shape.n, shape.k, add, add_after),
         sizes=sizes,
         weight_bytes=8,
     )
 
 
-def dense_products(package: Any, tokens: int, n: int, k: int) -> Iterator[Product]:
-    """The three products of one linear."""
+def dense_gemms(package: Any, tokens: int, n: int, k: int) -> Iterator[Gemm]:
+    """The three GEMMs of one linear."""
     forward = common.op(package, "linear__bf16_forward")
     backward = common.op(package, "linear__bf16_backward")
     runs: dict[str, tuple[Run, Run]] = {
@@ -148,28 +146,28 @@ def dense_products(package: Any, tokens: int, n: int, k: int) -> Iterator[Produc
         ),
     }
     for kind, (ours, theirs) in runs.items():
-        yield Product(kind, f"{tokens}x{n}x{k}", 0, tokens, n, k, ours, theirs)
+        yield Gemm(kind, f"{tokens}x{n}x{k}", 0, tokens, n, k, ours, theirs)
 
 
-def measure(product: Product, copy_rate: float, others: Mapping[str, peers.Peer]) -> list[Row]:
-    """Check the product, then time it, those of others, and the dense 8192^3 one in turns."""
-    sets = [product.operands() for _ in range(min(4, common.operand_sets(product.bytes)))]
-    expected = product.torch(*sets[0])
-    common.require_close(product.case, product.ours(*sets[0]), expected)
+def measure(gemm: Gemm, copy_rate: float, others: Mapping[str, peers.Peer]) -> list[Row]:
+    """Check the GEMM, then time it, those of others, and the dense 8192^3 one in turns."""
+    sets = [gemm.operands() for _ in range(min(4, common.operand_sets(gemm.bytes)))]
+    expected = gemm.torch(*sets[0])
+    common.require_close(gemm.case, gemm.ours(*sets[0]), expected)
     a, b = common.normal(DENSE, DENSE), common.normal(DENSE, DENSE)
     contenders: dict[str, common.Contender] = {
-        OURS: lambda index: product.ours(*sets[index % len(sets)]),
-        "torch": lambda index: product.torch(*sets[index % len(sets)]),
+        OURS: lambda index: gemm.ours(*sets[index % len(sets)]),
+        "torch": lambda index: gemm.torch(*sets[index % len(sets)]),
     }
-    if product.rounded is not None:
-        rounded = product.rounded
+    if gemm.rounded is not None:
+        rounded = gemm.rounded
         contenders[f"{OURS} rounded groups"] = lambda index: rounded(*sets[index % len(sets)])
-    if product.sizes is not None:
-        found = peers.calls(others, product.kind, product.sizes, sets, expected)
+    if gemm.sizes is not None:
+        found = peers.calls(others, gemm.kind, gemm.sizes, sets, expected)
         contenders |= {name: partial(_turn, runs) for name, runs in found.items()}
     samples = common.compare({**contenders, "dense": lambda index: a @ b.t()})
     dense = samples.pop("dense")
-    return [_row(product, name, times, dense, copy_rate) for name, times in samples.items()]
+    return [_row(gemm, name, times, dense, copy_rate) for name, times in samples.items()]
 
 
 def _turn(runs: Sequence[peers.Call], index: int) -> Any:
@@ -177,58 +175,56 @@ def _turn(runs: Sequence[peers.Call], index: int) -> Any:
 
 
 def _row(
-    product: Product, name: str, times: Sequence[float], dense: Sequence[float], copy_rate: float
+    gemm: Gemm, name: str, times: Sequence[float], dense: Sequence[float], copy_rate: float
 ) -> Row:
-    """A row, held against the dense products of the same rounds."""
+    """A row, held against the dense GEMMs of the same rounds."""
     milliseconds, over = statistics.median(times), pairs.ratio(times, dense)
     dense_rate = 2 * DENSE**3 / statistics.median(dense) * 1e3
     return common.row(
-        product.case,
+        gemm.case,
         name,
         "ms",
         times,
-        floor=1e3 * max(product.flops / dense_rate, product.bytes / copy_rate),
-        rate=product.flops / milliseconds / 1e9,
+        floor=1e3 * max(gemm.flops / dense_rate, gemm.bytes / copy_rate),
+        rate=gemm.flops / milliseconds / 1e9,
         rate_unit="TFLOP/s",
-        fraction=product.flops / (2 * DENSE**3) / over.median,
+        fraction=gemm.flops / (2 * DENSE**3) / over.median,
         extra={"dense_tflops": dense_rate / 1e12},
         paired={"dense": over},
     )
 
 
-def _cases(
-    products: Iterator[Product], others: Mapping[str, peers.Peer] | None = None
-) -> Iterator[Case]:
+def _cases(gemms: Iterator[Gemm], others: Mapping[str, peers.Peer] | None = None) -> Iterator[Case]:
     copy_rate = common.copy_rate()
-    for product in products:
-        yield Case(product.case, partial(measure, product, copy_rate, others or {}))
+    for gemm in gemms:
+        yield Case(gemm.case, partial(measure, gemm, copy_rate, others or {}))
         torch.cuda.empty_cache()
 
 
 def grouped(*, quick: bool = False) -> Iterator[Case]:
-    """Grouped products, group sizes unrounded.
+    """Grouped GEMMs, group sizes unrounded.
 
-    Both products of three models under the usual draw, others' beside them; both of more models,
+    Both GEMMs of three models under the usual draw, others' beside them; both of more models,
     and fc1's of the three under other draws, beside torch's.
     """
     package = common.bundle()
     firsts: Sequence[shapes.Expert] = [shapes.SMALL] if quick else shapes.EXPERTS
-    usual = [(each, shapes.DRAW) for expert in firsts for each in expert.products()]
+    usual = [(each, shapes.DRAW) for expert in firsts for each in expert.gemms()]
     more = [] if quick else [(each, shapes.DRAW) for each in shapes.MORE_GROUPED]
     draws = [draw for draw in shapes.DRAWS if draw != shapes.DRAW]
-    more += [(expert.products()[0], draw) for expert in firsts for draw in draws]
-    looked_at = (p for each in usual for p in grouped_products(package, *each))
+    more += [(expert.gemms()[0], draw) for expert in firsts for draw in draws]
+    looked_at = (p for each in usual for p in grouped_gemms(package, *each))
     yield from _cases(looked_at, peers.installed())
-    yield from _cases(p for each in more for p in grouped_products(package, *each))
+    yield from _cases(p for each in more for p in grouped_gemms(package, *each))
 
 
 def dense(*, quick: bool = False) -> Iterator[Case]:
-    """Dense products against torch's."""
+    """Dense GEMMs against torch's."""
     package, sizes = common.bundle(), [(128, 128, 256)] if quick else DENSE_SIZES
-    return _cases(p for each in sizes for p in dense_products(package, *each))
+    return _cases(p for each in sizes for p in dense_gemms(package, *each))
 
 
 def main_grad(*, quick: bool = False) -> Iterator[Case]:
     """Weights' gradients at the shapes of three models, added to fp32 buffers."""
-    package, of = common.bundle(), shapes.SMALL.products() if quick else shapes.GROUPED
-    return _cases((added_product(package, shape) for shape in of), peers.installed())
+    package, of = common.bundle(), shapes.SMALL.gemms() if quick else shapes.GROUPED
+    return _cases((added_gemm(package, shape) for shape in of), peers.installed())
