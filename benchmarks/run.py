@@ -33,6 +33,7 @@ GPU = {
     "main_grad": ("gemms", "main_grad"),
     "host": ("host", "host"),
     "pointwise": ("pointwise", "pointwise"),
+    "softmax": ("softmax", "softmax"),
     "mlp": ("mlp", "mlp"),
     "model": ("model", "model"),
     "mma": ("mma", "mma"),
