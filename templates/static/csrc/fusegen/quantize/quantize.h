@@ -106,14 +106,14 @@ struct ClearArguments {
 
 // State of delayed scaling that moves on, after everything that quantised with the old scale.
 struct DelayedState {
-  float* history;  // [slots, groups], what kernels raised by this step's amaxes in slot 0
+  float* history;  // [slots, groups], the amaxes of this step in slot 0 where not given
   float* scale;    // [groups]
   int64_t slots;
   int64_t groups;
   float max;       // largest value of the format
   int margin = 0;
   bool grouped = false;  // a group whose newest amax is 0 does not roll
-  const float* amax = nullptr;  // [groups], amaxes of this step that are found elsewhere
+  const float* amax = nullptr;  // [groups], the amaxes of this step, where slot 0 is empty
 };
 
 struct DelayedArguments {

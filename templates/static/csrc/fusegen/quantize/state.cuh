@@ -67,11 +67,10 @@ static __global__ void __launch_bounds__(kThreads)
   wait_for_previous_kernel();
   let_next_kernel_start();
   const float scale = exists && first == 0 ? state.scale[group] : 1.0f;
-  const float given = exists && state.amax != nullptr ? state.amax[group] : 0.0f;
-  const float raised = exists ? *own.history : 0.0f;  // slot 0, which is empty between steps
+  // Slot 0, which is empty between steps, but for what kernels of this step raised it by.
+  const float newest = !exists ? 0.0f : (state.amax != nullptr ? state.amax : state.history)[group];
   float kept[OwnSlots::kEach];
   own.load(kept);
-  const float newest = fmaxf(raised, given);
   float largest = newest;
 #pragma unroll
   for (int i = 0; i < OwnSlots::kEach; ++i) largest = fmaxf(largest, kept[i]);
