@@ -328,7 +328,8 @@ def _check_step_attributes(
     op: OpSpec, step: StepSpec, source: Source, path: tuple[str | int, ...]
 ) -> Iterator[Problem]:
     """Attributes of the op that a step names are there, and of the type that its kind has."""
-    types = {each.name: each.type for each in definition(step.primitive).attributes}
+    attributes = definition(step.primitive).attributes_of(step.kind)
+    types = {each.name: each.type for each in attributes}
     for name, value in step.attributes:
         if not isinstance(value, str):
             continue

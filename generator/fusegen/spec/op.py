@@ -99,7 +99,7 @@ def _step(value: object) -> object:
     if wrong:
         raise problem_at("step", wrong, "kind")
     slots = {key: text for key, text in value.items() if key not in ("step", "kind")}
-    types = {each.name: each.type for each in signature.attributes}
+    types = {each.name: each.type for each in signature.attributes_of(kind)}
     attributes = {key: slots.pop(key) for key in types if key in slots}
     known = (*signature.slots, *signature.results, *types)
     for key, text in slots.items():
@@ -108,7 +108,7 @@ def _step(value: object) -> object:
             raise problem_at("step", f"{primitive} has no slot {key!r}{hint}", key)
         if not isinstance(text, str):
             raise problem_at("step", f"slot {key!r} names a tensor, got {text!r}", key)
-    for slot in (*signature.operands, signature.results[0]):
+    for slot in (*signature.required(kind), signature.results[0]):
         if slot not in slots:
             raise problem_at("step", f"{primitive} needs slot {slot!r}")
     for name, type_ in types.items():
