@@ -2,9 +2,11 @@
 #include "fusegen/quantize/amax.cuh"
 #include "fusegen/quantize/dequantize.cuh"
 #include "fusegen/quantize/quantize.cuh"
+#include "fusegen/quantize/several.cuh"
 #include "fusegen/quantize/step.cuh"
 #include "fusegen/quantize/state.cuh"
 #include "fusegen/quantize/row_sums.cuh"
+#include "fusegen/quantize/update_scale.cuh"
 #include "scalings.cuh"
 
 using namespace fusegen;
@@ -60,6 +62,21 @@ Status step(int config, const QuantizeStepArguments& in, Stream& stream) {
       config, [&](auto kind) { return launch_quantize_step<decltype(kind)>(in, stream); });
 }
 
+template <class Config>
+Status quantize_several(const QuantizeSeveralArguments& in, Stream& stream) {
+  if constexpr (Config::Scaling::kRow || Config::kRule == Rule::nvfp4) {
+    return {cudaErrorInvalidValue, "amaxes come first"};
+  } else {
+    return launch_quantize_several<Config>(in, stream);
+  }
+}
+
+template <class Element>
+Status several(int config, const QuantizeSeveralArguments& in, Stream& stream) {
+  return with_config<Element>(
+      config, [&](auto kind) { return quantize_several<decltype(kind)>(in, stream); });
+}
+
 template <class Element>
 Status amax(const AmaxArguments& in, Stream& stream) {
   return in.of_transformed_group != nullptr ? launch_amax<Element, true>(in, stream)
@@ -78,29 +95,30 @@ Status dequantize_by_group(int config, const DequantizeArguments& in, Stream& st
   }
 }
 
-template <bool kTurned>
+template <bool kTransposed>
 Status dequantize(int config, const DequantizeArguments& in, Stream& stream) {
   if (in.group_sizes != nullptr && in.lines_per_scale > 1) {
     return dequantize_by_group(config, in, stream);
   }
+  const auto launch = [&](auto kind) { return launch_dequantize<decltype(kind)>(in, stream); };
   switch (config) {
-    case 0: return launch_dequantize<DequantizeConfig<E4M3, Tensor, kTurned>>(in, stream);
-    case 2: return launch_dequantize<DequantizeConfig<E4M3, Row, kTurned>>(in, stream);
-    case 3: return launch_dequantize<DequantizeConfig<E4M3, Ratio<1, 128>, kTurned>>(in, stream);
-    case 5: return launch_dequantize<DequantizeConfig<E4M3, Mx<1, 32>, kTurned>>(in, stream);
-    case 6: return launch_dequantize<DequantizeConfig<E5M2, Mx<1, 32>, kTurned>>(in, stream);
-    case 7: return launch_dequantize<DequantizeConfig<E4M3, Mx<32, 32>, kTurned>>(in, stream);
-    case 8: return launch_dequantize<DequantizeConfig<E2M1, Nv<1, 16>, kTurned>>(in, stream);
-    case 9: return launch_dequantize<DequantizeConfig<E2M1, Nv<16, 16>, kTurned>>(in, stream);
-    case 13: return launch_dequantize<DequantizeConfig<E4M3, Ratio<1, 64>, kTurned>>(in, stream);
-    case 14: return launch_dequantize<DequantizeConfig<E4M3, Ratio<64, 64>, kTurned>>(in, stream);
-    case 15: return launch_dequantize<DequantizeConfig<E5M2, Ratio<1, 32>, kTurned>>(in, stream);
-    case 16: return launch_dequantize<DequantizeConfig<E5M2, Ratio<32, 32>, kTurned>>(in, stream);
-    case 20: return launch_dequantize<DequantizeConfig<E2M1, Mx<1, 128>, kTurned>>(in, stream);
-    case 23: return launch_dequantize<DequantizeConfig<E2M1, Nv<32, 32>, kTurned>>(in, stream);
-    case 24: return launch_dequantize<DequantizeConfig<E4M3, Unscaled, kTurned>>(in, stream);
-    case 25: return launch_dequantize<DequantizeConfig<E5M2, Unscaled, kTurned>>(in, stream);
-    case 26: return launch_dequantize<DequantizeConfig<E2M1, Unscaled, kTurned>>(in, stream);
+    case 0: return launch(DequantizeConfig<E4M3, Tensor, kTransposed>());
+    case 2: return launch(DequantizeConfig<E4M3, Row, kTransposed>());
+    case 3: return launch(DequantizeConfig<E4M3, Ratio<1, 128>, kTransposed>());
+    case 5: return launch(DequantizeConfig<E4M3, Mx<1, 32>, kTransposed>());
+    case 6: return launch(DequantizeConfig<E5M2, Mx<1, 32>, kTransposed>());
+    case 7: return launch(DequantizeConfig<E4M3, Mx<32, 32>, kTransposed>());
+    case 8: return launch(DequantizeConfig<E2M1, Nv<1, 16>, kTransposed>());
+    case 9: return launch(DequantizeConfig<E2M1, Nv<16, 16>, kTransposed>());
+    case 13: return launch(DequantizeConfig<E4M3, Ratio<1, 64>, kTransposed>());
+    case 14: return launch(DequantizeConfig<E4M3, Ratio<64, 64>, kTransposed>());
+    case 15: return launch(DequantizeConfig<E5M2, Ratio<1, 32>, kTransposed>());
+    case 16: return launch(DequantizeConfig<E5M2, Ratio<32, 32>, kTransposed>());
+    case 20: return launch(DequantizeConfig<E2M1, Mx<1, 128>, kTransposed>());
+    case 23: return launch(DequantizeConfig<E2M1, Nv<32, 32>, kTransposed>());
+    case 24: return launch(DequantizeConfig<E4M3, Unscaled, kTransposed>());
+    case 25: return launch(DequantizeConfig<E5M2, Unscaled, kTransposed>());
+    case 26: return launch(DequantizeConfig<E2M1, Unscaled, kTransposed>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }
@@ -142,6 +160,12 @@ int run_step(int half, int config, const QuantizeStepArguments* in, Stream* stre
   return report(run(config, *in, *stream), call);
 }
 
+int run_several(int half, int config, const QuantizeSeveralArguments* in, Stream* stream,
+                const char** call) {
+  const auto run = half ? &several<__half> : &several<__nv_bfloat16>;
+  return report(run(config, *in, *stream), call);
+}
+
 int run_amax(int half, const AmaxArguments* in, Stream* stream, const char** call) {
   const auto run = half ? &amax<__half> : &amax<__nv_bfloat16>;
   return report(run(*in, *stream), call);
@@ -155,13 +179,17 @@ int run_delayed(const DelayedArguments* in, Stream* stream, const char** call) {
   return report(launch_delayed(*in, *stream), call);
 }
 
+int run_update_scale(const UpdateScaleArguments* in, Stream* stream, const char** call) {
+  return report(launch_update_scale<float>(*in, *stream), call);
+}
+
 int run_row_sums(const RowSumArguments* in, Stream* stream, const char** call) {
   return report(launch_row_sums<float>(*in, *stream), call);
 }
 
-int run_dequantize(int turned, int config, const DequantizeArguments* in, Stream* stream,
+int run_dequantize(int transposed, int config, const DequantizeArguments* in, Stream* stream,
                    const char** call) {
-  const auto run = turned ? &dequantize<true> : &dequantize<false>;
+  const auto run = transposed ? &dequantize<true> : &dequantize<false>;
   return report(run(config, *in, *stream), call);
 }
 

@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
 def test_no_warnings_and_no_spills(built: BuildReport) -> None:
     names = [unit.name for unit in built.units]
     assert any("quantize_e4m3_block_1x64" in name for name in names)
-    assert any("dequantize_groups_e5m2_codes_turned" in name for name in names)
+    assert any("dequantize_groups_e5m2_codes_transposed" in name for name in names)
     assert any("gemm_decoded_sm90_fprop_row_tensor" in name for name in names)
     for unit in built.units:
         assert unit.report.warnings == (), unit.name

@@ -32,7 +32,7 @@ every_exclusion = pytest.mark.parametrize(
 )
 
 IN_GATED = ("glu_interleave", "ranges")
-IN_PRODUCTS = (
+IN_GEMMS = (
     *("main_grad", "delay_wgrad", "weight_cache", "amax_reduction"),
     *("backward_precision", "ranges", "debug"),
 )
@@ -45,13 +45,13 @@ INHERITED = {
     "geglu": IN_GATED,
     "gelu": ("ranges",),
     "glu": IN_GATED,
-    "grouped_linear": ("scale_bias", *IN_PRODUCTS),
+    "grouped_linear": ("scale_bias", *IN_GEMMS),
     "grouped_mlp": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_clamped_qgeglu": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_situglu": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_srelu": IN_EXPERTS,
     "grouped_mlp_tanh_srelu": IN_EXPERTS,
-    "linear": IN_PRODUCTS,
+    "linear": IN_GEMMS,
     "qgeglu": IN_GATED,
     "qgelu": ("ranges",),
     "quantize": ("ranges", "debug"),

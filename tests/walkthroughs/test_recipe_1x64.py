@@ -56,8 +56,8 @@ def test_launchers_decode_operands_in_any_block(tmp_path: Path) -> None:
     assert {each for each in units if not each.startswith("gemm_decoded")} == {
         "dequantize_e4m3_block_1x64",
         "dequantize_e4m3_block_64x64",
-        "dequantize_e4m3_block_64x64_turned",
-        "dequantize_groups_e4m3_block_1x64_turned",
+        "dequantize_e4m3_block_64x64_transposed",
+        "dequantize_groups_e4m3_block_1x64_transposed",
         "quantize_e4m3_block_1x64",
         "quantize_e4m3_block_64x64",
     }

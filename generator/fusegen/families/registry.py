@@ -19,6 +19,7 @@ from .norm_grad import NORM_GRAD
 from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
+from .quantize_several import QUANTIZE_SEVERAL
 from .statistics import STATISTICS
 from .update_scale import UPDATE_SCALE
 
@@ -29,6 +30,7 @@ SHIPPED: tuple[Family, ...] = (
     GEMM_MMA,
     GEMM_DECODED_MMA,
     QUANTIZE,
+    QUANTIZE_SEVERAL,
     POINTWISE_QUANTIZE,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,

@@ -18,6 +18,7 @@ from .norm import NORM, NORM_GRAD
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
+from .quantize_several import QUANTIZE_SEVERAL
 from .snapshot import SNAPSHOT
 from .statistics import STATISTICS
 from .sums import COLUMN_SUM, GROUP_SUM
@@ -35,6 +36,7 @@ SHIPPED: tuple[StepDef, ...] = (
     POINTWISE_GRAD,
     ADD,
     QUANTIZE,
+    QUANTIZE_SEVERAL,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
     SNAPSHOT,

@@ -32,7 +32,6 @@ class DispatchRule:
     """A rule of a dispatch header: condition source and the kernel per element type."""
 
     condition: str
-    words: str
     bfloat16: str
     float16: str
     last: bool
@@ -47,6 +46,7 @@ class DispatchContext:
         header: that declares the arguments; of a family that is known, as the next two.
         arguments: their struct.
         summary: what the kernels do.
+        asks_memory: whether a rule asks what shared memory a CTA may have on the device.
     """
 
     template: str
@@ -58,6 +58,7 @@ class DispatchContext:
     kind: str
     kernels: tuple[str, ...]
     variables: tuple[str, ...]
+    asks_memory: bool
     rules: tuple[DispatchRule, ...]
 
 
@@ -80,7 +81,7 @@ class QuantizedText:
         scaling: of one, ``Scaling`` of quantize/config.cuh; ``Unscaled`` of codes as they are.
         stochastic, hadamard: of a quantise kernel, ``true`` or ``false``.
         columnwise: whether a kernel reads a columnwise copy.
-        turned: whether a kernel that decodes turns matrices over.
+        transposed: whether a kernel that decodes transposes matrices.
         by_group: whether blocks of lines begin with their groups.
         a, b: element types of a GEMM's operands.
         gemm_scaling: scales of a GEMM.
@@ -92,7 +93,7 @@ class QuantizedText:
     stochastic: str = ""
     hadamard: str = ""
     columnwise: str = ""
-    turned: str = ""
+    transposed: str = ""
     by_group: str = ""
     a: str = ""
     b: str = ""
@@ -177,6 +178,7 @@ def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
         kind=kind,
         kernels=tuple(kernel.name for kernel in kernels.kernels),
         variables=tuple(variables),
+        asks_memory=any(rule.shared_bytes for rule in kernels.rules),
         rules=tuple(_rule(rule, i == last) for i, rule in enumerate(kernels.rules)),
     )
 
@@ -184,12 +186,19 @@ def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
 def _rule(rule: SelectionRule, last: bool) -> DispatchRule:
     names = dict(rule.kernels)
     return DispatchRule(
-        condition=rule.predicate.to_cpp(),
-        words=str(rule.predicate),
+        condition=_condition(rule),
         bfloat16=names[DType.BFLOAT16],
         float16=names[DType.FLOAT16],
         last=last,
     )
+
+
+def _condition(rule: SelectionRule) -> str:
+    """C++ of the sizes, and of the device's memory last: it is asked for where it matters."""
+    if not rule.shared_bytes:
+        return rule.predicate.to_cpp()
+    memory = f"fusegen::cta_shared_memory() >= {rule.shared_bytes}"
+    return f"{rule.predicate.to_cpp()} && {memory}" if rule.predicate.conditions else memory
 
 
 def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
@@ -238,7 +247,7 @@ def _quantized_text(template: str, variant: Variant | None) -> QuantizedText:
         stochastic=has("stochastic"),
         hadamard=has("hadamard"),
         columnwise=has("columnwise"),
-        turned=has("turned"),
+        transposed=has("transposed"),
         by_group=has("by_group"),
         a=cuda[0],
         b=cuda[-1],
