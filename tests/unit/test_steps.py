@@ -40,6 +40,7 @@ SPECS = load([builtin_specs(), Path(__file__).parents[1] / "chains" / "specs"])
 ARCHS = ("cpu", "sm_90a")
 REFERENCE = {
     "cross_entropy": "_cross_entropy.py",
+    "norms": "_norms.py",
     "quantized": "_quantize.py",
     "softmax": "_softmax.py",
     "statistics": "_statistics.py",
@@ -115,7 +116,7 @@ def test_the_reference_takes_its_operands(kind: StepDef) -> None:
     assert {*kind.operands} <= kind.reference.slots
     for each, rule in kind.shapes.items():
         if Trait.QUANTIZES not in kind.traits:
-            scalars = {attribute.name for attribute in kind.attributes}
+            scalars = {attribute.name for attribute in kind.attributes_of(each)}
             taken = functions()[kind.function(each)] - {"dtype"}
             assert taken == {*rule} - {*kind.results} | scalars
     own = {slot for slot in kind.reference.slots if not COPIES.fullmatch(slot)}
@@ -237,6 +238,7 @@ TYPES = {
     Origin.INTEGER_RESULT: "int64_t*",
     Origin.LENGTH: "int64_t",
     Origin.SIZE: "int64_t",
+    Origin.KIND: "NormKind",
     Origin.PITCH: "int64_t",
     Origin.TOKEN_PITCH: "int64_t",
     Origin.ALIGNMENT: "int64_t",
@@ -267,7 +269,7 @@ def launches() -> dict[str, Launch]:
 
 def test_launches_are_of_the_structs_of_the_device_code() -> None:
     """Fields by position, or by name where they are assigned, have the types of the struct."""
-    assert len(launches()) == 17
+    assert len(launches()) == 19
     for launch in launches().values():
         own = members(launch.arguments)
         if launch.base:
@@ -294,7 +296,8 @@ def test_gemms_of_copies_read_them_or_what_they_decode_to() -> None:
 def test_steps_are_told_what_their_expression_or_kind_reads() -> None:
     found = 0
     for plan, step in steps():
-        declared = tuple(each.name for each in definition(step.primitive).attributes)
+        kind = definition(step.primitive)
+        declared = tuple(each.name for each in kind.attributes_of(step.kind))
         own = step.pointwise.attributes if step.pointwise else declared
         assert tuple(name for name, _ in step.attributes) == own
         scalars = {attribute.name for attribute in plan.attributes}

@@ -16,6 +16,8 @@ from .gemm_mma import GEMM_MMA
 from .gemm_sm90 import GEMM_SM90
 from .group_row_dot import GROUP_ROW_DOT
 from .group_sum import GROUP_SUM
+from .norm import NORM
+from .norm_grad import NORM_GRAD
 from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
@@ -40,6 +42,8 @@ SHIPPED: tuple[Family, ...] = (
     UPDATE_SCALE,
     GROUP_SUM,
     GROUP_ROW_DOT,
+    NORM,
+    NORM_GRAD,
     POINTWISE,
     SOFTMAX,
     SOFTMAX_GRAD,

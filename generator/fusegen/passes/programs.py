@@ -12,7 +12,7 @@ from ..ir.program import Argument, Binding, Check, CheckKind, Program, own_type_
 from ..ir.quantization import Role
 from ..ir.shapes import Binary, Const, Expr, Operator, Sym, symbols
 from ..ir.step import INTERLEAVE, LIKE, Copy, Operand, Result, Step
-from ..steps import decodes, is_gemm, quantizes, takes
+from ..steps import decodes, definition, is_gemm, quantizes, takes
 from .draft import Draft, NotPossible
 from .liveness import flags_of, forward_conditions, joined_results, ordered
 
@@ -394,6 +394,13 @@ def _label(expr: Expr, dims: Dims) -> str:
     return str(expr)
 
 
+def _of_rows(step: Step) -> frozenset[str]:
+    """Results that have a number for each row of another operand, and so no rows of their own."""
+    rule = definition(step.primitive).shapes.get(step.kind, {})
+    leading = {slot for slot, dims in rule.items() if dims.endswith("...")}
+    return frozenset(o.buffer for o in step.outputs if leading != {*rule} and o.slot in leading)
+
+
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
     """Lengths of rows that the steps of a program need to be multiples, each once."""
     needed: dict[Expr, int] = {}
@@ -406,7 +413,10 @@ def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
         originals = [copy.original for copy in step.copies]
         operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
         results = () if quantizes(step) or decodes(step) else step.writes
+        of_rows = _of_rows(step)
         for name in (*(originals or operands), *results):
+            if name in of_rows:
+                continue
             *outer, inner = draft.buffers[name].shape.flat
             if not outer:  # a vector has no rows: one number for each row of another operand
                 continue

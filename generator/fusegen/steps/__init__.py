@@ -15,6 +15,7 @@ from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .gemm import GEMM, GROUPED_GEMM
 from .group_row_dot import GROUP_ROW_DOT
+from .norm import NORM, NORM_GRAD
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
@@ -31,6 +32,8 @@ SHIPPED: tuple[StepDef, ...] = (
     COLUMN_SUM,
     GROUP_SUM,
     GROUP_ROW_DOT,
+    NORM,
+    NORM_GRAD,
     POINTWISE,
     POINTWISE_GRAD,
     ADD,

@@ -133,11 +133,14 @@ def _value(place: _Place, field: Field) -> str:
             name = place.result(field.of)
             return _typed(field.origin, f"writable({name})") if name else ""
         case Origin.LENGTH:
-            return to_cpp(plan.buffer(place.result(field.of) or "").shape.dims[0])
+            name = place.result(field.of)
+            return to_cpp(plan.buffer(name).shape.dims[0]) if name else ""
         case Origin.SIZE:
             return to_cpp(dict(step.sizes)[field.of])
         case Origin.ATTRIBUTE:
             return _attribute(step, field.of)
+        case Origin.KIND:
+            return f"{field.of}::{step.kind}"
         case Origin.PITCH:
             return _pitch(plan, place.copy(field.of))
         case Origin.TOKEN_PITCH:
@@ -150,8 +153,12 @@ def _value(place: _Place, field: Field) -> str:
 
 
 def _attribute(step: Step, name: str) -> str:
-    """The value of a scalar of a step."""
-    value = dict(step.attributes)[name]
+    """The value of a scalar of a step; empty where its kind has none of the name."""
+    value = dict(step.attributes).get(name)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
     types = {each.name: each.type for each in definition(step.primitive).attributes}
     narrowed = types[name] is AttributeType.FLOAT
     return f"static_cast<float>({scalar(value)})" if narrowed else scalar(value)

@@ -126,7 +126,17 @@ def step_text(
         call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
     groups = step.input(ROW_GROUPS)
     call = f"steps.within({call}, {groups})" if groups else call
-    return StepText(comment, when, step.writes, call)
+    return StepText(comment, when, _targets(step), call)
+
+
+def _targets(step: Step) -> tuple[str, ...]:
+    """Names for all results of the function of the reference; those left out have none."""
+    kind = definition(step.primitive)
+    rule = kind.shapes.get(step.kind)
+    if rule is None:
+        return step.writes
+    names = {operand.slot: operand.buffer for operand in step.outputs}
+    return tuple(names.get(slot, "_") for slot in kind.results if slot in rule)
 
 
 def _function(step: Step) -> str:

@@ -28,7 +28,7 @@ _ERRORS_OF_EXPERTS = 5
 # Of normal values with a relative error e, 0.32 e change their sign. Where a gradient jumps there,
 # the square of its error is twice that, as half of it is 0; times the margin of tolerances, 2.6.
 _ERRORS_OF_FLIPS = 1.7
-_VALUES = ("a", "b", "add", "scales", "add_scales")
+_VALUES = ("a", "b", "grad", "add", "scales", "add_scales")
 
 
 @dataclass(frozen=True, slots=True)
