@@ -279,6 +279,32 @@ def test_launches_are_of_the_structs_of_the_device_code() -> None:
                 assert found == TYPES[field.origin], (launch.arguments, field)
 
 
+SCALARS = {
+    AttributeType.FLOAT: "float",
+    AttributeType.INT: "int64_t",
+    AttributeType.BOOL: "bool",
+}
+"""What a field of an attribute of each type is in C++."""
+
+
+def test_attributes_of_launches_have_the_types_of_the_struct() -> None:
+    """Narrowing to float is said by a cast; all that a kind has reaches its kernel."""
+    found = set()
+    for _, step in steps():
+        kind = definition(step.primitive)
+        launch = kind.launch(step) if kind.launch and kind.attributes else None
+        if launch is None:
+            continue
+        types = {attribute.name: attribute.type for attribute in kind.attributes}
+        places = {name: cpp for cpp, name in members(launch.arguments)}
+        told = [field for field in launch.fields if field.origin is Origin.ATTRIBUTE]
+        assert {field.of for field in told} in ({*types}, set())  # others say more than a number
+        for field in told:
+            assert places[field.name] == SCALARS[types[field.of]], (launch.arguments, field)
+        found |= {step.primitive} if told else set()
+    assert {"softmax", "softmax_grad", "cross_entropy", "cross_entropy_grad"} <= found
+
+
 def test_gemms_of_copies_read_them_or_what_they_decode_to() -> None:
     found = {reads_decoded(step) for _, step in steps() if is_gemm(step) and step.copies}
     assert found == {False, True}
