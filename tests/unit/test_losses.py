@@ -116,3 +116,27 @@ def test_rows_of_other_lengths_are_refused() -> None:
         checks = planned(module).forward.checks
         (multiple,) = (check for check in checks if check.kind is CheckKind.MULTIPLE)
         assert (multiple.label, multiple.number) == (label, 8)
+
+
+GROUPED = """\
+edition: 1
+module: router
+class: Router
+summary: Experts and a softmax of what they give
+dims: {T: tokens, E: num_groups, H: hidden, F: wide}
+inputs:
+  x: {shape: [T, H], role: input}
+  split_sizes: {shape: [E], dtype: int64, differentiable: false}
+chain:
+  - {op: grouped_linear, as: fc, dims: {K: H, N: F}}
+  - {op: softmax, as: probs, dims: {D: F}}
+"""
+
+
+def test_a_softmax_behind_groups_is_refused(tmp_path: Path) -> None:
+    """Of the zeros past them it would give 1 / D."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "router.yaml").write_text(GROUPED, encoding="utf-8")
+    specs = load([builtin_specs(), tmp_path])
+    with pytest.raises(NotPossible, match=r"'probs': rows past split_sizes are to be zero in y"):
+        resolve_module(specs, Cell("router", "bf16"), "cpu")
