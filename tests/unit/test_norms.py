@@ -14,6 +14,7 @@ from fusegen.ir.program import CheckKind
 from fusegen.ir.shapes import Const
 from fusegen.ir.step import Step
 from fusegen.ir.words import Init
+from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.steps.norm import PARTIALS
@@ -139,3 +140,27 @@ def test_a_norm_starts_with_a_gain_of_one(centered: str, init: Init, tmp_path: P
     assert fills["norm.weight"] is init
     scalars = [dict(s.attributes).get("zero_centered_gamma") for s in made.forward.steps]
     assert scalars[0] is (centered == "true")
+
+
+GROUPED = """\
+edition: 1
+module: experts
+class: Experts
+summary: A norm and the experts behind it
+dims: {T: tokens, E: num_groups, H: hidden, F: wide}
+inputs:
+  x: {shape: [T, H], role: input}
+  split_sizes: {shape: [E], dtype: int64, differentiable: false}
+chain:
+  - {op: rms_norm, as: norm, dims: {D: H}}
+  - {op: grouped_linear, as: fc, dims: {K: H, N: F}}
+"""
+
+
+def test_rows_past_the_groups_are_not_normed(tmp_path: Path) -> None:
+    """They may hold NaN, which a sum over all rows would spread."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "experts.yaml").write_text(GROUPED, encoding="utf-8")
+    specs = load([builtin_specs(), tmp_path])
+    with pytest.raises(NotPossible, match=r"'norm': rows past split_sizes are to be zero in"):
+        resolve_module(specs, Cell("experts", "bf16"), "cpu")
