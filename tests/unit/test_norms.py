@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.checks.load import load
+from fusegen.emit.launcher.program import launcher_context
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.program import CheckKind
@@ -81,6 +82,23 @@ def test_there_are_as_many_parts_as_the_kernel_leaves_sums_of() -> None:
     found = partials(made)
     assert found
     assert made.buffer(found[1]).shape.dims[0] == Const(int(stated))
+
+
+def test_a_launch_is_told_scalars_and_the_kind() -> None:
+    """What a call says as the argument that it is, what was chosen before as it is written."""
+
+    def launches(module: str) -> list[str]:
+        context = launcher_context(plan(module, "sm_90a"), SPECS.archs["sm_90a"], "fusegen")
+        return [line.strip() for p in context.programs for step in p.steps for line in step.lines]
+
+    layer = launches("layer_norm")
+    assert layer.count("arguments.eps = static_cast<float>(eps);") == 1  # of the forward alone
+    assert layer.count("arguments.zero_centered = false;") == 2
+    assert layer.count("arguments.kind = NormKind::layer;") == 2
+    assert "arguments.parts = 132;" in layer
+    length = launches("l2_normalization")
+    assert not any(word in line for line in length for word in ("zero_centered", "parts", "mean"))
+    assert length.count("arguments.kind = NormKind::l2;") == 2
 
 
 @pytest.mark.parametrize("module", OPS)
