@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from fusegen.checks.load import load
+from fusegen.emit.launcher.program import launcher_context
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.program import CheckKind
 from fusegen.ir.shapes import Const
 from fusegen.ir.step import Step
 from fusegen.ir.words import Init
+from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.steps.norm import PARTIALS
@@ -82,6 +84,23 @@ def test_there_are_as_many_parts_as_the_kernel_leaves_sums_of() -> None:
     assert made.buffer(found[1]).shape.dims[0] == Const(int(stated))
 
 
+def test_a_launch_is_told_scalars_and_the_kind() -> None:
+    """What a call says as the argument that it is, what was chosen before as it is written."""
+
+    def launches(module: str) -> list[str]:
+        context = launcher_context(plan(module, "sm_90a"), SPECS.archs["sm_90a"], "fusegen")
+        return [line.strip() for p in context.programs for step in p.steps for line in step.lines]
+
+    layer = launches("layer_norm")
+    assert layer.count("arguments.eps = static_cast<float>(eps);") == 1  # of the forward alone
+    assert layer.count("arguments.zero_centered = false;") == 2
+    assert layer.count("arguments.kind = NormKind::layer;") == 2
+    assert "arguments.parts = 132;" in layer
+    length = launches("l2_normalization")
+    assert not any(word in line for line in length for word in ("zero_centered", "parts", "mean"))
+    assert length.count("arguments.kind = NormKind::l2;") == 2
+
+
 @pytest.mark.parametrize("module", OPS)
 def test_statistics_are_saved_beside_what_the_caller_has(module: str) -> None:
     made = plan(module, "cpu")
@@ -139,3 +158,27 @@ def test_a_norm_starts_with_a_gain_of_one(centered: str, init: Init, tmp_path: P
     assert fills["norm.weight"] is init
     scalars = [dict(s.attributes).get("zero_centered_gamma") for s in made.forward.steps]
     assert scalars[0] is (centered == "true")
+
+
+GROUPED = """\
+edition: 1
+module: experts
+class: Experts
+summary: A norm and the experts behind it
+dims: {T: tokens, E: num_groups, H: hidden, F: wide}
+inputs:
+  x: {shape: [T, H], role: input}
+  split_sizes: {shape: [E], dtype: int64, differentiable: false}
+chain:
+  - {op: rms_norm, as: norm, dims: {D: H}}
+  - {op: grouped_linear, as: fc, dims: {K: H, N: F}}
+"""
+
+
+def test_rows_past_the_groups_are_not_normed(tmp_path: Path) -> None:
+    """They may hold NaN, which a sum over all rows would spread."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "experts.yaml").write_text(GROUPED, encoding="utf-8")
+    specs = load([builtin_specs(), tmp_path])
+    with pytest.raises(NotPossible, match=r"'norm': rows past split_sizes are to be zero in"):
+        resolve_module(specs, Cell("experts", "bf16"), "cpu")

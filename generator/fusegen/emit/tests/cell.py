@@ -322,8 +322,9 @@ def _tolerance(plan: ModulePlan, name: str) -> float:
 def error_counts(plan: ModulePlan) -> dict[str, float]:
     """Independent errors that each buffer carries, as many as would have its square.
 
-    A GEMM, a sum or an expression adds one, and passes on those of its operands: an expression
-    by the square of each symbol's degree.  Copies pass on what they are made from.
+    A GEMM, a sum, an expression, or what computes each row by itself adds one, and passes on those
+    of its operands: an expression by the square of each symbol's degree.  Copies pass on what they
+    are made from.
     """
     counts: dict[str, float] = {}
     one = plan.tolerance.end_to_end / math.sqrt(_ERRORS_OF_EXPERTS)
@@ -338,7 +339,8 @@ def error_counts(plan: ModulePlan) -> dict[str, float]:
             found = 1.0 + sum(map(passed, step.pointwise.operands))
         else:
             values = (o.buffer for o in step.inputs if o.slot in _VALUES)
-            own = 1.0 if is_gemm(step) or sums_rows(step) else 0.0
+            by_rows = definition(step.primitive).independent
+            own = 1.0 if is_gemm(step) or sums_rows(step) or by_rows else 0.0
             found = own + sum(counts.get(name, 0.0) for name in values)
         counts |= dict.fromkeys(step.writes, found)
     return counts

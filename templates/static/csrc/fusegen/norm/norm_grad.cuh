@@ -22,7 +22,7 @@ namespace fusegen {
 
 namespace norm {
 
-inline constexpr int kSharedRowColumns = 16384;  // of rows that are read once
+inline constexpr int kColumnsReadOnce = 16384;  // of a row, at most
 inline constexpr int kGradThreads = 512;
 
 // Which sums over rows are wanted, and where those of a part lie.
@@ -33,11 +33,6 @@ struct Sums {
       : weight(in.dweight != nullptr), bias(in.dbias != nullptr) {}
 
   __device__ __host__ int count() const { return weight + bias; }
-};
-
-// The two sums over a row that its gradient needs.
-struct RowSums {
-  float along, mean;  // of g n, and of g
 };
 
 // What follows from statistics of a row: n = scale x + shift.
@@ -325,7 +320,7 @@ Status with_grad_shape(int64_t columns, const Launch& launch) {
   if (columns <= 2048) return launch(Shape<kGradThreads, 64, 4>());
   if (columns <= 4096) return launch(Shape<kGradThreads, 128, 4>());
   if (columns <= 8192) return launch(Shape<kGradThreads, 256, 4>());
-  static_assert(Shape<kGradThreads, 512, 4>::kColumns == kSharedRowColumns);
+  static_assert(Shape<kGradThreads, 512, 4>::kColumns == kColumnsReadOnce);
   return launch(Shape<kGradThreads, 512, 4>());
 }
 
@@ -333,7 +328,7 @@ template <class Element, class S, bool centred>
 Status launch_rows(const NormGradArguments& in, int parts, Stream& stream) {
   static std::atomic<uint64_t> allowed{0};
   const auto kernel = &grad_kernel<Element, S, centred>;
-  Status status = allow_shared_memory(kernel, 2 * ColumnSums<S>::kBytes, allowed);
+  Status status = allow_shared_memory(kernel, (1 + centred) * ColumnSums<S>::kBytes, allowed);
   if (!status.ok()) return status;
   Grid grid{dim3(unsigned(parts)), S::kThreads};
   grid.shared_bytes = Sums(in).count() * ColumnSums<S>::kBytes;
@@ -365,7 +360,7 @@ static Status launch_norm_grad(const NormGradArguments& in, Stream& stream) {
     return {static_cast<int>(cudaErrorInvalidValue), "partials of 132 parts"};
   }
   int parts = 0;
-  if (in.rows > 0 && in.columns > norm::kSharedRowColumns) {
+  if (in.rows > 0 && in.columns > norm::kColumnsReadOnce) {
     parts = int(std::min(norm::ceil_div(in.rows, norm::kStripRows), norm::kStripParts));
     status = norm::launch_long_rows<Element>(in, parts, stream);
   } else if (in.rows > 0) {
