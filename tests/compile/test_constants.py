@@ -37,6 +37,7 @@ CELLS = (
     Cell("grouped_linear", "nvfp4"),
     Cell("grouped_mlp", "mxfp8", ("debug",)),
     Cell("grouped_mlp", "mxfp8"),
+    Cell("layer_norm", "bf16"),
 )
 STATING = {family.name for family in FAMILIES if family.constants(None, None, None, {})}
 """Families whose units state numbers."""

@@ -90,8 +90,13 @@ def _parameters(instance: Instance) -> list[Parameter]:
     for name, spec in instance.op.parameters.items():
         path = f"{instance.item}.{name}" if instance.item else name
         fan_in = spec.shape.substitute(instance.dims).dims[-1]
-        result.append(Parameter(parameter_argument(path), path, spec.init or Init.ZEROS, fan_in))
+        result.append(Parameter(parameter_argument(path), path, _init(spec, instance), fan_in))
     return result
+
+
+def _init(spec: TensorSpec, instance: Instance) -> Init:
+    chosen = (init for name, init in spec.init_if.items() if instance.attributes[name] is True)
+    return next(chosen, spec.init or Init.ZEROS)
 
 
 def _forward(instance: Instance) -> list[Step]:

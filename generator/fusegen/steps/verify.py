@@ -203,7 +203,7 @@ def _slots(view: View, _: Buffers) -> Iterator[Fault]:
             filled = [operand.slot for operand in operands]
             for slot in dict.fromkeys(slot for slot in filled if filled.count(slot) > 1):
                 yield view.fault(step, slot, "is a slot with two operands")
-        for slot in () if kind.of_passes else kind.operands:
+        for slot in () if kind.of_passes else kind.required(step.kind):
             if step.input(slot) is None:
                 yield view.fault(step, slot, "is a slot without an operand")
 

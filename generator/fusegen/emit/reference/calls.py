@@ -126,7 +126,17 @@ def step_text(
         call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
     groups = step.input(ROW_GROUPS)
     call = f"steps.within({call}, {groups})" if groups else call
-    return StepText(comment, when, step.writes, call)
+    return StepText(comment, when, _targets(step), call)
+
+
+def _targets(step: Step) -> tuple[str, ...]:
+    """Names for all results of the function of the reference; those left out have none."""
+    kind = definition(step.primitive)
+    rule = kind.shapes.get(step.kind)
+    if rule is None:
+        return step.writes
+    names = {operand.slot: operand.buffer for operand in step.outputs}
+    return tuple(names.get(slot, "_") for slot in kind.results if slot in rule)
 
 
 def _function(step: Step) -> str:
@@ -245,7 +255,7 @@ def _dequantize_call(plan: ModulePlan, program: Program, step: Step) -> str:
     first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [f"group_sizes={o.buffer}" for o in step.inputs if o.slot == "groups"]
-    call = f"{_function(step)}({', '.join(words)}).to({first.name}.dtype)"
+    call = f"{_function(step)}({', '.join(words)}).to({plan.own_type_argument(program)}.dtype)"
     leading = plan.buffer(step.out).shape.leading
     return f"steps.with_leading({call}, {first.name})" if leading else call
 
@@ -255,7 +265,8 @@ def _gemm_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
     words = _read_copies(plan, program, step)
     words += [step.copies[0].groups] if step.copies[0].groups else []
     wide = _is_wide(plan, program, step)
-    words.append("dtype=torch.float32" if wide else f"dtype={first.name}.dtype")
+    own = f"{plan.own_type_argument(program)}.dtype"
+    words.append(f"dtype={'torch.float32' if wide else own}")
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("add", "add_scales")]
     call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
     leading = plan.buffer(step.out).shape.leading

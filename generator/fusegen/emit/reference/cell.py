@@ -15,7 +15,7 @@ from ...ir.quantization import Extent
 from ...ir.shapes import symbols, to_code
 from ...ir.step import Result
 from ...options import scopes_of
-from ...steps import SHIPPED, definition, is_printed
+from ...steps import definition, is_printed
 from ..python.conditions import Conditions, named_conditions
 from ..python.states import state_sources
 from ..python.words import (
@@ -96,7 +96,7 @@ class ReferenceContext:
 
     Attributes:
         constants: how each role is quantised; empty where nothing is.
-        modules: that functions of steps stand in, besides those of fusegen.
+        modules: that functions of steps stand in, besides those that the template names.
         programs: every op's.
         exact: the forward without quantisation, where it differs.
         scopes: modules of what each step runs in.
@@ -148,16 +148,15 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
     )
 
 
-_OWN_MODULES = frozenset(
-    kind.reference.function.partition(".")[0] for kind in SHIPPED if kind.reference
-)
+_NAMED_OTHERWISE = frozenset(("quantized", "statistics", "steps"))
+"""Modules that more than functions of steps stand in: the template has their imports."""
 
 
 def _modules(plan: ModulePlan) -> tuple[str, ...]:
-    """Modules of the reference that extensions bring."""
+    """Modules of the reference, such as those of extensions, that the plan's steps call."""
     kinds = (definition(step.primitive) for step in (*plan.steps, *plan.exact))
     words = {kind.reference.function.partition(".")[0] for kind in kinds if kind.reference}
-    return tuple(sorted(words - _OWN_MODULES))
+    return tuple(sorted(words - _NAMED_OTHERWISE))
 
 
 def _exact_text(plan: ModulePlan) -> ExactText:
