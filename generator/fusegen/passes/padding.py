@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..ir.kernel import GemmKind
 from ..ir.step import Operand, Step
 from ..math import Program, zero_results
-from ..steps import is_gemm
+from ..steps import copies_memory, is_gemm
 from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
@@ -34,10 +34,21 @@ class Padding:
         self._grouped = [step for step in (*draft.forward, *draft.backward) if _is_grouped(step)]
 
     def see(self, step: Step) -> None:
-        """A step without an expression."""
+        """A step without an expression.
+
+        Raises:
+            NotPossible: it copies to a result what may not be zero.
+        """
         if _is_grouped(step):
             self._last = step
             self._zero.add(step.out)
+        if copies_memory(step) and self._zero.issuperset(step.reads):
+            self._zero.add(step.out)
+        elif copies_memory(step) and self._grouped and step.out in self._results:
+            raise NotPossible(
+                f"op {step.item!r}: rows past the groups are to be zero in {step.out!r}, and it"
+                f" copies those of {step.reads[0]!r} as they are"
+            )
 
     def settle(self, step: Step, program: Program) -> Step:
         """A pointwise step with its math, given the groups where a result needs them.

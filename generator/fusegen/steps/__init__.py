@@ -17,6 +17,7 @@ from .group_row_dot import GROUP_ROW_DOT
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
+from .reshape import RESHAPE
 from .snapshot import SNAPSHOT
 from .statistics import STATISTICS
 from .sums import COLUMN_SUM, GROUP_SUM
@@ -34,6 +35,7 @@ SHIPPED: tuple[StepDef, ...] = (
     QUANTIZE,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
+    RESHAPE,
     SNAPSHOT,
     STATISTICS,
     UPDATE_SCALE,
