@@ -307,7 +307,7 @@ def write(result: Result, folder: Path = RESULTS, *, partial: bool = False) -> P
     return path
 
 
-# A product's tiles are contenders named by their schedule; the fastest also stands under our name.
+# A GEMM's tiles are contenders named by their schedule; the fastest also stands under our name.
 _TILE = re.compile(r"_\d+x\d+x\d+_")
 
 

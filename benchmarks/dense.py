@@ -1,4 +1,4 @@
-"""Dense square products of torch, against whose rates grouped ones are held."""
+"""Dense square GEMMs of torch, against whose rates grouped ones are held."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CODES = {DType.E4M3: torch.float8_e4m3fn, DType.E5M2: torch.float8_e5m2}
 
 
 def contender(mode: Mode) -> common.Contender:
-    """The product of a mode: bf16, or FP8 with one scale per operand.
+    """The GEMM of a mode: bf16, or FP8 with one scale per operand.
 
-    Torch has no dense product with other scales that is as fast, and sums that are split stay split
+    Torch has no dense GEMM with other scales that is as fast, and sums that are split stay split
     under any of them.
     """
     a, b = common.normal(SIZE, SIZE), common.normal(SIZE, SIZE)

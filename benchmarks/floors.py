@@ -1,7 +1,7 @@
 """The least time that a module's plan allows: each step's operations and bytes at measured rates.
 
-Every recipe is held against its own plan. Products take the longer of their operations, at the rate
-that a dense product of the same formats and accumulation has in the same run, and of their bytes;
+Every recipe is held against its own plan. GEMMs take the longer of their operations, at the rate
+that a dense GEMM of the same formats and accumulation has in the same run, and of their bytes;
 all other steps take their bytes, each operand read and each result written once, at a copy's rate.
 A scale that is known only after all of a tensor was read asks for reading it again, which is not
 counted. Whole tiles, and what must pass through the L2 cache, are no part of the floor: the bytes
@@ -35,7 +35,7 @@ QUANTISED = (DType.E4M3, DType.E5M2)
 
 @dataclass(frozen=True)
 class Mode:
-    """What the rate of a product depends on.
+    """What the rate of a GEMM depends on.
 
     Attributes:
         formats: of the operands in FP8, a's and b's; none: 16 bits.
@@ -54,7 +54,7 @@ class Mode:
 class Rates:
     """Measured in one run: operations per second by mode, and bytes of a copy per second."""
 
-    products: Mapping[Mode, float]
+    gemms: Mapping[Mode, float]
     copy: float
 
 
@@ -63,12 +63,12 @@ class Floor:
     """Of one forward and backward.
 
     Attributes:
-        products, quantise, activation: milliseconds; an activation that quantises what it gives is
+        gemms, quantise, activation: milliseconds; an activation that quantises what it gives is
             an activation.
-        l2_bytes: what the products' tiles load and store, and the bytes of all other steps.
+        l2_bytes: what the GEMMs' tiles load and store, and the bytes of all other steps.
     """
 
-    products: float
+    gemms: float
     quantise: float
     activation: float
     l2_bytes: int
@@ -76,7 +76,7 @@ class Floor:
     @property
     def total(self) -> float:
         """Milliseconds of all steps, one after another."""
-        return self.products + self.quantise + self.activation
+        return self.gemms + self.quantise + self.activation
 
 
 @lru_cache
@@ -105,12 +105,12 @@ def floor(
     """What a forward and backward with all gradients but those of biases cost at least.
 
     Args:
-        plan: of a module whose products are grouped by `splits`.
+        plan: of a module whose GEMMs are grouped by `splits`.
         lengths: of every dimension by its symbol.
         splits: tokens of each group.
         rates: of the machine.
     """
-    times = {"products": 0.0, "quantise": 0.0, "activation": 0.0}
+    times = {"gemms": 0.0, "quantise": 0.0, "activation": 0.0}
     l2_bytes, sets = 0, _sets(plan)
     for program in _programs(plan):
         for step in program.steps:
@@ -121,7 +121,7 @@ def floor(
             if is_gemm(step):
                 assert step.flops is not None
                 operations = evaluate(step.flops, lengths)
-                seconds = max(seconds, operations / rates.products[_mode(sets, step)])
+                seconds = max(seconds, operations / rates.gemms[_mode(sets, step)])
                 crossing = _tile_bytes(plan, step, sets, lengths, splits)
             times[_part(step)] += 1e3 * seconds
             l2_bytes += crossing
@@ -138,7 +138,7 @@ def _sets(plan: ModulePlan) -> dict[str, KernelSet]:
 
 def _part(step: Step) -> str:
     if is_gemm(step):
-        return "products"
+        return "gemms"
     return "activation" if step.pointwise is not None else "quantise"
 
 
@@ -173,7 +173,7 @@ def _bytes(
 
 
 def _adds(sets: Mapping[str, KernelSet], step: Step) -> bool:
-    """Whether a product is added to what its result holds."""
+    """Whether a GEMM is added to what its result holds."""
     variant = None if step.kernels is None else sets[step.kernels].units[0].variant
     return variant is not None and variant.store in (Store.ADD, Store.ADD_IO)
 
@@ -213,7 +213,7 @@ def _tile_bytes(
 
 
 def _case(kind: GemmKind, sizes: Mapping[str, int], splits: Sequence[int]) -> Case:
-    """The linear of which a product has so many tokens, n and k."""
+    """The linear of which a GEMM has so many tokens, n and k."""
     return Case(len(splits), sizes["tokens"], sizes["n"], sizes["k"])
 
 

@@ -84,14 +84,14 @@ def model(name: str) -> str:
     return MODELS.get(name, name.replace("_", " "))
 
 
-_PRODUCT = re.compile(
+_GEMM = re.compile(
     r"(?P<shape>\S+?)(_(?P<layer>up|down))?( (?P<draw>.+))? (?P<kind>fprop|[dw]grad.*)"
 )
 
 
-def product(case: str) -> tuple[str, str]:
+def gemm(case: str) -> tuple[str, str]:
     """A case such as "mixtral_up zipf fprop" as its model and what is computed of it."""
-    read = _PRODUCT.fullmatch(case)
+    read = _GEMM.fullmatch(case)
     if read is None:
         return model(case), ""
     kind, layer = read["kind"], LAYERS.get(read["layer"])

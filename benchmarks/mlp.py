@@ -37,7 +37,7 @@ DRAWS_OF_ALL = ("zipf",)  # beside the usual one, for every model; three models 
 BLOCK_SECONDS = 0.03
 ARCH = "sm_90a"  # whose plans are looked at where there is no GPU
 
-# Relative difference from bf16 that a whole chain of quantised products may have.
+# Relative difference from bf16 that a whole chain of quantised GEMMs may have.
 TOLERANCES = {OURS: 2e-2, EAGER: 2e-2, f"{OURS} nvfp4": 5e-1}
 TOLERANCE = 2e-1
 
@@ -198,7 +198,7 @@ class Model:
 
     @property
     def flops(self) -> int:
-        """Of the products of a forward and backward."""
+        """Of the GEMMs of a forward and backward."""
         return 18 * self.shape.tokens * self.shape.hidden * self.shape.intermediate
 
 
@@ -484,10 +484,10 @@ def _memory(step: Step) -> dict[str, float]:
 
 def _dense_rates(modes: Iterable[floors.Mode], rates: floors.Rates) -> dict[str, float]:
     """The rates that a floor was made of, TFLOP/s; that of bf16 stands in every row."""
-    found = {"dense_tflops": rates.products[floors.Mode()] / 1e12}
+    found = {"dense_tflops": rates.gemms[floors.Mode()] / 1e12}
     for mode in modes:
         if mode.formats:
-            found[f"dense_{mode}_tflops"] = rates.products[mode] / 1e12
+            found[f"dense_{mode}_tflops"] = rates.gemms[mode] / 1e12
     return found
 
 
@@ -508,7 +508,7 @@ def _row(
         fraction=floor.total / median,
         extra={
             **known,
-            "floor_products_ms": floor.products,
+            "floor_products_ms": floor.gemms,
             "floor_quantise_ms": floor.quantise,
             "floor_activation_ms": floor.activation,
             "l2_gb": floor.l2_bytes / 1e9,

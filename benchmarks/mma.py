@@ -1,4 +1,4 @@
-"""bf16 grouped products by mma.sync as sm_90 code, beside Triton's by the same instruction.
+"""bf16 grouped GEMMs by mma.sync as sm_90 code, beside Triton's by the same instruction.
 
 What ships for sm_80 is compiled for the GPU at hand, so its design is measured and no translation
 of its PTX. Ours is the point that the rules of specs/archs/sm_80.yaml choose; further points stand
@@ -22,7 +22,7 @@ import torch
 from common import OURS, Case, Row
 from floors import plan_of
 from kernels import build
-from kernels.fp8_kernels import Gemm, Stream
+from kernels.fp8_kernels import GemmArguments, Stream
 from torch import Tensor
 
 from fusegen import api
@@ -44,7 +44,7 @@ KINDS = tuple(GemmKind)
 
 
 class Kernel:
-    """The three products of one point."""
+    """The three GEMMs of one point."""
 
     def __init__(self, point: str) -> None:
         """Load its library, which must be built."""
@@ -55,7 +55,7 @@ class Kernel:
     def __call__(
         self, kind: GemmKind, sizes: Tensor, x: Tensor, weight: Tensor, dy: Tensor
     ) -> Tensor:
-        """The product of groups of these sizes, int64 [E] on the device.
+        """The GEMM of groups of these sizes, int64 [E] on the device.
 
         Raises:
             RuntimeError: the launch failed; names the point and the call.
@@ -67,7 +67,7 @@ class Kernel:
             GemmKind.WGRAD: (dy, x, (groups, n, k)),
         }[kind]
         d = torch.empty(shape, device=x.device, dtype=x.dtype)
-        arguments = Gemm(
+        arguments = GemmArguments(
             *(a.data_ptr(), b.data_ptr(), None, d.data_ptr(), sizes.data_ptr()),
             *(len(x), groups, n, k, self._processors, None),
         )
@@ -82,11 +82,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of product on one shape.
+    """One kind of GEMM on one shape.
 
     Attributes:
-        kind: of the product.
-        shape: of the product.
+        kind: of the GEMM.
+        shape: of the GEMM.
         chosen: the point that ships for it.
         kernels: by point.
     """
@@ -105,7 +105,7 @@ class Work:
         """Check, then time everybody in turns.
 
         Raises:
-            SystemExit: a product is wrong.
+            SystemExit: a GEMM is wrong.
         """
         import triton_mma
 

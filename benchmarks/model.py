@@ -1,7 +1,7 @@
 """A training step of a whole mixture-of-experts model as one CUDA graph, under every recipe.
 
 The model is the demo's: attention, router, loss and optimizer are PyTorch's, the experts generated
-ones, or torch's grouped products. All contenders share weights, optimizer and tokens, and each
+ones, or torch's grouped GEMMs. All contenders share weights, optimizer and tokens, and each
 compiles into one graph of torch.compile and is captured whole: forward, backward and update. None
 is timed before its replays were found to do what steps do that are neither compiled nor captured.
 """
@@ -58,7 +58,7 @@ LossOf = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 
 
 class TorchExperts(demo_model.PlainExperts):
-    """Torch's grouped products instead of a loop: no group size leaves the device."""
+    """Torch's grouped GEMMs instead of a loop: no group size leaves the device."""
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """x [T, H] sorted by expert, split_sizes int64 [E], probs [T] -> [T, H] in x's dtype."""

@@ -58,9 +58,9 @@ only where the result leaves bfloat16, which takes elements of 2^126 and more.  
 infinite, and with it the amax of its group: scale 1, and a gradient of the weight that is not
 finite, as after any other overflow.
 
-**Emulated products decode to bfloat16.**  A code times a power of two is exact there, and so is
+**Emulated GEMMs decode to bfloat16.**  A code times a power of two is exact there, and so is
 E2M1 times a scale in E4M3.  Other fp32 scales, of blocks, rows or tensors, round each element once,
-1.5e-3 rms: a result in bfloat16 is within 3e-3 of the exact product of the copies, where its own
+1.5e-3 rms: a result in bfloat16 is within 3e-3 of the exact result of the copies, where its own
 rounding takes 1.7e-3, and one in fp32 within 2.5e-3.  Sums are kept in fp32 whatever less a recipe
 allows.  The reference multiplies the copies as they are, without that rounding.
 

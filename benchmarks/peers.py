@@ -1,9 +1,9 @@
-"""Other libraries' grouped products and expert MLPs, where they are installed.
+"""Other libraries' grouped GEMMs and expert MLPs, where they are installed.
 
 Each makes, from operands as ours reads them, a call that computes the same. What a library wants
 laid out otherwise (groups padded to an alignment, an operand transposed, codes and scales of a
-product in FP8) is laid out before the timing, and group sizes that it wants on the host are read
-before: so a product's time is the product's alone. An expert MLP pays for its quantisation, as ours
+GEMM in FP8) is laid out before the timing, and group sizes that it wants on the host are read
+before: so a GEMM's time is the GEMM's alone. An expert MLP pays for its quantisation, as ours
 does. Checked against the sources of the versions named. A library that is absent, fails or computes
 something else is left out with a line on stderr: a peer's fault ends no benchmark of ours.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 
 Call = Callable[[], Any]
 Results = tuple[Tensor, ...]
-FP8_ALIGNMENT = 16  # of groups: TransformerEngine's and torchao's products in FP8
+FP8_ALIGNMENT = 16  # of groups: TransformerEngine's and torchao's GEMMs in FP8
 
 
 def _same(out: Any) -> Any:
@@ -46,7 +46,7 @@ class Peer:
     Attributes:
         module: imported to see whether it is there.
         install: what pip installs.
-        make: a product's (kind; group sizes; x; weight; dy) or an `Expert` -> the call; None where
+        make: a GEMM's (kind; group sizes; x; weight; dy) or an `Expert` -> the call; None where
             the library has no such one.
         tolerance: relative Frobenius distance that its first result may have.
     """
@@ -84,11 +84,11 @@ def _spread(tensor: Tensor, rows: Tensor, length: int) -> Tensor:
     return out
 
 
-# ---- products in bf16
+# ---- GEMMs in bf16
 
 
 def _quack(kind: str, sizes: Tensor, x: Tensor, weight: Tensor, dy: Tensor) -> Made:
-    """quack-kernels 0.6.5 with its default tile; tuning compiles 22 to 44 of them per product."""
+    """quack-kernels 0.6.5 with its default tile; tuning compiles 22 to 44 of them per GEMM."""
     quack: Any = importlib.import_module("quack.gemm_interface")
     begins = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(torch.int32)
     gemm = partial(quack.gemm, tuned=False)
@@ -109,7 +109,7 @@ def _quack(kind: str, sizes: Tensor, x: Tensor, weight: Tensor, dy: Tensor) -> M
 
 
 def _transformer_engine(kind: str, sizes: Tensor, x: Tensor, weight: Tensor, dy: Tensor) -> Made:
-    """transformer-engine 2.20: the products of its GroupedLinear, one cuBLAS call per group."""
+    """transformer-engine 2.20: the GEMMs of its GroupedLinear, one cuBLAS call per group."""
     gemm: Any = importlib.import_module(
         "transformer_engine.pytorch.cpp_extensions"
     ).general_grouped_gemm
@@ -177,7 +177,7 @@ def _deep_gemm(kind: str, sizes: Tensor, x: Tensor, weight: Tensor, dy: Tensor) 
 def _added(
     multiply: Callable[..., None], operands: tuple[Any, Any], weight: Tensor, lengths: Tensor
 ) -> Made:
-    """DeepGEMM's product over tokens of every group, added to fp32 of the weight's shape."""
+    """DeepGEMM's GEMM over tokens of every group, added to fp32 of the weight's shape."""
     total, of_host = torch.zeros(weight.shape, device=weight.device), lengths.tolist()
 
     def run() -> Tensor:
@@ -187,7 +187,7 @@ def _added(
     return Made(run)
 
 
-# ---- products in FP8, scales of 1 x 128 for tokens and 128 x 128 for weights
+# ---- GEMMs in FP8, scales of 1 x 128 for tokens and 128 x 128 for weights
 
 
 def _deep_gemm_scaled(kind: str, sizes: Tensor, x: Tensor, weight: Tensor, dy: Tensor) -> Made:
@@ -298,7 +298,7 @@ def _read(results: Results, rows: Tensor, groups: int) -> Results:
 
 def _torchao(expert: Expert) -> Made:
     """torchao 0.18: e4m3 codes with a scale per row of each operand, compiled."""
-    product: Any = importlib.import_module(
+    gemm: Any = importlib.import_module(
         "torchao.prototype.moe_training.fp8_grouped_mm"
     )._to_fp8_rowwise_then_scaled_grouped_mm
     wide, rows = expert.aligned(FP8_ALIGNMENT)
@@ -307,7 +307,7 @@ def _torchao(expert: Expert) -> Made:
 
     def mlp(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor) -> Tensor:
         def multiply(a: Tensor, weight: Tensor) -> Tensor:
-            out: Tensor = product(a, weight.mT, ends, pad_token_groups_for_grouped_mm=False)
+            out: Tensor = gemm(a, weight.mT, ends, pad_token_groups_for_grouped_mm=False)
             return out
 
         return multiply(_activation(multiply(x, fc1), probs), fc2)
@@ -431,7 +431,7 @@ def calls(
     operands: Sequence[tuple[Tensor, Tensor, Tensor]],
     expected: Tensor,
 ) -> dict[str, list[Call]]:
-    """Each library's calls of a product, one per set of operands, where the first is right."""
+    """Each library's calls of a GEMM, one per set of operands, where the first is right."""
 
     def make(peer: Peer) -> list[Made | None]:
         return [peer.make(kind, sizes, *each) for each in operands]
@@ -442,7 +442,7 @@ def calls(
 def scaled_calls(
     peers: Mapping[str, Peer], kind: str, sizes: Tensor, tokens: int, n: int, k: int
 ) -> dict[str, Call]:
-    """Each library's call of an FP8 product with block scales, of normal operands made here."""
+    """Each library's call of an FP8 GEMM with block scales, of normal operands made here."""
     x, dy = common.normal(tokens, k), common.normal(tokens, n)
     weight = common.normal(len(sizes), n, k, scale=k**-0.5)
     ends = sizes.cumsum(0).to(torch.int32)

@@ -117,16 +117,16 @@ def _speeds(rows: Mapping[str, Row]) -> dict[str, Bar]:
     return found
 
 
-# ---- products: ours against every other contender
+# ---- GEMMs: ours against every other contender
 
 
-def products(result: Result) -> Figure | None:
-    """The time of every other contender over ours, by product."""
+def gemms(result: Result) -> Figure | None:
+    """The time of every other contender over ours, by GEMM."""
     found: dict[str, dict[str, Bar]] = {}
     groups: dict[str, list[tuple[str, str]]] = {}
     for case in cases(result):
         rows = rows_of(result, case)
-        named, mode = _product(result, case)
+        named, mode = _gemm(result, case)
         theirs = [
             row
             for name, row in rows.items()
@@ -134,7 +134,7 @@ def products(result: Result) -> Figure | None:
         ]
         if OURS not in rows or not theirs:
             continue
-        model, what = labels.product(named)
+        model, what = labels.gemm(named)
         if (named, what) not in groups.setdefault(model, []):
             groups[model].append((named, what))
         for row in theirs:
@@ -143,7 +143,7 @@ def products(result: Result) -> Figure | None:
     if not found:
         return None
     return Figure(
-        title=PRODUCTS[result["name"]],
+        title=GEMMS[result["name"]],
         note=note(result, "Right of 1, fusegen is faster; left of it, the other."),
         axis="time of the other over time of fusegen",
         groups=groups,
@@ -151,15 +151,15 @@ def products(result: Result) -> Figure | None:
     )
 
 
-PRODUCTS = {
-    "grouped": "Grouped products in bf16: fusegen against others",
+GEMMS = {
+    "grouped": "Grouped GEMMs in bf16: fusegen against others",
     "main_grad": "Gradients of weights, added to fp32: fusegen against others",
-    "dense": "Dense products in bf16: fusegen against torch",
-    "kernels_gemm_fp8_bench": "Grouped products in FP8: fusegen against others",
+    "dense": "Dense GEMMs in bf16: fusegen against torch",
+    "kernels_gemm_fp8_bench": "Grouped GEMMs in FP8: fusegen against others",
 }
 
 
-def _product(result: Result, case: str) -> tuple[str, str]:
+def _gemm(result: Result, case: str) -> tuple[str, str]:
     """A case without the words on its numerics, and those in words."""
     words = case.split()
     if result["name"] != "kernels_gemm_fp8_bench" or len(words) < 4:
@@ -246,7 +246,7 @@ def _recipe(row: tuple[str, str]) -> int:
 
 FIGURES = {
     HEADLINE: headline,
-    **dict.fromkeys(PRODUCTS, products),
+    **dict.fromkeys(GEMMS, gemms),
     "kernels_quantize_bench": quantised,
     "host": hosted,
 }

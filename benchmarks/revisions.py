@@ -55,7 +55,7 @@ class Layer:
 def _experts(expert: shapes.Expert) -> Iterator[Layer]:
     splits = shapes.splits(expert.groups, expert.tokens)
     probs = torch.rand(expert.tokens, device=common.DEVICE)
-    for each in expert.products():
+    for each in expert.gemms():
         x = common.normal(each.tokens, each.k)
         yield Layer("grouped_linear", each.name, (each.groups, each.k, each.n), (x, splits))
     x = common.normal(expert.tokens, expert.hidden)

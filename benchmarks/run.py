@@ -28,9 +28,9 @@ import common
 
 # Benchmark -> the module and function that measure it; loaded only if asked for.
 GPU = {
-    "grouped": ("products", "grouped"),
-    "dense": ("products", "dense"),
-    "main_grad": ("products", "main_grad"),
+    "grouped": ("gemms", "grouped"),
+    "dense": ("gemms", "dense"),
+    "main_grad": ("gemms", "main_grad"),
     "host": ("host", "host"),
     "pointwise": ("pointwise", "pointwise"),
     "mlp": ("mlp", "mlp"),

@@ -12,7 +12,7 @@ import common
 
 @dataclass(frozen=True)
 class Grouped:
-    """One grouped product: experts, routed tokens in all, in_features, out_features."""
+    """One grouped GEMM: experts, routed tokens in all, in_features, out_features."""
 
     name: str
     groups: int
@@ -32,7 +32,7 @@ class Expert:
     intermediate: int
     top_k: int
 
-    def products(self) -> tuple[Grouped, Grouped]:
+    def gemms(self) -> tuple[Grouped, Grouped]:
         """fc1, which makes gate and up at once, and fc2."""
         up = Grouped(
             f"{self.name}_up", self.groups, self.tokens, self.hidden, 2 * self.intermediate
@@ -56,8 +56,8 @@ MORE_EXPERTS = (
     Expert("dsv3_all", 256, 65536, 7168, 2048, 8),
 )
 SMALL = Expert("small", 5, 320, 64, 32, 2)
-GROUPED = tuple(product for expert in EXPERTS for product in expert.products())
-MORE_GROUPED = tuple(product for expert in MORE_EXPERTS for product in expert.products())
+GROUPED = tuple(gemm for expert in EXPERTS for gemm in expert.gemms())
+MORE_GROUPED = tuple(gemm for expert in MORE_EXPERTS for gemm in expert.gemms())
 
 
 Draw = Callable[[int, int, Any], Any]

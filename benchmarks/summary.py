@@ -17,12 +17,12 @@ import targets
 from common import OURS, RESULTS, ROOT, Result
 
 PAGE = ROOT / "docs" / "performance.md"
-BASELINE_IN_WORDS = "PyTorch's grouped products under `torch.compile`"
+BASELINE_IN_WORDS = "PyTorch's grouped GEMMs under `torch.compile`"
 SHOWN_RECIPES = ("fp8_delayed", "bf16")  # of ours, in the first sentence
 
 TITLES = {
-    "grouped": "Grouped matrix products",
-    "dense": "Dense matrix products",
+    "grouped": "Grouped GEMMs",
+    "dense": "Dense GEMMs",
     "main_grad": "Weights' gradients added to main_grad",
     "mlp": "The expert MLP, forward and backward",
     "model": "A training step of a model",
@@ -30,21 +30,21 @@ TITLES = {
     "host": "Host time of one call",
     "revisions": "The revision before",
     "generate": "The generator",
-    "mma": "bf16 grouped products by mma.sync",
-    "kernels_gemm_fp8_bench": "FP8 grouped products, kernel by kernel",
+    "mma": "bf16 grouped GEMMs by mma.sync",
+    "kernels_gemm_fp8_bench": "FP8 grouped GEMMs, kernel by kernel",
     "kernels_quantize_bench": "Quantise kernels",
-    "kernels_gemm_fp8_check": "Checks of FP8 products",
+    "kernels_gemm_fp8_check": "Checks of FP8 GEMMs",
     "kernels_quantize_check": "Checks of quantise kernels",
 }
 NOTES = {
     "grouped": (
         "Group sizes are drawn from a Dirichlet(8) and rounded to nothing. *Of the ceiling*: rate "
-        "over that of a dense 8192 x 8192 x 8192 product in the same run. *Rounded groups* end at "
+        "over that of a dense 8192 x 8192 x 8192 GEMM in the same run. *Rounded groups* end at "
         "multiples of 128 tokens. What another library wants laid out otherwise is laid out before "
         "the timing."
     ),
     "main_grad": ("The same groups, results added to fp32; torch's are added after they are made."),
-    "dense": "*Of the ceiling*: rate over that of torch's 8192 x 8192 x 8192 product.",
+    "dense": "*Of the ceiling*: rate over that of torch's 8192 x 8192 x 8192 GEMM.",
     "mlp": (
         "fc1, SwiGLU times router probability, fc2, and all gradients; a recipe quantises weights, "
         "too. A library that wants groups padded gets them so before the timing. A second word of "
@@ -53,7 +53,7 @@ NOTES = {
     "model": (
         "Forward, loss, backward and AdamW of a mixture-of-experts model, compiled whole and "
         "replayed as one CUDA graph on tokens that change. All but the experts is PyTorch's, and "
-        "the same for all; `torch compiled` has torch's grouped products in bf16 for experts. The "
+        "the same for all; `torch compiled` has torch's grouped GEMMs in bf16 for experts. The "
         "peak is above weights, optimizer and recipe state."
     ),
     "pointwise": "*Of the ceiling*: bandwidth over that of a device copy in the same run.",
@@ -67,28 +67,28 @@ NOTES = {
     ),
     "generate": "Wall time of the command, Python's start included.",
     "mma": (
-        "What ships for sm_80, compiled as sm_90 code, and Triton's products told to use the same "
+        "What ships for sm_80, compiled as sm_90 code, and Triton's GEMMs told to use the same "
         "instruction, in the fastest of its configurations on each case. Group sizes as above."
     ),
     "kernels_gemm_fp8_bench": (
         "Group sizes as above; what ships, chosen as in a module, in its recipes' formats. *Of the "
-        "ceiling*: rate over that of a dense 8192 x 8192 x 8192 FP8 product of torch in the same "
+        "ceiling*: rate over that of a dense 8192 x 8192 x 8192 FP8 GEMM of torch in the same "
         "run, with the same formats and accumulation."
     ),
     "kernels_quantize_bench": (
         "16384 x 8192 bf16, dense and in 128 ragged groups. *Of the ceiling*: bandwidth over that "
         "of a device copy in the same run, every byte counted once."
     ),
-    "kernels_gemm_fp8_check": "Products against float64 of the operands they read.",
+    "kernels_gemm_fp8_check": "GEMMs against float64 of the operands they read.",
     "kernels_quantize_check": "Bit for bit against the reference.",
 }
 FLOORS = {
     False: (
-        "The floor counts the products at the dense bf16 rate and the activation's bytes at the "
-        "copy's; *of the ceiling* is the rate over that of a dense bf16 product, in FP8, too."
+        "The floor counts the GEMMs at the dense bf16 rate and the activation's bytes at the "
+        "copy's; *of the ceiling* is the rate over that of a dense bf16 GEMM, in FP8, too."
     ),
     True: (
-        "Every recipe has its own floor: its products, then what its quantisation and activation "
+        "Every recipe has its own floor: its GEMMs, then what its quantisation and activation "
         "move; *of the ceiling* is that floor over the time."
     ),
 }

@@ -1,6 +1,6 @@
 """Times every point of a kernel family on a GPU, for the selection rules of its architecture.
 
-A product's time is that of its kernel alone, as the profiler saw it, in the op it is part of: with
+A GEMM's time is that of its kernel alone, as the profiler saw it, in the op it is part of: with
 operands that this op has just quantised, where it does, and nothing else in the cache. Grids, fits
 and the spec's new text are in `fusegen.tuning`.
 """
@@ -81,9 +81,9 @@ def cases(*, quick: bool = False) -> tuple[Case, ...]:
 
 
 def models() -> tuple[Case, ...]:
-    """Products of models, whose cases count for more in a fit."""
-    products = (*shapes.GROUPED, *shapes.MORE_GROUPED)
-    return tuple(Case(each.groups, each.tokens, each.n, each.k) for each in products)
+    """GEMMs of models, whose cases count for more in a fit."""
+    gemms = (*shapes.GROUPED, *shapes.MORE_GROUPED)
+    return tuple(Case(each.groups, each.tokens, each.n, each.k) for each in gemms)
 
 
 def sweep(
@@ -302,7 +302,7 @@ def alone(ran: Sequence[Ran]) -> Iterator[tuple[str, float]]:
 
 @contextmanager
 def _profiled() -> Iterator[Callable[[], list[tuple[GemmKind, str, float]]]]:
-    """Products of ours that run inside: kind, point and milliseconds, once it has ended."""
+    """GEMMs of ours that run inside: kind, point and milliseconds, once it has ended."""
     import torch
     from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile

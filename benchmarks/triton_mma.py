@@ -1,4 +1,4 @@
-"""Grouped products by Triton, told to use mma.sync: the peer of our kernels of that instruction.
+"""Grouped GEMMs by Triton, told to use mma.sync: the peer of our kernels of that instruction.
 
 Group sizes are known to the host here, which lays out the tiles beforehand, and the configuration
 is the fastest of `CONFIGS` on each case: more than our kernels get. On Hopper Triton would take
@@ -49,7 +49,7 @@ CONFIGS = (
 
 # Strides of 1 and divisibility by 16 are found by Triton at each call.
 @triton.jit  # type: ignore[untyped-decorator]
-def _product(  # type: ignore[no-untyped-def]
+def _gemm(  # type: ignore[no-untyped-def]
     a, b, d, tile_groups, tile_rows, begins, sizes, row_tiles, rows, columns, k,
     a_row, a_k, b_column, b_k, b_group,
     RAGGED_K: tl.constexpr, WHOLE_K: tl.constexpr,
@@ -77,16 +77,16 @@ def _product(  # type: ignore[no-untyped-def]
         d += begin * columns
     m = row + tl.arange(0, M)
     n = column + tl.arange(0, N)
-    depth = tl.arange(0, K)
-    a_at = a + (m % extent)[:, None].to(tl.int64) * a_row + depth[None, :].to(tl.int64) * a_k
-    b_at = b + depth[:, None].to(tl.int64) * b_k + (n % columns)[None, :].to(tl.int64) * b_column
+    steps = tl.arange(0, K)
+    a_at = a + (m % extent)[:, None].to(tl.int64) * a_row + steps[None, :].to(tl.int64) * a_k
+    b_at = b + steps[:, None].to(tl.int64) * b_k + (n % columns)[None, :].to(tl.int64) * b_column
     sums = tl.zeros((M, N), dtype=tl.float32)
     for at in range(0, length, K):
         if WHOLE_K:
             x, y = tl.load(a_at), tl.load(b_at)
         else:
-            x = tl.load(a_at, mask=(at + depth < length)[None, :], other=0.0)
-            y = tl.load(b_at, mask=(at + depth < length)[:, None], other=0.0)
+            x = tl.load(a_at, mask=(at + steps < length)[None, :], other=0.0)
+            y = tl.load(b_at, mask=(at + steps < length)[:, None], other=0.0)
         sums = tl.dot(x, y, sums)
         a_at += K * a_k
         b_at += K * b_k
@@ -114,7 +114,7 @@ class Layout:
 
     @classmethod
     def of(cls, kind: str, n: int, k: int) -> Layout:
-        """The layout of a kind of product."""
+        """The layout of a kind of GEMM."""
         return {
             "fprop": cls(0, n, k, (k, 1, k, 1, n * k), False),
             "dgrad": cls(0, k, n, (n, 1, 1, k, n * k), False),
@@ -131,8 +131,8 @@ class Layout:
         return torch.empty(shape, device=common.DEVICE, dtype=torch.bfloat16)
 
 
-class Product:
-    """One kind of product of groups of known sizes, in one configuration."""
+class Gemm:
+    """One kind of GEMM of groups of known sizes, in one configuration."""
 
     def __init__(self, kind: str, sizes: Tensor, n: int, k: int, config: Config) -> None:
         """Lay out its tiles.
@@ -157,7 +157,7 @@ class Product:
         self._tile_rows = torch.tensor(rows, dtype=torch.int32, device=sizes.device)
 
     def __call__(self, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
-        """The product.
+        """The GEMM.
 
         Raises:
             RuntimeError: Triton took another instruction than mma.sync.
@@ -166,7 +166,7 @@ class Product:
         a, b = layout.operands(self._kind, x, weight, dy)
         d = layout.result(len(x), len(self._sizes))
         row_tiles = len(self._tile_groups)
-        kernel: Any = _product[(row_tiles * triton.cdiv(layout.columns, config.n),)](
+        kernel: Any = _gemm[(row_tiles * triton.cdiv(layout.columns, config.n),)](
             *(a, b, d, self._tile_groups, self._tile_rows, self._begins, self._sizes, row_tiles),
             *(layout.rows, layout.columns, layout.k, *layout.strides),
             RAGGED_K=layout.ragged_k,
@@ -186,21 +186,21 @@ class Product:
 def fastest(
     kind: str, sizes: Tensor, n: int, k: int, operands: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Config, Callable[..., Tensor]]:
-    """The fastest configuration on a case, and its product; those that cannot run are left out."""
+    """The fastest configuration on a case, and its GEMM; those that cannot run are left out."""
     os.environ[SWITCH] = "1"
-    products: dict[Config, Product] = {}
+    gemms: dict[Config, Gemm] = {}
     for config in CONFIGS:
-        product = Product(kind, sizes, n, k, config)
+        gemm = Gemm(kind, sizes, n, k, config)
         try:
-            product(*operands)
+            gemm(*operands)
         except triton.runtime.errors.OutOfResources:
             continue
-        products[config] = product
-    runs = {str(config): _runner(product, operands) for config, product in products.items()}
+        gemms[config] = gemm
+    runs = {str(config): _runner(gemm, operands) for config, gemm in gemms.items()}
     times = common.compare(runs, rounds=TUNING_ROUNDS)
-    best = min(products, key=lambda config: statistics.median(times[str(config)]))
-    return best, products[best]
+    best = min(gemms, key=lambda config: statistics.median(times[str(config)]))
+    return best, gemms[best]
 
 
-def _runner(product: Product, operands: tuple[Tensor, Tensor, Tensor]) -> common.Contender:
-    return lambda _: product(*operands)
+def _runner(gemm: Gemm, operands: tuple[Tensor, Tensor, Tensor]) -> common.Contender:
+    return lambda _: gemm(*operands)

@@ -3,7 +3,7 @@
     python examples/megatron_style.py             # on the CPU
     python examples/megatron_style.py sm_90a      # generates and builds for the GPU
 
-Weight gradients are added to fp32 buffers by the products themselves, after the backwards that
+Weight gradients are added to fp32 buffers by the GEMMs themselves, after the backwards that
 others wait for, and weights are quantised once per optimiser step instead of once per micro-batch.
 """
 

@@ -4,7 +4,7 @@
     python examples/train_recipes.py --bundle generated/sm_90a --arch sm_90a
 
 All models start from the same weights and read the same batches of the Python standard library's
-sources; only the numerics of the experts' products differ.  Writes the curves to
+sources; only the numerics of the experts' GEMMs differ.  Writes the curves to
 `examples/recipes_<arch>.json` and `.png`, and prints each recipe's loss against bf16's.
 """
 

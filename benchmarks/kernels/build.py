@@ -28,7 +28,7 @@ from fusegen.families.wgmma import LIMITS  # noqa: E402
 
 
 class Kind(StrEnum):
-    """Which product of a linear layer."""
+    """Which GEMM of a linear layer."""
 
     FPROP = "fprop"
     DGRAD = "dgrad"
@@ -51,7 +51,7 @@ class Scaling(StrEnum):
 
 
 class Accumulation(StrEnum):
-    """How products are summed: see gemm_fp8.h."""
+    """How GEMMs are summed: see gemm_fp8.h."""
 
     FAST = "fast"
     SPLIT = "split"
@@ -181,7 +181,7 @@ class Target:
         }
 
 
-# Modes and tiles that are checked and timed for every kind of product.
+# Modes and tiles that are checked and timed for every kind of GEMM.
 _E4M3 = "e4m3.e4m3"
 _POINTS = (
     f"{_E4M3}.block.split.cooperative_128x256x128_2x1",
@@ -316,7 +316,7 @@ def build_target(target: Target) -> Report:
 
 
 def mma_library(point: str) -> Path:
-    """Where the three bf16 products of a point of specs/archs/sm_80.yaml are built."""
+    """Where the three bf16 GEMMs of a point of specs/archs/sm_80.yaml are built."""
     return BUILT / f"{point}.so"
 
 

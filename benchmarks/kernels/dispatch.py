@@ -1,4 +1,4 @@
-"""The FP8 products that a bundle ships, called as its ops call them: by the dispatch functions.
+"""The FP8 GEMMs that a bundle ships, called as its ops call them: by the dispatch functions.
 
 A bundle's library exports no kernels, so its FP8 units are linked once more, behind C functions.
 They are compiled as the bundle's own are, so that a machine which built the bundle finds their
@@ -25,7 +25,7 @@ from fusegen.ir.kernel_set import KernelSet
 from fusegen.tuning.cases import Case
 from kernels import build
 from kernels.build import Accumulation, Format, Kind, Scaling, Target, Tile
-from kernels.fp8_kernels import Emulation, Kernel, Product
+from kernels.fp8_kernels import Emulation, Gemm, Kernel
 from kernels.fp8_operands import Operands, Problem
 
 FOLDER = build.BUILT / "dispatch"
@@ -36,11 +36,11 @@ MODULE, RECIPES = "grouped_linear", ("fp8_delayed", "fp8_rowwise", "fp8_block")
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A kernel set of a bundle: one kind of product in one mode.
+    """A kernel set of a bundle: one kind of GEMM in one mode.
 
     Attributes:
         kernels: with the rules that choose among its points.
-        kind: of the product.
+        kind: of the GEMM.
         formats: of a and b.
         scaling, accumulation: see gemm_fp8.h.
     """
@@ -53,7 +53,7 @@ class Shipped:
 
     @classmethod
     def of(cls, kernels: KernelSet) -> Shipped:
-        """Read a kernel set of FP8 products."""
+        """Read a kernel set of FP8 GEMMs."""
         variant = kernels.units[0].variant
         assert variant is not None and kernels.kind is not None
         a, b = (Format(each.value) for each in variant.formats)
@@ -79,7 +79,7 @@ class Shipped:
 
 
 def shipped(arch: str) -> list[Shipped]:
-    """Every FP8 product of the grouped linears of an architecture, each once."""
+    """Every FP8 GEMM of the grouped linears of an architecture, each once."""
     found: dict[str, Shipped] = {}
     for recipe in RECIPES:
         for kernels in plan_of(f"{MODULE}__{recipe}", arch).kernel_sets:
@@ -89,7 +89,7 @@ def shipped(arch: str) -> list[Shipped]:
 
 
 class Library:
-    """The dispatch functions of a bundle's FP8 products."""
+    """The dispatch functions of a bundle's FP8 GEMMs."""
 
     def __init__(self, bundle: Path, sets: list[Shipped]) -> None:
         """Build what is not built, and load it.
@@ -99,8 +99,8 @@ class Library:
         """
         self._library = ctypes.CDLL(str(_built(bundle, [each.kernels.name for each in sets])))
 
-    def product(self, shipped: Shipped, target: Target) -> Product:
-        """What computes a product of the set; the dispatch function chooses the tile."""
+    def gemm(self, shipped: Shipped, target: Target) -> Gemm:
+        """What computes a GEMM of the set; the dispatch function chooses the tile."""
         return Kernel(target, getattr(self._library, f"launch_{shipped.kernels.name}"))
 
 

@@ -16,8 +16,8 @@ _Pointer, _Long = ctypes.c_void_p, ctypes.c_int64
 DTYPES = {Output.BFLOAT16: torch.bfloat16, Output.FLOAT16: torch.float16}
 
 
-class Gemm(ctypes.Structure):
-    """GemmArguments of gemm.h."""
+class GemmArguments(ctypes.Structure):
+    """That of gemm.h."""
 
     _fields_ = [
         ("a", _Pointer),
@@ -44,7 +44,7 @@ class _Fp8Gemm(ctypes.Structure):
     """Fp8GemmArguments of gemm_fp8.h."""
 
     _fields_ = [
-        ("gemm", Gemm),
+        ("gemm", GemmArguments),
         ("pitch_a", _Long),
         ("pitch_b", _Long),
         ("scale_a", _Pointer),
@@ -58,8 +58,8 @@ Launch = Callable[..., int]
 """(Fp8GemmArguments*, Stream*, const char**) -> 0, or a CUDA error and the name of the call."""
 
 
-class Product(Protocol):
-    """What computes one product into d.
+class Gemm(Protocol):
+    """What computes one GEMM into d.
 
     Args:
         splits: int64 [groups] on the device, None: dense.
@@ -112,7 +112,7 @@ class Kernel:
         bias: Tensor | None = None,
         early: bool = False,
     ) -> None:
-        """See Product.
+        """See Gemm.
 
         Raises:
             RuntimeError: the launch failed; names the kernel and the call.
@@ -132,7 +132,7 @@ class Kernel:
         splits: Tensor | None,
         bias: Tensor | None,
     ) -> _Fp8Gemm:
-        gemm = Gemm(
+        gemm = GemmArguments(
             _address(operands.a),
             _address(operands.b),
             _address(bias),
@@ -174,16 +174,16 @@ class Emulation:
         bias: Tensor | None = None,
         early: bool = False,
     ) -> None:
-        """See Product."""
+        """See Gemm."""
         d.zero_()
         for group, (begin, end) in enumerate(problem.groups):
             if end <= begin:
                 continue
-            product = self.of_group(problem, operands, group)
+            result = self.of_group(problem, operands, group)
             if bias is not None:
-                product += bias[group].double()
+                result += bias[group].double()
             own = d[group] if self._target.kind is Kind.WGRAD else d[begin:end]
-            own.copy_(product)
+            own.copy_(result)
 
     def of_group(self, problem: Problem, operands: Operands, group: int) -> Tensor:
         """One group's part of d, float64."""

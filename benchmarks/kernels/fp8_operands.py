@@ -34,7 +34,7 @@ def bounds(splits: Sequence[int], tokens: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One product: a kernel's mode and the sizes of its operands.
+    """One GEMM: a kernel's mode and the sizes of its operands.
 
     Attributes:
         target: the kernel.
@@ -294,15 +294,15 @@ def _token_block_scales(problem: Problem) -> tuple[Tensor, Tensor, Values]:
 
 
 def reference(problem: Problem, operands: Operands, bias: Tensor | None = None) -> Tensor:
-    """The product in float64; zeros past the groups and for empty ones."""
+    """The GEMM in float64; zeros past the groups and for empty ones."""
     out = torch.zeros(problem.result_shape, device=problem.device, dtype=torch.float64)
     for group, (begin, end) in enumerate(problem.groups):
         if end <= begin:
             continue
         a, b = operands.values(group)
-        product = a @ b.t()
+        result = a @ b.t()
         if problem.target.kind is Kind.WGRAD:
-            out[group] = product
+            out[group] = result
         else:
-            out[begin:end] = product if bias is None else product + bias[group].double()
+            out[begin:end] = result if bias is None else result + bias[group].double()
     return out

@@ -1,4 +1,4 @@
-// One FP8 product behind C functions; build.py says which by macros.
+// One FP8 GEMM behind C functions; build.py says which by macros.
 #include "fusegen/gemm/launch_fp8.sm90.cuh"
 
 using namespace fusegen;

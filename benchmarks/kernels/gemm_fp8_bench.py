@@ -1,4 +1,4 @@
-"""FP8 grouped products as they ship, torch's and others', and dense 8192^3 products in turns.
+"""FP8 grouped GEMMs as they ship, torch's and others', and dense 8192^3 GEMMs in turns.
 
 Ours go through the bundle's dispatch functions with the formats of the recipes: gradients are e5m2
 where a tensor or group has one scale, e4m3 elsewhere. Tiles that are built by themselves
@@ -31,7 +31,7 @@ from fusegen.tuning.cases import Case as Sizes
 from kernels import dispatch
 from kernels.build import Accumulation, Format, Kind, Scaling, Target
 from kernels.dispatch import Shipped
-from kernels.fp8_kernels import DTYPES, Emulation, Kernel, Product
+from kernels.fp8_kernels import DTYPES, Emulation, Gemm, Kernel
 from kernels.fp8_operands import DTYPES as CODE_DTYPES
 from kernels.fp8_operands import Operands, Problem, blocks, bounds
 
@@ -89,7 +89,7 @@ def _stored_codes(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _peer(problem: Problem, operands: Operands, ends: Tensor) -> Callable[[], Tensor] | None:
-    """torch's product of the same operands where it has one and it runs."""
+    """torch's GEMM of the same operands where it has one and it runs."""
     target = problem.target
     if target.kind is Kind.WGRAD or target.scaling is not Scaling.ROW:
         return None
@@ -100,7 +100,7 @@ def _peer(problem: Problem, operands: Operands, ends: Tensor) -> Callable[[], Te
     b = operands.b.view(CODE_DTYPES[target.format_b]).transpose(1, 2)
 
     def run() -> Tensor:
-        product: Tensor = function(
+        result: Tensor = function(
             a,
             b,
             operands.scale_a,
@@ -109,7 +109,7 @@ def _peer(problem: Problem, operands: Operands, ends: Tensor) -> Callable[[], Te
             out_dtype=DTYPES[target.output],
             use_fast_accum=target.accumulation is Accumulation.FAST,
         )
-        return product
+        return result
 
     try:
         run()
@@ -129,16 +129,16 @@ class Work:
     """One kernel set on one shape.
 
     Attributes:
-        shape: of the product.
+        shape: of the GEMM.
         shipped: the set.
-        product: of the bundle; on the CPU its address arithmetic in float64.
+        gemm: of the bundle; on the CPU its address arithmetic in float64.
         tiles: others of the same formats and mode, built by themselves.
         copy_rate: bytes per second.
     """
 
     shape: shapes.Grouped
     shipped: Shipped
-    product: Callable[[Shipped, Target], Product]
+    gemm: Callable[[Shipped, Target], Gemm]
     tiles: Sequence[Target]
     copy_rate: float
 
@@ -151,7 +151,7 @@ class Work:
         """Check, then time everybody in turns on one set of operands, which exceeds the cache.
 
         Raises:
-            SystemExit: a product is wrong.
+            SystemExit: a GEMM is wrong.
         """
         shape = self.shape
         target = self.shipped.target(Sizes(shape.groups, shape.tokens, shape.n, shape.k))
@@ -159,11 +159,10 @@ class Work:
         problem = _problem(target, shape, splits)
         operands = _operands(problem, _stored_codes(problem))
         d = torch.empty(problem.result_shape, device=common.DEVICE, dtype=DTYPES[target.output])
-        products = {OURS: self.product(self.shipped, target)}
-        products |= {f"tile {each.tile.name}": Kernel(each) for each in self.tiles}
+        gemms = {OURS: self.gemm(self.shipped, target)}
+        gemms |= {f"tile {each.tile.name}": Kernel(each) for each in self.tiles}
         contenders: dict[str, Contender] = {
-            name: partial(_run, product, problem, operands, d, splits)
-            for name, product in products.items()
+            name: partial(_run, gemm, problem, operands, d, splits) for name, gemm in gemms.items()
         }
         for name, run in contenders.items():
             d.fill_(torch.nan)
@@ -194,9 +193,9 @@ class Work:
 
 
 def _run(
-    product: Product, problem: Problem, operands: Operands, d: Tensor, splits: Tensor, _: int
+    gemm: Gemm, problem: Problem, operands: Operands, d: Tensor, splits: Tensor, _: int
 ) -> None:
-    product(problem, operands, d, splits)
+    gemm(problem, operands, d, splits)
 
 
 def _call(run: Callable[[], Any], _: int) -> Any:
@@ -209,7 +208,7 @@ def _rows(
     samples: Mapping[str, Sequence[float]],
     copy_seconds: float,
 ) -> Iterator[Row]:
-    """A row for each contender, held against the dense products of the same rounds."""
+    """A row for each contender, held against the dense GEMMs of the same rounds."""
     operations, of_dense = 2 * shape.tokens * shape.n * shape.k, 2 * dense.SIZE**3
     dense_rate = of_dense / statistics.median(samples["dense"]) * 1e3
     for name, times in samples.items():
@@ -236,7 +235,7 @@ def _tiles_like(shipped: Shipped, targets: Sequence[Target]) -> list[Target]:
     ]
 
 
-def _emulation(_: Shipped, target: Target) -> Product:
+def _emulation(_: Shipped, target: Target) -> Gemm:
     return Emulation(target)
 
 
@@ -248,20 +247,20 @@ def run(targets: Sequence[Target] = (), *, quick: bool = False) -> Iterator[Case
     """
     torch.manual_seed(1)
     copy_rate = common.copy_rate()
-    product: Callable[[Shipped, Target], Product]
+    gemm: Callable[[Shipped, Target], Gemm]
     of: Sequence[shapes.Grouped]
     if common.DEVICE == "cpu":
-        sets, of = dispatch.shipped(ARCH), shapes.SMALL.products()[:1]
-        product = _emulation
+        sets, of = dispatch.shipped(ARCH), shapes.SMALL.gemms()[:1]
+        gemm = _emulation
     else:
         bundle = Path(common.bundle().__path__[0])
         sets = dispatch.shipped(bundle.name)
-        product, of = dispatch.Library(bundle, sets).product, shapes.GROUPED
+        gemm, of = dispatch.Library(bundle, sets).gemm, shapes.GROUPED
     for shape in of:
         if quick and len(of) > 1 and shape.name not in QUICK_SHAPES:
             continue
         for each in sets:
-            work = Work(shape, each, product, _tiles_like(each, targets), copy_rate)
+            work = Work(shape, each, gemm, _tiles_like(each, targets), copy_rate)
             yield Case(work.case, work.measure)
             if common.DEVICE != "cpu":
                 torch.cuda.empty_cache()

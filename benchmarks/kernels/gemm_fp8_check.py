@@ -1,4 +1,4 @@
-"""FP8 products against float64 of the same dequantised operands.
+"""FP8 GEMMs against float64 of the same dequantised operands.
 
 Results stand between guards and are NaN before; each case runs twice and must repeat its bits;
 rows past the groups and gradients of empty groups must be zero.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels import build
 from kernels.build import Accumulation, Kind, Scaling, Target
-from kernels.fp8_kernels import DTYPES, Emulation, Kernel, Product
+from kernels.fp8_kernels import DTYPES, Emulation, Gemm, Kernel
 from kernels.fp8_operands import Operands, Problem, bounds, make, reference
 
 GUARD = 4096  # elements
@@ -29,7 +29,7 @@ SMALLEST = 900  # tokens of a random case where float64 runs on the CPU
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Sizes of one product; splits None: dense."""
+    """Sizes of one GEMM; splits None: dense."""
 
     name: str
     tokens: int
@@ -108,7 +108,7 @@ QUICK = frozenset(
 )
 
 
-# The mainloops: those run every case, for each kind of product.
+# The mainloops: those run every case, for each kind of GEMM.
 MAINLOOPS = {
     (Scaling.BLOCK, Accumulation.SPLIT): "cooperative_128x256x128_2x1",
     (Scaling.ROW, Accumulation.SPLIT): "cooperative_128x256x128_2x1",
@@ -148,7 +148,7 @@ def _distance(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).norm()) / norm if norm else float(found.norm())
 
 
-def _result(problem: Problem, product: Product, operands: Operands, case: Case, bias: Any) -> Any:
+def _result(problem: Problem, gemm: Gemm, operands: Operands, case: Case, bias: Any) -> Any:
     """The result of two runs that agree."""
     splits = None
     if case.splits is not None:
@@ -156,7 +156,7 @@ def _result(problem: Problem, product: Product, operands: Operands, case: Case, 
     found = []
     for _ in range(2):
         buffer, d = _guarded(problem)
-        product(problem, operands, d, splits, bias=bias, early=case.early)
+        gemm(problem, operands, d, splits, bias=bias, early=case.early)
         intact = (buffer[:GUARD] == 7.0).all() & (buffer[GUARD + d.numel() :] == 9.0).all()
         _require(intact, "wrote outside of its result")
         found.append(d)
@@ -178,7 +178,7 @@ def _check_groups(problem: Problem, found: Tensor, wanted: Tensor, tolerance: fl
             _require((found[own] == 0).all(), f"empty group {group} is not zero")
 
 
-def check(product: Product, target: Target, case: Case, device: str) -> float:
+def check(gemm: Gemm, target: Target, case: Case, device: str) -> float:
     """Distance of one case to float64.
 
     Raises:
@@ -190,7 +190,7 @@ def check(product: Product, target: Target, case: Case, device: str) -> float:
     if case.bias and target.kind is Kind.FPROP:
         bias = torch.randn(len(problem.groups), case.n, device=device).mul(40)
         bias = bias.to(DTYPES[target.output])
-    found = _result(problem, product, operands, case, bias)
+    found = _result(problem, gemm, operands, case, bias)
     if found.numel() == 0:
         return 0.0
     wanted, tolerance = reference(problem, operands, bias), TOLERANCE[target.accumulation]
@@ -200,7 +200,7 @@ def check(product: Product, target: Target, case: Case, device: str) -> float:
     return error
 
 
-def check_graph(product: Product, target: Target) -> float:
+def check_graph(gemm: Gemm, target: Target) -> float:
     """A captured launch follows operands and group sizes that change after the capture.
 
     Raises:
@@ -210,12 +210,12 @@ def check_graph(product: Product, target: Target) -> float:
     first, *later = (_problem(target, Case("graph", 4000, 520, 264, s), "cuda") for s in sizes)
     splits, operands = torch.tensor(sizes[0], device="cuda"), make(first)
     d = torch.empty(first.result_shape, device="cuda", dtype=DTYPES[target.output])
-    product(first, operands, d, splits)
+    gemm(first, operands, d, splits)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        product(first, operands, d, splits)
-        product(first, operands, d, splits, early=True)
+        gemm(first, operands, d, splits)
+        gemm(first, operands, d, splits, early=True)
     worst = 0.0
     for problem, current in zip(later, sizes[1:], strict=True):
         fresh = make(problem)
@@ -234,19 +234,19 @@ def _runs_all(target: Target) -> bool:
 
 def _check_target(target: Target, device: str, every: bool) -> tuple[list[float], int]:
     """Distances of the cases that hold, and how many do not."""
-    product: Product = Kernel(target) if device == "cuda" else Emulation(target)
+    gemm: Gemm = Kernel(target) if device == "cuda" else Emulation(target)
     errors, wrong = [], 0
     for case in cases(device):
         if not every and case.name not in QUICK:
             continue
         try:
-            errors.append(check(product, target, case, device))
+            errors.append(check(gemm, target, case, device))
         except Wrong as found:
             wrong += 1
             print(f"FAILED {target.name} {case.name}: {found}", flush=True)
     if device == "cuda":
         try:
-            errors.append(check_graph(product, target))
+            errors.append(check_graph(gemm, target))
         except Wrong as found:
             wrong += 1
             print(f"FAILED {target.name}: {found}", flush=True)

@@ -1,4 +1,4 @@
-// The three bf16 products of one configuration by mma.sync behind C functions; build.py says which
+// The three bf16 GEMMs of one configuration by mma.sync behind C functions; build.py says which
 // by a macro.
 #include "fusegen/gemm/gemm.mma.cuh"
 

@@ -100,7 +100,7 @@ def _measure(step: str, options: argparse.Namespace) -> str:
 
 
 def gemm_fp8_bench(*, quick: bool = False) -> Iterator[common.Case]:
-    """Time the FP8 products that ship; on the CPU, their address arithmetic."""
+    """Time the FP8 GEMMs that ship; on the CPU, their address arithmetic."""
     if common.DEVICE != "cpu":
         _require_hopper()
     return _bench("gemm_fp8_bench", quick)

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e3613277a8031f4a
+# checksum sha256:a7c3053ff37729d8
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "70ddf8056d41d2879bacafc250e3755b4c18832d974456cce9e938ccdf81dd60"
+DIGEST = "f20e79852f78c6bc1fec8f469ece53324f2439609f60c18a0690ec73197cd92c"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7e2d21fac5d62e9d
+# checksum sha256:aa2ed846625efb68
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "b937637460159b3b38e6e6739690c66fd3aaa8f3ee515b806e0a7c756b278926"
+DIGEST = "9d79e2730459cd13bebdf707298a6abe2096bd341772720b053fe058e208614b"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bd8dc3ed521a6a01
+# checksum sha256:81e826b6abd2c8f0
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "62dd705f31e4fe053abdf662dbd4bb862914acda119025f6a857fab1265df075"
+DIGEST = "6e939681431ac2b8437e59d58852ec79a4a86e2d13680e62c0da468931c2eb4f"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:05c508bd025ff24b
+# checksum sha256:50d444fcbdb0460c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "fd727a4b1fe2fee7f0d017c6e349054513d5f6b9ddf49c60217ecd2d9b375e3e"
+DIGEST = "e905fc39349e3fcc4dc8da8e170b605512c5d41cc26cae4eec403b46a90ed51a"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

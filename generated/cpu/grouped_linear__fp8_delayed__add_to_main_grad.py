@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:605f0d6c6441bdea
+# checksum sha256:b263384cf089a1ac
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "8a3ff133ecc57caab5320fe80970243d4be96d1ade53d0297824a475140021ae"
+DIGEST = "99875eddab98c4e05f6aacf32ccc428cadc084c9a3ba3a7b90754f06edb78e56"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1a9e7b7b58581e71
+# checksum sha256:cb9983d483467d65
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "c43739b2666ab6e661179c9f2607898f3b26f48e15693395780532684cc5547e"
+DIGEST = "0d612977ec611d7d6afa2a62e9fbc363e9233ba47b8e21c13c2da9ea1aa57e74"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

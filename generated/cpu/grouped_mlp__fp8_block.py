@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ba518e5093a37f54
+# checksum sha256:eb8e4780d2866eec
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "a9293248ab98619f6ff516981e5e3452a5a4be921ab5c2f4644bf298197cebfa"
+DIGEST = "4196c9535774031da979b7b521436d170e0cb95caf7df0e6c32817f70fd6ff4e"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:14abc0ce1487a7f7
+# checksum sha256:05a801567f4d9d8f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "135e579ae1ba73160e21143ec0ad0850f1174fe943a343081903eac66e03fc58"
+DIGEST = "d73f4e8e3a1a7373e7f1bd04d910ef3755a942f3e9f9dcfcb2241b9d66d06cfe"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:de1793429d5e2522
+# checksum sha256:7b0192fe0d35b08b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "8c126a5b67ce718f0d4934c4660d8876adf996cb6562fe6d492bff26bde3b2b0"
+DIGEST = "30615322f1086c2de71c4c1b480bd0a1bd26a258cdb3fa3837f3cbc182d665ba"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:65e7724339beaf66
+# checksum sha256:0706389c5a1505e3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "e0cb8475a56cf97072e4b0e345b707eca43dfc67028cde3f438574f03a60510a"
+DIGEST = "287bcb0c9f64327978c2c438c7bbc999c14742d096c59befc217a05bb117ddfc"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:607f1551f89ed6e5
+# checksum sha256:9432de6bb048a9a8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "9928dd408c226ea808f2aa017092c56d25625917047a4106cad55a8138e17871"
+DIGEST = "ac1aa39978f8728b3c8e81b1f547ec31024fcdec5193d9a40a52a2b36cfaa412"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b32cdc6c776a9123
+# checksum sha256:de83f0e7220f5eee
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "e4768f5a90689ca094d7d7ef9540fd60ef99fbe0f637977340b8f027bf5b769c"
+DIGEST = "0c51fe94bb04f09892c4b652a80626610101f41d85af495a95e3ff45064b01bb"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

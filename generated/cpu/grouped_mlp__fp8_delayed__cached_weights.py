@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9a64ece97ec56654
+# checksum sha256:00080c8445350139
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "f7ac7f8e05255016ccd102ca0720b4bdb7952c63a1dd5107566cee62e3d60106"
+DIGEST = "1940e93aed07345136aa8c043497ec0b1637017035da1c3261be5f3915cc9aa9"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

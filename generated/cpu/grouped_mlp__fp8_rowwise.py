@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1422300e7e36c51f
+# checksum sha256:bcdb59da42677cbe
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "bc35cac8dfa2d26e186f23ea771784e55574e2917cf1ce6f8e0fadb166052431"
+DIGEST = "73dcf041f68b3f0fd01a8ccf28e7d1269ad30b8e7d3a8d4314636cb9e9700d9b"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

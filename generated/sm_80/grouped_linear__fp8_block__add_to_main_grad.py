@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ba60b64ebcf5291b
+# checksum sha256:df69a6bd6d2e579c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "87eb346e87adf1993972f9a2002c1ace2191330aecb170ef822a393828aaf8bd"
+DIGEST = "38b83f7965b132bb3d41f9206a5d5ba2c117f823a440a6610b45fe72677bbb98"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -396,17 +396,17 @@ backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnw
   2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(N, 16) + 4 T ceildiv(N, 128) + 2 T N bytes; if need_dx
   3. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
-     dequantize_e4m3_block_128x128_turned;
+     dequantize_e4m3_block_128x128_transposed;
      E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 2 E N K bytes; if need_dx
   4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx
      gemm_decoded_mma_dgrad; 2 T N K flop; 2 T N + 2 E N K + 8 E + 2 T K bytes; if need_dx
   5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
      dy_padded_sizes
-     dequantize_groups_e4m3_block_1x128_turned;
+     dequantize_groups_e4m3_block_1x128_transposed;
      N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + 16 E + 2 32 (T // 32 + E) N bytes;
      if need_dweight
   6. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
-     dequantize_groups_e4m3_block_1x128_turned;
+     dequantize_groups_e4m3_block_1x128_transposed;
      K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K + 8 E + 2 32 (T // 32 + E) K bytes;
      if need_dweight
   7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, weight_main_grad,
@@ -434,18 +434,18 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_fprop
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  dequantize_e4m3_block_128x128_turned
+  dequantize_e4m3_block_128x128_transposed
     always: the only one
   gemm_decoded_mma_dgrad
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  dequantize_groups_e4m3_block_1x128_turned
+  dequantize_groups_e4m3_block_1x128_transposed
     always: the only one
   gemm_decoded_mma_wgrad_add
     tokens < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024 and shared_memory >= 165888: mma_128x256x64_2x4_3_1
     always: mma_128x128x32_2x2_4_2
 """

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:93f70353e66f21bf
+# checksum sha256:d24c80b149905ae1
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "660a5c520c90fb34c534f5561c7187c911191b3f81423d7cb3db41265a13f8c2"
+DIGEST = "7e99bbc52aac1b5a4e92d12581326c127e27d7a602a6719514eca2ccf5cde6e9"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 
@@ -376,16 +376,16 @@ backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnw
   2. dequantize: dy_rowwise -> dy_rowwise_decoded
      dequantize_e5m2_codes; T align(N, 16) + 2 T N bytes; if need_dx
   3. dequantize: weight_columnwise -> weight_columnwise_decoded
-     dequantize_e4m3_codes_turned; E K align(N, 16) + 2 E N K bytes; if need_dx
+     dequantize_e4m3_codes_transposed; E K align(N, 16) + 2 E N K bytes; if need_dx
   4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
      weight_columnwise_scale, split_sizes -> dx
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T N K flop; 2 T N + 2 E N K + 16 E + 2 T K bytes;
      if need_dx
   5. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
-     dequantize_groups_e5m2_codes_turned;
+     dequantize_groups_e5m2_codes_transposed;
      N align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) N bytes; if need_dweight
   6. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
-     dequantize_groups_e4m3_codes_turned;
+     dequantize_groups_e4m3_codes_transposed;
      K align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) K bytes; if need_dweight
   7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
      x_columnwise_scale, dy_padded_sizes -> dweight
@@ -408,24 +408,24 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_fprop_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   quantize_e5m2_tensor
     always: the only one
   dequantize_e5m2_codes
     always: the only one
-  dequantize_e4m3_codes_turned
+  dequantize_e4m3_codes_transposed
     always: the only one
   gemm_decoded_mma_dgrad_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  dequantize_groups_e5m2_codes_turned
+  dequantize_groups_e5m2_codes_transposed
     always: the only one
-  dequantize_groups_e4m3_codes_turned
+  dequantize_groups_e4m3_codes_transposed
     always: the only one
   gemm_decoded_mma_wgrad_tensor_tensor
     tokens < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024 and shared_memory >= 165888: mma_128x256x64_2x4_3_1
     always: mma_128x128x32_2x2_4_2
 """

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:59e6708f7c76f45b
+# checksum sha256:0aff37c5ef293da7
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "1e105ee97a4890647dbadc97019f2e3705ffb6323891f698f7035836e84773a1"
+DIGEST = "7caedef3038bd9ceacf21ff39a1f8e9bc76b29f028d73ab3ffc288aa4f8fcdda"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 
@@ -449,18 +449,17 @@ buffers
 
 forward (x, weight, split_sizes, bias, forward_state) -> y, weight_columnwise,
     weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
-     x_columnwise, x_columnwise_scale
-     quantize_e4m3_tensor;
-     2 T K + 20 E + 4 1024 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
-  2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale,
-     weight_columnwise, weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E N K + 4 1024 E + 12 E + E N align(K, 16) + E K align(N, 16) bytes
-  3. dequantize: x_rowwise -> x_rowwise_decoded
+  1. quantize_several: x, split_sizes, input_amax_history, input_scale, weight, weight_amax_history,
+     weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, weight_rowwise,
+     weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
+     quantize_several_e4m3_tensor;
+     2 T K + 32 E + 8 1024 E + 2 E N K + T align(K, 16) + K align(32 (T // 32 + E), 16) + E N
+     align(K, 16) + E K align(N, 16) bytes
+  2. dequantize: x_rowwise -> x_rowwise_decoded
      dequantize_e4m3_codes; T align(K, 16) + 2 T K bytes
-  4. dequantize: weight_rowwise -> weight_rowwise_decoded
+  3. dequantize: weight_rowwise -> weight_rowwise_decoded
      dequantize_e4m3_codes; E N align(K, 16) + 2 E N K bytes
-  5. grouped_gemm fprop: x_rowwise_decoded, weight_rowwise_decoded, x_rowwise_scale,
+  4. grouped_gemm fprop: x_rowwise_decoded, weight_rowwise_decoded, x_rowwise_scale,
      weight_rowwise_scale, bias, split_sizes -> y
      gemm_decoded_mma_fprop_tensor_tensor; 2 T N K flop;
      2 T K + 2 E N K + 16 E + 2 E N + 2 T N bytes
@@ -475,16 +474,16 @@ backward (dy, split_sizes, weight_columnwise, weight_columnwise_scale, x_columnw
   2. dequantize: dy_rowwise -> dy_rowwise_decoded
      dequantize_e5m2_codes; T align(N, 16) + 2 T N bytes; if need_dx
   3. dequantize: weight_columnwise -> weight_columnwise_decoded
-     dequantize_e4m3_codes_turned; E K align(N, 16) + 2 E N K bytes; if need_dx
+     dequantize_e4m3_codes_transposed; E K align(N, 16) + 2 E N K bytes; if need_dx
   4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
      weight_columnwise_scale, split_sizes -> dx
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T N K flop; 2 T N + 2 E N K + 16 E + 2 T K bytes;
      if need_dx
   5. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
-     dequantize_groups_e5m2_codes_turned;
+     dequantize_groups_e5m2_codes_transposed;
      N align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) N bytes; if need_dweight
   6. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
-     dequantize_groups_e4m3_codes_turned;
+     dequantize_groups_e4m3_codes_transposed;
      K align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) K bytes; if need_dweight
   7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
      x_columnwise_scale, dy_padded_sizes -> dweight
@@ -501,30 +500,30 @@ saved for the backward, each only if a gradient that needs it is asked for
       included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_tensor
-    always: the only one
   dequantize_e4m3_codes
     always: the only one
   gemm_decoded_mma_fprop_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   quantize_e5m2_tensor
     always: the only one
   dequantize_e5m2_codes
     always: the only one
-  dequantize_e4m3_codes_turned
+  dequantize_e4m3_codes_transposed
     always: the only one
   gemm_decoded_mma_dgrad_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  dequantize_groups_e5m2_codes_turned
+  dequantize_groups_e5m2_codes_transposed
     always: the only one
-  dequantize_groups_e4m3_codes_turned
+  dequantize_groups_e4m3_codes_transposed
     always: the only one
   gemm_decoded_mma_wgrad_tensor_tensor
     tokens < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024 and shared_memory >= 165888: mma_128x256x64_2x4_3_1
     always: mma_128x128x32_2x2_4_2
+  quantize_several_e4m3_tensor
+    always: the only one
 """

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:02d3d0b0cf24e2b1
+# checksum sha256:6f2d6c5933c1d3a4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "f1f03a29302aca7b7f8cdc50944f1472b788e031bdddaf515afae1a109139768"
+DIGEST = "d730efff873eed02e5b42f4797de05e47d9ed961f5eeba9bfa6a224e2eddfff9"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -650,11 +650,12 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 T ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) H bytes
-  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E 2 F H + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2 F, 16)
-     bytes
+  2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_several_e4m3_block_128x128;
+     2 E 2 F H + 2 E H F + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2
+     F, 16) + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
   3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes
   4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
@@ -668,16 +669,12 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      2 T 2 F + 4 T + 8 E + T align(F, 16) + 4 T ceildiv(F, 128) + F align(32 (T // 32 + E), 16) + 4
      (T // 128 + E) F bytes;
      rule activation_quantize
-  7. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E H F + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
-  8. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
+  7. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(F, 16) + 4 T ceildiv(F, 128) + 2 T F bytes
-  9. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded
+  8. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded
      dequantize_e4m3_block_128x128;
      E H align(F, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + 2 E H F bytes
-  10. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
+  9. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
      gemm_decoded_mma_fprop; 2 T H F flop; 2 T F + 2 E H F + 2 E H + 8 E + 2 T H bytes
 
 backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
@@ -693,7 +690,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
-     dequantize_e4m3_block_128x128_turned;
+     dequantize_e4m3_block_128x128_transposed;
      E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
@@ -701,11 +698,11 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
      dy_padded_sizes
-     dequantize_groups_e4m3_block_1x128_turned;
+     dequantize_groups_e4m3_block_1x128_transposed;
      H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc2_weight
   6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e4m3_block_1x128_turned;
+     dequantize_groups_e4m3_block_1x128_transposed;
      F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
      if need_dfc2_weight
   7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, fc2_weight_main_grad,
@@ -726,17 +723,17 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      if need_dx
   10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_block_128x128_turned;
+     dequantize_e4m3_block_128x128_transposed;
      E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) + 2 E 2 F H bytes; if need_dx
   11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
      gemm_decoded_mma_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes; if need_dx
   12. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
      dh_padded_sizes
-     dequantize_groups_e4m3_block_1x128_turned;
+     dequantize_groups_e4m3_block_1x128_transposed;
      2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F bytes;
      if need_dfc1_weight
   13. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
-     dequantize_groups_e4m3_block_1x128_turned;
+     dequantize_groups_e4m3_block_1x128_transposed;
      H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc1_weight
   14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, fc1_weight_main_grad,
@@ -768,30 +765,30 @@ saved for the backward, each only if a gradient that needs it is asked for
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
     always: the only one
-  quantize_e4m3_block_128x128
-    always: the only one
   dequantize_e4m3_block_1x128
     always: the only one
   dequantize_e4m3_block_128x128
     always: the only one
   gemm_decoded_mma_fprop
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  dequantize_e4m3_block_128x128_turned
+  dequantize_e4m3_block_128x128_transposed
     always: the only one
   gemm_decoded_mma_dgrad
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  dequantize_groups_e4m3_block_1x128_turned
+  dequantize_groups_e4m3_block_1x128_transposed
     always: the only one
   gemm_decoded_mma_wgrad_add
     tokens < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024 and shared_memory >= 165888: mma_128x256x64_2x4_3_1
     always: mma_128x128x32_2x2_4_2
   pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128
     always: the only one
   pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128
+    always: the only one
+  quantize_several_e4m3_block_128x128
     always: the only one
 """

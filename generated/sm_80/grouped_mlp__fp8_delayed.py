@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f4139f5fa7fe3b7c
+# checksum sha256:25b2421b23072baf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "b0a6c9429dad3e17954a1c186201f07f8a7df29c34844e51e7c13afaf19d93b7"
+DIGEST = "d70ef15f3ab74c2342958bad09071afa25e0c658acdf8775a169f07989566bcc"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -745,36 +745,34 @@ buffers
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state) -> y, h,
     fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
-     x_rowwise_scale, x_columnwise, x_columnwise_scale
-     quantize_e4m3_tensor;
-     2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) bytes
-  2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-     fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-     quantize_e4m3_tensor;
-     2 E 2 F H + 4 1024 E + 12 E + E 2 F align(H, 16) + E H align(2 F, 16) bytes
-  3. dequantize: x_rowwise -> x_rowwise_decoded
+  1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+     fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
+     fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
+     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+     fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_several_e4m3_tensor;
+     2 T H + 44 E + 12 1024 E + 2 E 2 F H + 2 E H F + T align(H, 16) + H align(32 (T // 32 + E), 16)
+     + E 2 F align(H, 16) + E H align(2 F, 16) + E H align(F, 16) + E F align(H, 16) bytes
+  2. dequantize: x_rowwise -> x_rowwise_decoded
      dequantize_e4m3_codes; T align(H, 16) + 2 T H bytes
-  4. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
+  3. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
      dequantize_e4m3_codes; E 2 F align(H, 16) + 2 E 2 F H bytes
-  5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
+  4. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
      fc1_weight_rowwise_scale, fc1_bias, split_sizes -> h
      gemm_decoded_mma_fprop_tensor_tensor; 2 T 2 F H flop;
      2 T H + 2 E 2 F H + 16 E + 2 E 2 F + 2 T 2 F bytes
-  6. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  5. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
      -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up
      * scales)
      pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
      2 T 2 F + 4 T + 20 E + 4 1024 E + T align(F, 16) + F align(32 (T // 32 + E), 16) bytes;
      rule activation_quantize
-  7. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E H F + 4 1024 E + 12 E + E H align(F, 16) + E F align(H, 16) bytes
-  8. dequantize: a_rowwise -> a_rowwise_decoded
+  6. dequantize: a_rowwise -> a_rowwise_decoded
      dequantize_e4m3_codes; T align(F, 16) + 2 T F bytes
-  9. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
+  7. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
      dequantize_e4m3_codes; E H align(F, 16) + 2 E H F bytes
-  10. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
+  8. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
      fc2_weight_rowwise_scale, fc2_bias, split_sizes -> y
      gemm_decoded_mma_fprop_tensor_tensor; 2 T H F flop;
      2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
@@ -792,17 +790,17 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      dequantize_e5m2_codes; T align(H, 16) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   3. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-     dequantize_e4m3_codes_turned; E F align(H, 16) + 2 E H F bytes;
+     dequantize_e4m3_codes_transposed; E F align(H, 16) + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
-     dequantize_groups_e5m2_codes_turned;
+     dequantize_groups_e5m2_codes_transposed;
      H align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) H bytes; if need_dfc2_weight
   6. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e4m3_codes_turned;
+     dequantize_groups_e4m3_codes_transposed;
      F align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) F bytes; if need_dfc2_weight
   7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
      a_columnwise_scale, dy_padded_sizes -> dfc2_weight
@@ -819,16 +817,16 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
   9. dequantize: dh_rowwise -> dh_rowwise_decoded
      dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes; if need_dx
   10. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_codes_turned; E H align(2 F, 16) + 2 E 2 F H bytes; if need_dx
+     dequantize_e4m3_codes_transposed; E H align(2 F, 16) + 2 E 2 F H bytes; if need_dx
   11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes;
      if need_dx
   12. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
-     dequantize_groups_e5m2_codes_turned;
+     dequantize_groups_e5m2_codes_transposed;
      2 F align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) 2 F bytes; if need_dfc1_weight
   13. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
-     dequantize_groups_e4m3_codes_turned;
+     dequantize_groups_e4m3_codes_transposed;
      H align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) H bytes; if need_dfc1_weight
   14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
      x_columnwise_scale, dh_padded_sizes -> dfc1_weight
@@ -855,34 +853,34 @@ saved for the backward, each only if a gradient that needs it is asked for
       16) + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_tensor
-    always: the only one
   dequantize_e4m3_codes
     always: the only one
   gemm_decoded_mma_fprop_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   quantize_e5m2_tensor
     always: the only one
   dequantize_e5m2_codes
     always: the only one
-  dequantize_e4m3_codes_turned
+  dequantize_e4m3_codes_transposed
     always: the only one
   gemm_decoded_mma_dgrad_tensor_tensor
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  dequantize_groups_e5m2_codes_turned
+  dequantize_groups_e5m2_codes_transposed
     always: the only one
-  dequantize_groups_e4m3_codes_turned
+  dequantize_groups_e4m3_codes_transposed
     always: the only one
   gemm_decoded_mma_wgrad_tensor_tensor
     tokens < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024 and shared_memory >= 165888: mma_128x256x64_2x4_3_1
     always: mma_128x128x32_2x2_4_2
   pointwise_scaled_swiglu_forward_quantize_e4m3_tensor
     always: the only one
   pointwise_scaled_swiglu_backward_quantize_e5m2_tensor
+    always: the only one
+  quantize_several_e4m3_tensor
     always: the only one
 """

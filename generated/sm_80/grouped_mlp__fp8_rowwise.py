@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:52668f176288db90
+# checksum sha256:6f31e63a2806d42e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "cf19422cb7d7b575f0ecef1c09acce78332a2acc2b1d0552b37885931712dc37"
+DIGEST = "257368468e41f86f1466247765d81e06a298d6540fb43789fd3de2aab2d8138a"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 
@@ -670,7 +670,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      dequantize_e4m3_codes; T align(H, 16) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   3. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-     dequantize_e4m3_codes_turned; E F align(H, 16) + 2 E H F bytes;
+     dequantize_e4m3_codes_transposed; E F align(H, 16) + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
      fc2_weight_columnwise_scale, split_sizes -> da
@@ -678,10 +678,10 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      2 T H + 2 E H F + 4 T + 4 E F + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
-     dequantize_groups_e4m3_codes_turned;
+     dequantize_groups_e4m3_codes_transposed;
      H align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) H bytes; if need_dfc2_weight
   6. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e4m3_codes_turned;
+     dequantize_groups_e4m3_codes_transposed;
      F align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) F bytes; if need_dfc2_weight
   7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
      a_columnwise_scale, dy_padded_sizes -> dfc2_weight
@@ -700,16 +700,16 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
   10. dequantize: dh_rowwise -> dh_rowwise_decoded
      dequantize_e4m3_codes; T align(2 F, 16) + 2 T 2 F bytes; if need_dx
   11. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_codes_turned; E H align(2 F, 16) + 2 E 2 F H bytes; if need_dx
+     dequantize_e4m3_codes_transposed; E H align(2 F, 16) + 2 E 2 F H bytes; if need_dx
   12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_decoded_mma_dgrad_row_row; 2 T 2 F H flop;
      2 T 2 F + 2 E 2 F H + 4 T + 4 E H + 8 E + 2 T H bytes; if need_dx
   13. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
-     dequantize_groups_e4m3_codes_turned;
+     dequantize_groups_e4m3_codes_transposed;
      2 F align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) 2 F bytes; if need_dfc1_weight
   14. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
-     dequantize_groups_e4m3_codes_turned;
+     dequantize_groups_e4m3_codes_transposed;
      H align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) H bytes; if need_dfc1_weight
   15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
      x_columnwise_scale, dh_padded_sizes -> dfc1_weight
@@ -743,21 +743,21 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_fprop_row_row
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
   pointwise_scaled_swiglu_forward
     always: the only one
-  dequantize_e4m3_codes_turned
+  dequantize_e4m3_codes_transposed
     always: the only one
   gemm_decoded_mma_dgrad_row_row
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  dequantize_groups_e4m3_codes_turned
+  dequantize_groups_e4m3_codes_transposed
     always: the only one
   gemm_decoded_mma_wgrad_row_row
     tokens < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024 and shared_memory >= 165888: mma_128x256x64_2x4_3_1
     always: mma_128x128x32_2x2_4_2
   pointwise_scaled_swiglu_backward
     always: the only one

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b7dc141eadcf37b5
+# checksum sha256:952beb7b06d5721e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "bc5bc12e26d29ec56f8f7f48f52a102b14169c7e24eaed2ccd700caa4b8951cc"
+DIGEST = "f7e718646833f2b3f827a4c246990abc86cc35b91ecef0588bec9b4e969f7617"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -629,36 +629,32 @@ buffers
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
     fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
-     quantize_e4m3_mx_1x32;
-     2 T H + 8 E + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 + E), 16) + (T // 32 + E)
-     H bytes
-  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_mx_1x32;
-     2 E 2 F H + E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + E H align(2 F, 16) + E ceildiv(2 F, 32)
-     H bytes
-  3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
+  1. quantize_several: x, split_sizes, fc1_weight, fc2_weight -> x_rowwise, x_rowwise_scale,
+     x_columnwise, x_columnwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_several_e4m3_mx_1x32;
+     2 T H + 8 E + 2 E 2 F H + 2 E H F + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 +
+     E), 16) + (T // 32 + E) H + E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + E H align(2 F, 16) + E
+     ceildiv(2 F, 32) H + E H align(F, 16) + E H ceildiv(F, 32) + E F align(H, 16) + E ceildiv(H,
+     32) F bytes
+  2. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
      dequantize_e4m3_mx_1x32; T align(H, 16) + T ceildiv(H, 32) + 2 T H bytes
-  4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
+  3. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
      dequantize_e4m3_mx_1x32; E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + 2 E 2 F H bytes
-  5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, fc1_bias, split_sizes -> h
+  4. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, fc1_bias, split_sizes -> h
      gemm_decoded_mma_fprop; 2 T 2 F H flop; 2 T H + 2 E 2 F H + 2 E 2 F + 8 E + 2 T 2 F bytes
-  6. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise,
+  5. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise,
      a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32; 27 T F flop;
      2 T 2 F + 4 T + 8 E + T align(F, 16) + T ceildiv(F, 32) + F align(32 (T // 32 + E), 16) + (T //
      32 + E) F bytes;
      rule activation_quantize
-  7. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_mx_1x32;
-     2 E H F + E H align(F, 16) + E H ceildiv(F, 32) + E F align(H, 16) + E ceildiv(H, 32) F bytes
-  8. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
+  6. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
      dequantize_e4m3_mx_1x32; T align(F, 16) + T ceildiv(F, 32) + 2 T F bytes
-  9. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded
+  7. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded
      dequantize_e4m3_mx_1x32; E H align(F, 16) + E H ceildiv(F, 32) + 2 E H F bytes
-  10. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
+  8. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
      gemm_decoded_mma_fprop; 2 T H F flop; 2 T F + 2 E H F + 2 E H + 8 E + 2 T H bytes
 
 backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
@@ -673,18 +669,18 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      dequantize_e4m3_mx_1x32; T align(H, 16) + T ceildiv(H, 32) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
-     dequantize_e4m3_mx_1x32_turned; E F align(H, 16) + E ceildiv(H, 32) F + 2 E H F bytes;
+     dequantize_e4m3_mx_1x32_transposed; E F align(H, 16) + E ceildiv(H, 32) F + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
      gemm_decoded_mma_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
      dy_padded_sizes
-     dequantize_groups_e4m3_mx_1x32_turned;
+     dequantize_groups_e4m3_mx_1x32_transposed;
      H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc2_weight
   6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e4m3_mx_1x32_turned;
+     dequantize_groups_e4m3_mx_1x32_transposed;
      F align(32 (T // 32 + E), 16) + (T // 32 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
      if need_dfc2_weight
   7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes -> dfc2_weight
@@ -702,17 +698,17 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      dequantize_e4m3_mx_1x32; T align(2 F, 16) + T ceildiv(2 F, 32) + 2 T 2 F bytes; if need_dx
   10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_mx_1x32_turned; E H align(2 F, 16) + E ceildiv(2 F, 32) H + 2 E 2 F H bytes;
-     if need_dx
+     dequantize_e4m3_mx_1x32_transposed;
+     E H align(2 F, 16) + E ceildiv(2 F, 32) H + 2 E 2 F H bytes; if need_dx
   11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
      gemm_decoded_mma_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes; if need_dx
   12. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
      dh_padded_sizes
-     dequantize_groups_e4m3_mx_1x32_turned;
+     dequantize_groups_e4m3_mx_1x32_transposed;
      2 F align(32 (T // 32 + E), 16) + (T // 32 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F bytes;
      if need_dfc1_weight
   13. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
-     dequantize_groups_e4m3_mx_1x32_turned;
+     dequantize_groups_e4m3_mx_1x32_transposed;
      H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc1_weight
   14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes
@@ -747,22 +743,24 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_decoded_mma_fprop
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  dequantize_e4m3_mx_1x32_turned
+  dequantize_e4m3_mx_1x32_transposed
     always: the only one
   gemm_decoded_mma_dgrad
     rows < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x32_2x4_4_1
+    columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  dequantize_groups_e4m3_mx_1x32_turned
+  dequantize_groups_e4m3_mx_1x32_transposed
     always: the only one
   gemm_decoded_mma_wgrad
     tokens < 4096: mma_128x128x32_2x2_4_2
-    columns >= 1024: mma_128x256x64_2x4_3_1
+    columns >= 1024 and shared_memory >= 165888: mma_128x256x64_2x4_3_1
     always: mma_128x128x32_2x2_4_2
   pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32
     always: the only one
   pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32
+    always: the only one
+  quantize_several_e4m3_mx_1x32
     always: the only one
 """

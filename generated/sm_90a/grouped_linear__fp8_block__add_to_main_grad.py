@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:808a39aad4ba720a
+# checksum sha256:42a346ad5db1afb9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "3344496dec35777ead8c2135e0ba917d958e7f62bc3b23e0827d02150cf4e377"
+DIGEST = "7c5e85e87d9f0a05f75775427ee9af3ac4a104b18fbea85c91d6325cd0afd209"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

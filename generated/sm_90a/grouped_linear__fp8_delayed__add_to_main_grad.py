@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:da575b7a7837f78a
+# checksum sha256:f0b5f3290ba57b43
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "897cb8d5d5caa1c17acae79dcb1f217f00a8885a0288c0f45124f7374d8022c8"
+DIGEST = "e8bc6280fe160b77485145b004805eb1b144e1621bfc1e8db05f2fa4b6899052"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -428,14 +428,13 @@ buffers
 
 forward (x, weight, split_sizes, bias, forward_state) -> y, weight_columnwise,
     weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
-     x_columnwise, x_columnwise_scale
-     quantize_e4m3_tensor;
-     2 T K + 20 E + 4 1024 E + T align(K, 16) + K align(32 (T // 32 + E), 16) bytes
-  2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale,
-     weight_columnwise, weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E N K + 4 1024 E + 12 E + E N align(K, 16) + E K align(N, 16) bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+  1. quantize_several: x, split_sizes, input_amax_history, input_scale, weight, weight_amax_history,
+     weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale, weight_rowwise,
+     weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
+     quantize_several_e4m3_tensor;
+     2 T K + 32 E + 8 1024 E + 2 E N K + T align(K, 16) + K align(32 (T // 32 + E), 16) + E N
+     align(K, 16) + E K align(N, 16) bytes
+  2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
      split_sizes, bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T N K flop;
      T align(K, 16) + 16 E + E N align(K, 16) + 2 E N + 2 T N bytes
@@ -467,8 +466,6 @@ saved for the backward, each only if a gradient that needs it is asked for
       included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_tensor
-    always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
@@ -484,4 +481,6 @@ kernels, first rule that holds (io is bfloat16 or float16)
     groups >= 3: cooperative_128x256x128_2x1
     columns >= 3072: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
+  quantize_several_e4m3_tensor
+    always: the only one
 """

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:49044761448b8ff2
+# checksum sha256:e9063f79924bfce4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "a692c03c5bbaaf812fea6c5e960bd97d410395663cb0c3fd13a33057c10a5981"
+DIGEST = "4fc13f908ba98fc7785c3ec992d3232c0b15b2e29adf41cf87ec1da2598466e6"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:87ecf8ed2b146929
+# checksum sha256:f8c0eb071c3521e5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "51381f4d710f5231a248f7379f8cc74aa6965dc0df28f33e45e5bffe098b9134"
+DIGEST = "c8ca737e99ccd4bd55b41f1c0120cf83d8b38eb74c62e7b9470e692f815de6d7"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

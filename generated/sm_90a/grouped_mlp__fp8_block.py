@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:239e6eb3d14846a2
+# checksum sha256:f6679e0e320f356c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "8c0be6097a31198a4d2f8ab2ebf01a3ac6627dce0a37f4a97d4b20e1a911215f"
+DIGEST = "2d9a2668631cacf5843845e8c20b93aa1633e960c61abe20f1dc1bee7c461d04"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -609,11 +609,12 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + H align(32 (T // 32 + E),
      16) + 4 (T // 128 + E) H bytes
-  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E 2 F H + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2 F, 16)
-     bytes
+  2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_several_e4m3_block_128x128;
+     2 E 2 F H + 2 E H F + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2
+     F, 16) + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T 2 F H flop;
@@ -625,11 +626,7 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      2 T 2 F + 4 T + 8 E + T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + E) + F align(32 (T // 32
      + E), 16) + 4 (T // 128 + E) F bytes;
      rule activation_quantize
-  5. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E H F + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
-  6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T H F flop;
      T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + E) + E H align(F, 16) + 4 E ceildiv(H, 128)
@@ -701,8 +698,6 @@ saved for the backward, each only if a gradient that needs it is asked for
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
     always: the only one
-  quantize_e4m3_block_128x128
-    always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
@@ -716,5 +711,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
   pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128
     always: the only one
   pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128
+    always: the only one
+  quantize_several_e4m3_block_128x128
     always: the only one
 """

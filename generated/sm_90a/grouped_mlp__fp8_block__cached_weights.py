@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:408af0c1a57da5da
+# checksum sha256:0ce1fb6aa12bbb6a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "9c7fe0cbfbd463170592a0c997bc159bf53a6f769a58d3a0792da5cb6e363318"
+DIGEST = "d5df1504b2d177a038710683cd0d59b2b15cdcf771dddd3ce9d7dd022860ddac"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -982,15 +982,12 @@ refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     changes fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
     fc2_weight_columnwise, fc2_weight_columnwise_scale
-  1. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E 2 F H + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2 F, 16)
-     bytes
-  2. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E H F + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
+  1. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_several_e4m3_block_128x128;
+     2 E 2 F H + 2 E H F + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2
+     F, 16) + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
@@ -1016,10 +1013,10 @@ kernels, first rule that holds (io is bfloat16 or float16)
     mean_group_tokens >= 96: cooperative_192x128x128_2x1
     groups >= 48: cooperative_128x256x128_2x1
     always: cooperative_192x128x128_2x1
-  quantize_e4m3_block_128x128
-    always: the only one
   pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128
     always: the only one
   pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128
+    always: the only one
+  quantize_several_e4m3_block_128x128
     always: the only one
 """

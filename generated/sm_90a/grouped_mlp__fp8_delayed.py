@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1f314b263604d972
+# checksum sha256:124d1a39be65fced
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "a498e4f7e8e87134f8397ebcb328246604f6f61361e8d9605b147c1ac326ce96"
+DIGEST = "044f1755aa573eabd60889e2f8c35bf8ddc97e4811173a5615613446aee87784"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -720,28 +720,26 @@ buffers
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state) -> y, h,
     fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
-     x_rowwise_scale, x_columnwise, x_columnwise_scale
-     quantize_e4m3_tensor;
-     2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) bytes
-  2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-     fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-     quantize_e4m3_tensor;
-     2 E 2 F H + 4 1024 E + 12 E + E 2 F align(H, 16) + E H align(2 F, 16) bytes
-  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+  1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+     fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
+     fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
+     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+     fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_several_e4m3_tensor;
+     2 T H + 44 E + 12 1024 E + 2 E 2 F H + 2 E H F + T align(H, 16) + H align(32 (T // 32 + E), 16)
+     + E 2 F align(H, 16) + E H align(2 F, 16) + E H align(F, 16) + E F align(H, 16) bytes
+  2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T 2 F H flop;
      T align(H, 16) + 16 E + E 2 F align(H, 16) + 2 E 2 F + 2 T 2 F bytes
-  4. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  3. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
      -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up
      * scales)
      pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
      2 T 2 F + 4 T + 20 E + 4 1024 E + T align(F, 16) + F align(32 (T // 32 + E), 16) bytes;
      rule activation_quantize
-  5. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E H F + 4 1024 E + 12 E + E H align(F, 16) + E F align(H, 16) bytes
-  6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  4. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T H F flop;
      T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
@@ -803,8 +801,6 @@ saved for the backward, each only if a gradient that needs it is asked for
       16) + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_tensor
-    always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
@@ -823,5 +819,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
   pointwise_scaled_swiglu_forward_quantize_e4m3_tensor
     always: the only one
   pointwise_scaled_swiglu_backward_quantize_e5m2_tensor
+    always: the only one
+  quantize_several_e4m3_tensor
     always: the only one
 """

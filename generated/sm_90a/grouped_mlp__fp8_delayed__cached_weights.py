@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:536598f2552c850d
+# checksum sha256:b5b4f3d3a0c25312
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "2c7d56757721787cc89325a945298858a126c68f9e101fad5173b7b67c660201"
+DIGEST = "47c17d57666169a3416d9649239f559741b3403220bee22e70045c8a2c4ecbb1"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -1085,13 +1085,13 @@ refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     -> nothing, changes fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
     fc2_weight_columnwise, fc2_weight_columnwise_scale, refresh_state
-  1. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-     fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-     quantize_e4m3_tensor;
-     2 E 2 F H + 4 1024 E + 12 E + E 2 F align(H, 16) + E H align(2 F, 16) bytes
-  2. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+  1. quantize_several: fc1_weight, fc1_weight_amax_history, fc1_weight_scale, fc2_weight,
+     fc2_weight_amax_history, fc2_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
      fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E H F + 4 1024 E + 12 E + E H align(F, 16) + E F align(H, 16) bytes
+     quantize_several_e4m3_tensor;
+     2 E 2 F H + 8 1024 E + 24 E + 2 E H F + E 2 F align(H, 16) + E H align(2 F, 16) + E H align(F,
+     16) + E F align(H, 16) bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
@@ -1125,5 +1125,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
   pointwise_scaled_swiglu_forward_quantize_e4m3_tensor
     always: the only one
   pointwise_scaled_swiglu_backward_quantize_e5m2_tensor
+    always: the only one
+  quantize_several_e4m3_tensor
     always: the only one
 """

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:c08da3b874adec00
+# checksum sha256:43c294da5ae7182a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "c82f403dbef1f0b13bbd0deee931baf92a88776bcf666bd68c2fc6e608d90bff"
+DIGEST = "4a27d9b54eb1b5d841f577f0eb36f029b853f104e1b17f4ba0f075b3b4fa5a03"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

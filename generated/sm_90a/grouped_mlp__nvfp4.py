@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f0b7d8ce164d63dc
+# checksum sha256:148d86c0cd8017f5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "7ea75c66f215e1e7759a7e3ec2561c39814e35835607c0775d352c11c3293487"
+DIGEST = "3dd1ddcb4894afceef22b121be9546899dfeed9e4783ebab3646e48734f92e89"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -755,7 +755,7 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      dequantize_e2m1_nv_1x16; T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
-     dequantize_e2m1_nv_16x16_turned;
+     dequantize_e2m1_nv_16x16_transposed;
      E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
@@ -764,11 +764,11 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
      dy_padded_sizes
-     dequantize_groups_e2m1_nv_1x16_turned;
+     dequantize_groups_e2m1_nv_1x16_transposed;
      H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc2_weight
   6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e2m1_nv_1x16_turned;
+     dequantize_groups_e2m1_nv_1x16_transposed;
      F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
      if need_dfc2_weight
   7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
@@ -789,19 +789,19 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      if need_dx
   11. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> fc1_weight_columnwise_decoded
-     dequantize_e2m1_nv_16x16_turned;
+     dequantize_e2m1_nv_16x16_transposed;
      E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes; if need_dx
   12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
      fc1_weight_columnwise_amax, split_sizes -> dx
      gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes; if need_dx
   13. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
      dh_padded_sizes
-     dequantize_groups_e2m1_nv_1x16_turned;
+     dequantize_groups_e2m1_nv_1x16_transposed;
      2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F
      bytes;
      if need_dfc1_weight
   14. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
-     dequantize_groups_e2m1_nv_1x16_turned;
+     dequantize_groups_e2m1_nv_1x16_transposed;
      H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc1_weight
   15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
@@ -849,12 +849,12 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   quantize_e2m1_nv_1x16_stochastic_hadamard
     always: the only one
-  dequantize_e2m1_nv_16x16_turned
+  dequantize_e2m1_nv_16x16_transposed
     always: the only one
   gemm_decoded_sm90_dgrad
     mean_group_tokens >= 1024: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
-  dequantize_groups_e2m1_nv_1x16_turned
+  dequantize_groups_e2m1_nv_1x16_transposed
     always: the only one
   gemm_decoded_sm90_wgrad
     mean_group_tokens >= 1024: cooperative_128x256x64_2x1

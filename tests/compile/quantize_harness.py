@@ -78,6 +78,7 @@ class DelayedState(ctypes.Structure):
         ("max", Float),
         ("margin", ctypes.c_int),
         ("grouped", Bool),
+        ("amax", Pointer),
     ]
 
 
@@ -85,6 +86,17 @@ class Delayed(ctypes.Structure):
     """``DelayedArguments`` of quantize.h."""
 
     _fields_ = [("states", DelayedState * 8), ("count", ctypes.c_int)]
+
+
+class UpdateScale(ctypes.Structure):
+    """``UpdateScaleArguments`` of update_scale.h."""
+
+    _fields_ = [
+        ("state", DelayedState),
+        ("due", Pointer),
+        ("moves_states", Bool),
+        ("update", Bool),
+    ]
 
 
 class _Step(ctypes.Structure):
@@ -103,6 +115,13 @@ class _Step(ctypes.Structure):
         ("moves_states", Bool),
         ("update", Bool),
     ]
+
+
+MOST_STEPS = 4  # of one launch
+
+
+class _Several(ctypes.Structure):
+    _fields_ = [("steps", _Step * MOST_STEPS), ("count", ctypes.c_int)]
 
 
 class _RowSums(ctypes.Structure):

@@ -2,9 +2,11 @@
 #include "fusegen/quantize/amax.cuh"
 #include "fusegen/quantize/dequantize.cuh"
 #include "fusegen/quantize/quantize.cuh"
+#include "fusegen/quantize/several.cuh"
 #include "fusegen/quantize/step.cuh"
 #include "fusegen/quantize/state.cuh"
 #include "fusegen/quantize/row_sums.cuh"
+#include "fusegen/quantize/update_scale.cuh"
 #include "scalings.cuh"
 
 using namespace fusegen;
@@ -58,6 +60,21 @@ template <class Element>
 Status step(int config, const QuantizeStepArguments& in, Stream& stream) {
   return with_config<Element>(
       config, [&](auto kind) { return launch_quantize_step<decltype(kind)>(in, stream); });
+}
+
+template <class Config>
+Status quantize_several(const QuantizeSeveralArguments& in, Stream& stream) {
+  if constexpr (Config::Scaling::kRow || Config::kRule == Rule::nvfp4) {
+    return {cudaErrorInvalidValue, "amaxes come first"};
+  } else {
+    return launch_quantize_several<Config>(in, stream);
+  }
+}
+
+template <class Element>
+Status several(int config, const QuantizeSeveralArguments& in, Stream& stream) {
+  return with_config<Element>(
+      config, [&](auto kind) { return quantize_several<decltype(kind)>(in, stream); });
 }
 
 template <class Element>
@@ -143,6 +160,12 @@ int run_step(int half, int config, const QuantizeStepArguments* in, Stream* stre
   return report(run(config, *in, *stream), call);
 }
 
+int run_several(int half, int config, const QuantizeSeveralArguments* in, Stream* stream,
+                const char** call) {
+  const auto run = half ? &several<__half> : &several<__nv_bfloat16>;
+  return report(run(config, *in, *stream), call);
+}
+
 int run_amax(int half, const AmaxArguments* in, Stream* stream, const char** call) {
   const auto run = half ? &amax<__half> : &amax<__nv_bfloat16>;
   return report(run(*in, *stream), call);
@@ -154,6 +177,10 @@ int run_clear(const ClearArguments* in, Stream* stream, const char** call) {
 
 int run_delayed(const DelayedArguments* in, Stream* stream, const char** call) {
   return report(launch_delayed(*in, *stream), call);
+}
+
+int run_update_scale(const UpdateScaleArguments* in, Stream* stream, const char** call) {
+  return report(launch_update_scale<float>(*in, *stream), call);
 }
 
 int run_row_sums(const RowSumArguments* in, Stream* stream, const char** call) {

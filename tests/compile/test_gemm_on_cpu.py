@@ -1,4 +1,4 @@
-"""The matrix products of sm_90a, whole kernels with their launches, on the CPU against float64."""
+"""The GEMMs of sm_90a, whole kernels with their launches, on the CPU against float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST_HEADERS = ("gemm/gemm_decoded.sm90.cuh", "gemm/launch_fp8.sm90.cuh")
 
 
 class Family(Enum):
-    """Products that are compiled into one program."""
+    """GEMMs that are compiled into one program."""
 
     PLAIN = "plain"
     DECODED = "decoded"
@@ -26,7 +26,7 @@ class Family(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Gemm:
     """One kernel: schedule, tile and cluster are template arguments of `Config`."""
 
     family: Family
@@ -60,7 +60,7 @@ class Product:
         return f'{{"{self.name}", &sim::{call}}},'
 
     def _decoded(self) -> str:
-        """Function of a product of decoded operands, and its first arguments."""
+        """Function of a GEMM of decoded operands, and its first arguments."""
         kind = f"Gemm::{self.kind}, Store::{self.store}"
         if self.scaling in ("", AMAXES):
             return f"run_decoded_hopper<{kind}, {str(self.scaling == AMAXES).lower()}"
@@ -79,48 +79,48 @@ THREE = "192, 128, 128, 2, Schedule::cooperative"  # math warpgroups
 TURNS = "128, 192, 128, 2, Schedule::pingpong"
 TURNS_NARROW = "128, 128, 128, 2, Schedule::pingpong"
 
-PLAIN_FPROP = Product(Family.PLAIN, "fprop", TURNS_PLAIN)
-PLAIN_DGRAD = Product(Family.PLAIN, "dgrad", WIDE_PLAIN)
-BLOCK_FPROP = Product(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3")
-BLOCK_WGRAD = Product(Family.SPLIT, "wgrad", WIDE, "block", "e5m2_e4m3")
-BROKEN_ADD = Product(Family.SPLIT, "wgrad", WIDE, "tensor", "e4m3_e4m3", store="add")
+PLAIN_FPROP = Gemm(Family.PLAIN, "fprop", TURNS_PLAIN)
+PLAIN_DGRAD = Gemm(Family.PLAIN, "dgrad", WIDE_PLAIN)
+BLOCK_FPROP = Gemm(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3")
+BLOCK_WGRAD = Gemm(Family.SPLIT, "wgrad", WIDE, "block", "e5m2_e4m3")
+BROKEN_ADD = Gemm(Family.SPLIT, "wgrad", WIDE, "tensor", "e4m3_e4m3", store="add")
 BROKEN = (PLAIN_FPROP, BLOCK_WGRAD, BROKEN_ADD)
 # Families alternate, so that two workers of pytest-xdist seldom wait for one compilation.
-PRODUCTS = (
+GEMMS = (
     PLAIN_FPROP,
-    Product(Family.FAST, "fprop", WIDE, "tensor", "e4m3_e5m2"),
+    Gemm(Family.FAST, "fprop", WIDE, "tensor", "e4m3_e5m2"),
     BLOCK_FPROP,
     PLAIN_DGRAD,
-    Product(Family.DECODED, "fprop", SMALL_PLAIN, AMAXES),
-    Product(Family.FAST, "dgrad", TURNS_NARROW, "row", "e5m2_e4m3"),
-    Product(Family.SPLIT, "dgrad", NARROW, "block", "e5m2_e4m3"),
-    Product(Family.PLAIN, "wgrad", SMALL_PLAIN),
-    Product(Family.DECODED, "wgrad", WIDE_PLAIN, AMAXES),
-    Product(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3"),
+    Gemm(Family.DECODED, "fprop", SMALL_PLAIN, AMAXES),
+    Gemm(Family.FAST, "dgrad", TURNS_NARROW, "row", "e5m2_e4m3"),
+    Gemm(Family.SPLIT, "dgrad", NARROW, "block", "e5m2_e4m3"),
+    Gemm(Family.PLAIN, "wgrad", SMALL_PLAIN),
+    Gemm(Family.DECODED, "wgrad", WIDE_PLAIN, AMAXES),
+    Gemm(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3"),
     BLOCK_WGRAD,
-    Product(Family.FAST, "wgrad", WIDE, "tensor", "e5m2_e4m3"),
-    Product(Family.DECODED, "dgrad", SMALL_PLAIN),
-    Product(Family.SPLIT, "fprop", WIDE_ALONE, "block", "e4m3_e4m3"),
-    Product(Family.SPLIT, "dgrad", WIDE, "row", "e4m3_e4m3"),
-    Product(Family.SPLIT, "wgrad", NARROW, "tensor", "e4m3_e4m3"),
-    Product(Family.PLAIN, "wgrad", WIDE_PLAIN, store="add"),
-    Product(Family.PLAIN, "wgrad", TURNS_PLAIN, store="fp32"),
-    Product(Family.PLAIN, "wgrad", TURNS_PLAIN, store="add_io"),
-    Product(Family.SPLIT, "wgrad", THREE, "block", "e4m3_e4m3"),
-    Product(Family.SPLIT, "wgrad", THREE, "block", "e5m2_e4m3", store="add"),
-    Product(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3", store="fp32"),
-    Product(Family.PLAIN, "fprop", WIDE_PLAIN, store="scaled_bias"),
-    Product(Family.PLAIN, "fprop", TURNS_PLAIN, store="scaled_bias"),
-    Product(Family.DECODED, "fprop", SMALL_PLAIN, AMAXES, store="scaled_bias"),
-    Product(Family.FAST, "fprop", TURNS, "row", "e4m3_e4m3", store="scaled_bias"),
+    Gemm(Family.FAST, "wgrad", WIDE, "tensor", "e5m2_e4m3"),
+    Gemm(Family.DECODED, "dgrad", SMALL_PLAIN),
+    Gemm(Family.SPLIT, "fprop", WIDE_ALONE, "block", "e4m3_e4m3"),
+    Gemm(Family.SPLIT, "dgrad", WIDE, "row", "e4m3_e4m3"),
+    Gemm(Family.SPLIT, "wgrad", NARROW, "tensor", "e4m3_e4m3"),
+    Gemm(Family.PLAIN, "wgrad", WIDE_PLAIN, store="add"),
+    Gemm(Family.PLAIN, "wgrad", TURNS_PLAIN, store="fp32"),
+    Gemm(Family.PLAIN, "wgrad", TURNS_PLAIN, store="add_io"),
+    Gemm(Family.SPLIT, "wgrad", THREE, "block", "e4m3_e4m3"),
+    Gemm(Family.SPLIT, "wgrad", THREE, "block", "e5m2_e4m3", store="add"),
+    Gemm(Family.FAST, "wgrad", TURNS, "row", "e4m3_e4m3", store="fp32"),
+    Gemm(Family.PLAIN, "fprop", WIDE_PLAIN, store="scaled_bias"),
+    Gemm(Family.PLAIN, "fprop", TURNS_PLAIN, store="scaled_bias"),
+    Gemm(Family.DECODED, "fprop", SMALL_PLAIN, AMAXES, store="scaled_bias"),
+    Gemm(Family.FAST, "fprop", TURNS, "row", "e4m3_e4m3", store="scaled_bias"),
     # Scales of either operand at the end: of its rows, of its groups, or none.
-    Product(Family.DECODED, "fprop", SMALL_PLAIN, "row_row"),
-    Product(Family.DECODED, "dgrad", WIDE_PLAIN, "row_tensor"),
-    Product(Family.DECODED, "wgrad", WIDE_PLAIN, "row_row", store="add"),
-    Product(Family.DECODED, "fprop", WIDE_PLAIN, "tensor_tensor", store="scaled_bias"),
-    Product(Family.DECODED, "wgrad", SMALL_PLAIN, "none_row", store="fp32"),
-    Product(Family.DECODED, "dgrad", SMALL_PLAIN, "tensor_none"),
-    Product(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3", store="scaled_bias"),
+    Gemm(Family.DECODED, "fprop", SMALL_PLAIN, "row_row"),
+    Gemm(Family.DECODED, "dgrad", WIDE_PLAIN, "row_tensor"),
+    Gemm(Family.DECODED, "wgrad", WIDE_PLAIN, "row_row", store="add"),
+    Gemm(Family.DECODED, "fprop", WIDE_PLAIN, "tensor_tensor", store="scaled_bias"),
+    Gemm(Family.DECODED, "wgrad", SMALL_PLAIN, "none_row", store="fp32"),
+    Gemm(Family.DECODED, "dgrad", SMALL_PLAIN, "tensor_none"),
+    Gemm(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3", store="scaled_bias"),
 )
 
 
@@ -133,13 +133,13 @@ IN_STEP = {
 }
 
 
-def cases_of(product: Product) -> tuple[Case, ...]:
-    long_group = (LONG_GROUP,) if product.store in ("add", "add_io") else ()
-    in_step = (IN_STEP[product],) if product in IN_STEP else ()
+def cases_of(gemm: Gemm) -> tuple[Case, ...]:
+    long_group = (LONG_GROUP,) if gemm.store in ("add", "add_io") else ()
+    in_step = (IN_STEP[gemm],) if gemm in IN_STEP else ()
     return (*CASES, *long_group, *in_step)
 
 
-# One header each and no product in common, so that one copy serves for all.
+# One header each and no GEMM in common, so that one copy serves for all.
 FAULTS = (
     # Stages are given away while their multiplications still read them.
     Fault(
@@ -175,14 +175,14 @@ def cache(pytestconfig: pytest.Config) -> Path:
     return pytestconfig.cache.mkdir("gemm_on_cpu")
 
 
-@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
-def test_products(product: Product, cache: Path) -> None:
-    together = [other for other in PRODUCTS if other.family is product.family]
+@pytest.mark.parametrize("gemm", GEMMS, ids=lambda gemm: gemm.name)
+def test_gemms(gemm: Gemm, cache: Path) -> None:
+    together = [other for other in GEMMS if other.family is gemm.family]
     headers = headers_on_cpu(HEADERS, FIRST_HEADERS)
     entries = [other.entry() for other in together]
-    program = Program(product.family.value, FAMILY_HEADER, entries, headers)
-    cases = cases_of(product)
-    done = run(program.build(cache / program.name), product.name, cases)
+    program = Program(gemm.family.value, FAMILY_HEADER, entries, headers)
+    cases = cases_of(gemm)
+    done = run(program.build(cache / program.name), gemm.name, cases)
     assert (done.returncode, done.stdout) == (0, f"{len(cases)} cases\n"), done.stdout + done.stderr
 
 
@@ -191,4 +191,4 @@ def test_faults_are_noticed(cache: Path) -> None:
     program = Program("broken", FAMILY_HEADER, [each.entry() for each in BROKEN], headers)
     built = program.build(cache / program.name)
     for fault in FAULTS:
-        fault.check(run(built, fault.product, [RAGGED]), RAGGED)
+        fault.check(run(built, fault.gemm, [RAGGED]), RAGGED)

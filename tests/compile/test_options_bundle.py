@@ -61,7 +61,7 @@ def test_no_warnings_and_no_spills(built: BuildReport) -> None:
             assert kernel.registers <= register_limit(unit.name), (unit.name, kernel.registers)
 
 
-def test_products_use_their_matrix_instruction(built: BuildReport, tmp_path: Path) -> None:
+def test_gemms_use_their_matrix_instruction(built: BuildReport, tmp_path: Path) -> None:
     (committed,) = (bundle for bundle in COMPILED if bundle.name == ARCH)
     check_matrix_instructions(built, tmp_path, known=report(committed))
 

@@ -20,15 +20,19 @@ from .quantize_harness import (
     AMAX_PARTIALS,
     CODES,
     CSRC,
+    MOST_STEPS,
     RECIPES,
+    UNWRITTEN,
     Buffer,
     Case,
     Delayed,
     DelayedState,
     Kernels,
     Run,
+    UpdateScale,
     _Dequantize,
     _DequantizeGroups,
+    _Several,
     _Step,
     address,
     check,
@@ -159,24 +163,30 @@ def test_longer_dense_copies(kernels: Kernels) -> None:
         check(run.quantize(token_major=True, longer=32), case)
 
 
+def _history(slots: int, margin: int = 0) -> reference.Quantization:
+    return reference.Quantization(
+        "e5m2", (None, None), "float32", "max_over_amax",
+        source="history", history=slots, margin=margin,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("slots", [1, 2, 300, 1024])
-def test_delayed_update(kernels: Kernels, slots: int, grouped: bool) -> None:
+@pytest.mark.parametrize("slots", [1, 2, 33, 300, 1024])
+def test_delayed_update(kernels: Kernels, slots: int, grouped: bool, given: bool) -> None:
+    """One step of two states, whose amaxes are in slot 0, or given."""
     rng = torch.Generator().manual_seed(slots)
-    groups, margin = 5, 3
+    groups, margin = 6, 3
     history = torch.rand(slots, groups, generator=rng) * 10
     history[0] = 0
     history[:, 3] = 0
     scale = torch.rand(groups, generator=rng)
-    amax = torch.tensor([0.0, 20.0, torch.inf, 0.0, 1e-40])
-    q = reference.Quantization(
-        "e5m2", (None, None), "float32", "max_over_amax",
-        source="history", history=slots, margin=margin,
-    )  # fmt: skip
+    amax = torch.tensor([0.0, 20.0, torch.inf, 0.0, 1e-40, 2.0])
+    q = _history(slots, margin)
     wanted = reference.delayed_update(history, scale, amax, q, grouped=grouped)
-    history[0] = amax
-    history, scale = (t.to(kernels.device) for t in (history, scale))
-    state = (slots, groups, 57344.0, margin, grouped)
+    history[0] = 0 if given else amax
+    history, scale, amax = (t.to(kernels.device) for t in (history, scale, amax))
+    state = (slots, groups, 57344.0, margin, grouped, address(amax if given else None))
     arguments = Delayed(count=2)
     arguments.states[0] = DelayedState(address(history), address(scale), *state)
     one = torch.tensor([[3.5]], device=kernels.device)  # fewer groups than the other has
@@ -186,6 +196,66 @@ def test_delayed_update(kernels: Kernels, slots: int, grouped: bool) -> None:
     assert torch.equal(history.cpu(), wanted[0])
     assert torch.equal(scale.cpu(), wanted[1])
     assert (one.item(), other.item()) == (0.0, 128.0)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("slots", "steps"), [(1, 40), (2, 40), (31, 200), (33, 200), (100, 500), (1024, 2200)]
+)
+def test_delayed_updates_follow_the_definition(
+    kernels: Kernels, slots: int, steps: int, grouped: bool
+) -> None:
+    """From the first step until every slot was overwritten twice; zeros and infinity, too."""
+    rng = torch.Generator().manual_seed(slots)
+    groups, q = 9, _history(slots)  # one more than a block has
+    wanted = reference.delayed_state(q, groups)
+    history, scale = (t.clone().to(kernels.device) for t in wanted)
+    state = (slots, groups, 57344.0, 0, grouped)
+    arguments = Delayed(count=1)
+    arguments.states[0] = DelayedState(address(history), address(scale), *state)
+    for step in range(steps):
+        amax = torch.rand(groups, generator=rng) * 10
+        fate = torch.rand(groups, generator=rng)
+        amax[fate < 0.2] = 0
+        amax[fate > 0.999] = torch.inf
+        amax[(fate > 0.98) & (fate < 0.99)] = 1e-40
+        wanted = reference.delayed_update(*wanted, amax, q, grouped=grouped)
+        history[0] = amax.to(kernels.device)
+        kernels.call("run_delayed", arguments)
+        assert torch.equal(scale.cpu(), wanted[1]), step
+        assert torch.equal(history.cpu(), wanted[0]), step
+
+
+def test_given_amaxes_move_the_states_of_a_call_on_together(kernels: Kernels) -> None:
+    """A state waits for the last step of its call, and one that is not updated stays."""
+    q, groups, due = _history(4), 3, Delayed()
+    found, wanted = [], []
+    for number in range(3):
+        amax = torch.tensor([1.0, 0.0, 8.0]) + number
+        history, scale = (t.to(kernels.device) for t in reference.delayed_state(q, groups))
+        found.append((amax.to(kernels.device), history, scale))
+        updated = reference.delayed_update(history.cpu(), scale.cpu(), amax, q)
+        wanted.append((amax, *(updated if number != 1 else (history.cpu(), scale.cpu()))))
+    for number, (amax, history, scale) in enumerate(found):
+        state = (4, groups, 57344.0, 0, False, address(amax))
+        arguments = UpdateScale(
+            DelayedState(address(history), address(scale), *state),
+            ctypes.addressof(due),
+            number == 2,
+            number != 1,
+        )
+        assert (found[0][2] == 1).all(), "nothing has moved on before the last step"
+        kernels.call("run_update_scale", arguments)
+    assert due.count == 0
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_histories_whose_offsets_need_more_than_32_bits_are_refused(kernels: Kernels) -> None:
+    arguments = Delayed(count=1)
+    arguments.states[0] = DelayedState(None, None, 1, 1 << 21, 448.0)
+    with pytest.raises(AssertionError, match=r"groups < 2\^21"):
+        kernels.call("run_delayed", arguments)
 
 
 def test_clear_advances_the_random_state(kernels: Kernels) -> None:
@@ -383,6 +453,13 @@ class Step:
             self.rng_state = torch.tensor([0x123456789ABCDEF, 7])
 
     def launch(self, rowwise: bool, columnwise: bool) -> None:
+        due = Delayed()
+        self.prepare(rowwise, columnwise, due, moves_states=True)
+        self.kernels.call("run_step", self.run.half, self.run.recipe.config, self.arguments)
+        self.check()
+
+    def prepare(self, rowwise: bool, columnwise: bool, due: Delayed, *, moves_states: bool) -> None:
+        """Fill in the arguments; states that are to move on go to ``due``."""
         x, splits = self.case.x, self.case.splits
         made = reference.quantize(
             x, self.q, rowwise=rowwise, columnwise=columnwise, group_sizes=splits,
@@ -394,11 +471,10 @@ class Step:
         self._add_scratch()
         device = self.kernels.device
         states = (self.scale, self.history, self.rng_state)
-        kept = [None if t is None else t.clone().to(device) for t in states]
+        self.kept = [None if t is None else t.clone().to(device) for t in states]
         arguments = self.arguments
-        scale, history, rng_state = map(address, kept)
+        scale, history, rng_state = map(address, self.kept)
         arguments.rng_state = rng_state
-        due = Delayed()
         if history is not None:
             largest, margin = reference.MAX[self.q.format], self.q.margin
             arguments.state = DelayedState(
@@ -410,13 +486,15 @@ class Step:
                 margin,
                 splits is not None,
             )
-            arguments.due, arguments.moves_states = ctypes.addressof(due), True
-        sums = Buffer(2 * self.case.groups * self.case.columns, device)
-        arguments.sums = sums.pointer()
-        self.kernels.call("run_step", self.run.half, self.run.recipe.config, arguments)
+            arguments.due, arguments.moves_states = ctypes.addressof(due), moves_states
+        self.sums = Buffer(2 * self.case.groups * self.case.columns, device)
+        arguments.sums = self.sums.pointer()
+
+    def check(self) -> None:
+        """Copies, amaxes, sums and state are what the reference says."""
         check({n: (b.bytes(), w) for n, (b, w) in self.outputs.items()}, "step")
-        self.run.check_sums(sums.bytes().view(x.dtype).float(), 5e-3)
-        self._check_state(*kept)
+        self.run.check_sums(self.sums.bytes().view(self.case.x.dtype).float(), 5e-3)
+        self._check_state(*self.kept)
 
     def _add_copy(self, name: str, operand: object) -> None:
         data, scale = (t.view(torch.uint8) for t in (operand.data, operand.scale))  # type: ignore[attr-defined]
@@ -497,3 +575,112 @@ def test_step_by_a_given_scale(kernels: Kernels, recipe: str) -> None:
             step.outputs["amax"] = found, wanted.view(torch.uint8)
         kernels.call("run_step", step.run.half, step.run.recipe.config, step.arguments)
         check({n: (b.bytes(), w) for n, (b, w) in step.outputs.items()}, case)
+
+
+def _several(kernels: Kernels, steps: list[Step]) -> None:
+    arguments = _Several(count=len(steps))
+    for place, step in enumerate(steps):
+        arguments.steps[place] = step.arguments
+    kernels.call("run_several", steps[0].run.half, steps[0].run.recipe.config, arguments)
+
+
+def _plain(name: str) -> Case:
+    data = _case(name, torch.bfloat16)
+    return Case(data.x.nan_to_num(1.0, 1.0, 1.0), data.splits)
+
+
+TOGETHER: dict[str, list[tuple[str, bool, bool]]] = {  # cases, and the copies that are wanted
+    "one": [("ragged", True, True)],
+    "an expert MLP": [
+        ("ragged", True, True), ("weights", True, False), ("wide weights", False, True),
+    ],
+    "nothing first": [("nothing", True, True), ("ragged", True, True)],
+    "nothing between": [
+        ("dense", True, True), ("nothing dense", True, False), ("no rows", True, True),
+        ("weights", True, True),
+    ],
+    "many groups": [("more groups than a warp holds", True, True), ("forty groups", False, True)],
+}  # fmt: skip
+AT_ONCE = [
+    name
+    for name, recipe in RECIPES.items()
+    if not recipe.quantization.tensor_scale
+    and (recipe.quantization.source == "history" or None not in recipe.quantization.block)
+]
+
+
+@pytest.mark.parametrize("together", TOGETHER)
+@pytest.mark.parametrize("recipe", AT_ONCE)
+def test_several_steps_in_one_launch(kernels: Kernels, recipe: str, together: str) -> None:
+    """Bits, sums and states of each as alone; states move on together, behind the last one."""
+    due = Delayed()
+    cases = TOGETHER[together]
+    steps = [Step(kernels, recipe, _plain(name), update=name != "dense") for name, _, _ in cases]
+    for step, (_, rowwise, columnwise) in zip(steps, cases, strict=True):
+        step.prepare(rowwise, columnwise, due, moves_states=step is steps[-1])
+    _several(kernels, steps)
+    assert due.count == 0
+    for step in steps:
+        step.check()
+
+
+def test_states_that_move_on_later_wait(kernels: Kernels) -> None:
+    due = Delayed()
+    steps = [Step(kernels, "delayed_e4m3", _plain(name), True) for name in ("ragged", "weights")]
+    for step in steps:
+        step.prepare(True, True, due, moves_states=False)
+    _several(kernels, steps)
+    assert due.count == 2
+    assert [due.states[i].slots for i in range(2)] == [16, 16]
+    for step in steps:
+        history = step.kept[1]
+        assert history is not None and step.history is not None
+        amax = reference.group_amax(step.case.x, step.q, group_sizes=step.case.splits)
+        assert torch.equal(history[0].cpu(), amax)
+        assert torch.equal(history[1:].cpu(), step.history[1:])
+
+
+def test_several_amaxes_by_given_scales(kernels: Kernels) -> None:
+    """Each is found from nothing; one that nobody asked for is not written."""
+    steps = [
+        Step(kernels, "delayed_e4m3", _plain(name), False)
+        for name in ("ragged", "weights", "dense")
+    ]
+    kept = []
+    for step, wants in zip(steps, (True, False, True), strict=True):
+        assert step.scale is not None
+        data = step.case
+        made = reference.quantize(
+            data.x, step.q, rowwise=True, columnwise=False, group_sizes=data.splits,
+            scale=step.scale,
+        )  # fmt: skip
+        step._add_copy("rowwise", made.rowwise)
+        given = step.scale.to(kernels.device)
+        step.arguments.quantize.scale = address(given)
+        found = kernels.floats(data.groups)
+        kept.append((given, found))
+        if wants:
+            step.arguments.amax = found.pointer()
+            wanted = reference.group_amax(data.x, step.q, group_sizes=data.splits)
+            step.outputs["amax"] = found, wanted.view(torch.uint8)
+    _several(kernels, steps)
+    for step in steps:
+        check({n: (b.bytes(), w) for n, (b, w) in step.outputs.items()}, "given scales")
+    assert (kept[1][1].bytes() == UNWRITTEN).all()
+
+
+@pytest.mark.parametrize("count", [0, MOST_STEPS + 1])
+def test_a_launch_of_too_few_or_too_many_steps_is_refused(kernels: Kernels, count: int) -> None:
+    with pytest.raises(AssertionError, match="1 to 4 steps"):
+        kernels.call("run_several", 0, 5, _Several(count=count))
+
+
+def test_a_tensor_that_cannot_be_quantised_keeps_the_others_from_it(kernels: Kernels) -> None:
+    good, bad = (Step(kernels, "mx_1x32", _plain("dense"), False) for _ in range(2))
+    for step in (good, bad):
+        step.prepare(True, True, Delayed(), moves_states=False)
+    bad.arguments.quantize.columns = 12
+    with pytest.raises(AssertionError, match="columns: a multiple of 8"):
+        _several(kernels, [good, bad])
+    for buffer, _ in good.outputs.values():
+        assert (buffer.bytes() == UNWRITTEN).all()

@@ -1,4 +1,4 @@
-"""What becomes of a product between its accumulation and its storing, on the CPU.
+"""What becomes of a GEMM's sums between their accumulation and their storing, on the CPU.
 
 A fragment's coordinates, the loop over its parts and every visitor are those that kernels use; they
 know no architecture. Results are compared with plain arithmetic on whole matrices, bit for bit.
@@ -25,7 +25,7 @@ ROOMS = ("fragment", "sink", "tile_source", "visit")
 HOPPER = re.compile(r"#include <(?:cute|cutlass)/|#include \".*\.sm90\.cuh\"|\basm\b")
 
 
-class Product(IntEnum):
+class Gemm(IntEnum):
     """Kinds and stores, as visit_values.cuh counts them."""
 
     FPROP = 0
@@ -65,7 +65,7 @@ class _Arguments(ctypes.Structure):
         ("scales", Int),
         ("per_group", Int),
         ("half", Int),
-        ("product", Pointer),
+        ("sums", Pointer),
         ("results", Pointer),
         ("scale_a", Pointer),
         ("scale_b", Pointer),
@@ -99,7 +99,7 @@ TILE_ROW = 8  # the tile's first, counted from its group's
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    product: Product
+    gemm: Gemm
     scales: Scales
     place: Place
     per_group: bool = True
@@ -110,26 +110,26 @@ class Case:
     def name(self) -> str:
         each = "" if self.per_group else "one "
         bias = "" if self.bias is None else f" {self.bias}"
-        return f"{self.product.name} {each}{self.scales.name}{bias} {self.place.name}".lower()
+        return f"{self.gemm.name} {each}{self.scales.name}{bias} {self.place.name}".lower()
 
 
 def _cases() -> list[Case]:
     scaled = [
-        Case(product, scales, place)
-        for product in (Product.FPROP, Product.DGRAD, Product.WGRAD)
+        Case(gemm, scales, place)
+        for gemm in (Gemm.FPROP, Gemm.DGRAD, Gemm.WGRAD)
         for scales in Scales
         for place in PLACES
-        if product is not Product.WGRAD or place.group < GROUPS
+        if gemm is not Gemm.WGRAD or place.group < GROUPS
     ]
     biased = [
-        Case(product, scales, place, bias=dtype)
-        for product in (Product.FPROP, Product.FPROP_SCALED_BIAS)
+        Case(gemm, scales, place, bias=dtype)
+        for gemm in (Gemm.FPROP, Gemm.FPROP_SCALED_BIAS)
         for scales in (Scales.NONE, Scales.ROWS_AND_COLUMNS)
         for place in PLACES
         for dtype in (torch.bfloat16, torch.float16)
     ]
-    without = Case(Product.FPROP_SCALED_BIAS, Scales.NONE, PLACES[0])
-    return [*scaled, *biased, without, Case(Product.FPROP, Scales.TENSORS, PLACES[0], False)]
+    without = Case(Gemm.FPROP_SCALED_BIAS, Scales.NONE, PLACES[0])
+    return [*scaled, *biased, without, Case(Gemm.FPROP, Scales.TENSORS, PLACES[0], False)]
 
 
 class Operands:
@@ -138,13 +138,13 @@ class Operands:
     def __init__(self, case: Case) -> None:
         rng = torch.Generator().manual_seed(7)
         place = case.place
-        wgrad = case.product is Product.WGRAD
+        wgrad = case.gemm is Gemm.WGRAD
         rows = GROUPS * (TILE_ROW + place.rows) if wgrad else BEGIN + TOKENS + place.rows
 
         def drawn(*shape: int) -> Tensor:
             return torch.rand(*shape, generator=rng) + 0.5
 
-        self.product = torch.randn(place.rows, place.columns, generator=rng)
+        self.sums = torch.randn(place.rows, place.columns, generator=rng)
         by_rows = case.scales is Scales.ROWS_AND_COLUMNS
         self.a = drawn(rows if by_rows else GROUPS)
         self.b = drawn(GROUPS, place.columns) if by_rows else drawn(GROUPS)
@@ -155,7 +155,7 @@ class Operands:
 
     def expected(self, case: Case) -> Tensor:
         """The whole tile, visited in plain arithmetic."""
-        place, values = case.place, self.product.clone()
+        place, values = case.place, self.sums.clone()
         group = place.group if case.per_group else 0
         if case.scales is not Scales.NONE and place.k == 0:
             values *= 0.0
@@ -164,13 +164,13 @@ class Operands:
         elif case.scales is Scales.AMAXES:
             values *= self.a[group] * self.b[group] / (448.0 * 6.0) ** 2
         elif case.scales is Scales.ROWS_AND_COLUMNS:
-            wgrad = case.product is Product.WGRAD
+            wgrad = case.gemm is Gemm.WGRAD
             first = TILE_ROW + (group * (TILE_ROW + place.rows) if wgrad else BEGIN)
             values *= self.a[first : first + place.rows, None]
             values *= self.b[group]
         if self.bias is not None and group < GROUPS:
             added = self.bias[group].float()
-            if case.product is Product.FPROP_SCALED_BIAS:
+            if case.gemm is Gemm.FPROP_SCALED_BIAS:
                 tokens = BEGIN + TILE_ROW + torch.arange(place.rows)
                 scales = self.row_scales[tokens.clamp(max=BEGIN + TOKENS - 1)]
                 values += scales[:, None] * added
@@ -193,18 +193,18 @@ def test_against_plain_arithmetic(kernels: Kernels, case: Case, extents: Extents
     """What the warp's fragment covers of the tile is stored, nothing else is."""
     place, operands = case.place, Operands(case)
     results = torch.full((place.rows, place.columns), UNWRITTEN)
-    wgrad = case.product is Product.WGRAD
+    wgrad = case.gemm is Gemm.WGRAD
     n = TILE_ROW + place.rows if wgrad else place.columns
-    k = place.columns if case.product in (Product.DGRAD, Product.WGRAD) else 24
+    k = place.columns if case.gemm in (Gemm.DGRAD, Gemm.WGRAD) else 24
     arguments = _Arguments(
         (place.group, TILE_ROW, place.rows, place.column, BEGIN, TOKENS, place.k, 0),
         (place.row, place.column), None, (BEGIN + TOKENS, GROUPS, n, k),
         case.scales, case.per_group, case.bias == torch.float16,
-        address(operands.product), address(results),
+        address(operands.sums), address(results),
         address(operands.a), address(operands.b), address(operands.bias),
         address(operands.row_scales),
     )  # fmt: skip
-    kernels.call("run_visitors", case.product, EXTENTS.index(extents), arguments)
+    kernels.call("run_visitors", case.gemm, EXTENTS.index(extents), arguments)
     rows = [row for row in extents.rows(place.row) if row < place.rows]
     columns = slice(place.column, min(place.column + extents.columns, place.columns))
     wanted = torch.full_like(results, UNWRITTEN)

@@ -31,8 +31,8 @@ struct Arguments {
   int32_t scales;     // 0 none, 1 of tensors, 2 of rows and columns, 3 amaxes of groups
   int32_t per_group;  // of tensors
   int32_t half;       // elements of the bias: __half, not __nv_bfloat16
-  const float* product;  // [tile's rows, columns]
-  float* results;        // the same
+  const float* sums;  // [tile's rows, columns]
+  float* results;     // the same
   const float* scale_a;
   const float* scale_b;
   const void* bias;
@@ -72,7 +72,7 @@ void visit(const Visits visits, const Arguments in, const int32_t columns) {
       const int32_t row = in.place.row + fragment.row(strip, i);
       const int32_t column = in.place.column + fragment.column(i);
       registers[strip][i] = row < in.tile.rows && column < columns
-                                ? in.product[row * columns + column]
+                                ? in.sums[row * columns + column]
                                 : std::numeric_limits<float>::quiet_NaN();
     }
   }
@@ -122,12 +122,12 @@ void with_element(const Arguments& in, int extents) {
 
 }  // namespace visiting
 
-extern "C" int run_visitors(int product, int extents, const visiting::Arguments* in,
+extern "C" int run_visitors(int gemm, int extents, const visiting::Arguments* in,
                             fusegen::Stream*, const char** call) {
   using fusegen::Gemm;
   using fusegen::Store;
   *call = nullptr;
-  switch (product) {
+  switch (gemm) {
     case 0: visiting::with_element<Gemm::fprop, Store::io>(*in, extents); break;
     case 1: visiting::with_element<Gemm::fprop, Store::scaled_bias>(*in, extents); break;
     case 2: visiting::with_element<Gemm::dgrad, Store::io>(*in, extents); break;

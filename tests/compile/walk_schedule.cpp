@@ -236,7 +236,7 @@ Expected expected_of(const Case& in) {
 
 constexpr int kMostReports = 20;
 static int failures = 0;
-static std::string place;  // case, product and tiling that are being walked
+static std::string place;  // case, GEMM and tiling that are being walked
 
 __attribute__((format(printf, 1, 2))) static void fail(const char* format, ...) {
   if (++failures > kMostReports) return;

@@ -112,7 +112,7 @@ def test_errors_add_up_along_a_chain(specs: Path) -> None:
         return error_counts(resolve(loaded, "cpu", [Cell(module, "bf16")]).modules[0])
 
     experts = counts("grouped_mlp")
-    # h rounds, a has the errors of both halves of h, and each product one of its own.
+    # h rounds, a has the errors of both halves of h, and each GEMM one of its own.
     assert [experts[name] for name in ("h", "a", "y", "da", "dh", "dx")] == [1, 3, 4, 1, 4, 5]
     squares = counts("deep_srelu")
     assert [squares[name] for name in ("fc0_y", "act0_y", "fc1_y", "act1_y")] == [1, 5, 6, 25]

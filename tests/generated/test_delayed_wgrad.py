@@ -434,7 +434,7 @@ def test_slots_have_room_for_fewer_tokens(bundle: str, module: str, recipe: str)
             backward(layer, inputs(module, rows, splits, rows))
         delayed.backward_dw()
         for name, tensor in gradients(plain).items():
-            # A dense product over rows of zeros may add the others up in another order.
+            # A dense GEMM over rows of zeros may add the others up in another order.
             torch.testing.assert_close(gradients(delayed)[name], tensor, rtol=1e-2, atol=1e-3)
     short = make(bundle, module, recipe, max_in_flight=1, max_tokens=T - 8)
     with pytest.raises(RuntimeError, match="construct the module with a larger max_tokens"):

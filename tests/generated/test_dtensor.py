@@ -1,7 +1,7 @@
 """Modules on DTensors over two ranks: every placement gives what one process computes.
 
 Results are the same bit for bit, but where they were summed over ranks (Partial): these have been
-rounded once per rank, and lie within the recipe's tolerance for products.
+rounded once per rank, and lie within the recipe's tolerance for GEMMs.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ SIZES = {
     "silu": (),
     "scaled_swiglu": (),
 }
-PRODUCTS = ("linear", "grouped_linear", "grouped_mlp")
-CELLS = [Cell(module, recipe) for module in (*PRODUCTS, "quantize") for recipe in RECIPES]
+GEMMS = ("linear", "grouped_linear", "grouped_mlp")
+CELLS = [Cell(module, recipe) for module in (*GEMMS, "quantize") for recipe in RECIPES]
 CELLS += [Cell("silu", "bf16"), Cell("scaled_swiglu", "bf16")]
 OPTIONS = ("cached_weights", "quantized_weights", "recompute_activations", "scaled_bias")
 REFUSING = ("add_to_main_grad", "delayed_wgrad", "reduced_amax")
@@ -58,7 +58,7 @@ def inputs(module: str, seed: int = 1) -> tuple[Tensor, ...]:
     rest = (torch.tensor([9, 0, 13]), torch.rand(24, generator=generator))
     if module == "scaled_swiglu":
         return x, rest[1]
-    return x, *rest[: PRODUCTS.index(module) if module in PRODUCTS else 0]
+    return x, *rest[: GEMMS.index(module) if module in GEMMS else 0]
 
 
 def loss(call: Callable[..., Tensor], *data: Tensor) -> Tensor:

@@ -147,9 +147,9 @@ def expert_mlps(specs: SpecSet) -> dict[str, str]:
 
 
 def further_specs(specs: SpecSet) -> dict[str, Any]:
-    """An expert MLP for every activation that no built-in module puts between two products.
+    """An expert MLP for every activation that no built-in module puts between two GEMMs.
 
-    Not for one of elements of any shape, such as silu's: a product asks for rows and columns.
+    Not for one of elements of any shape, such as silu's: a GEMM asks for rows and columns.
     """
     missing = [name for name in activations(specs) if name not in expert_mlps(specs)]
     return {f"expert_{name}": _expert(specs, name) for name in missing if _has_rows(specs, name)}
@@ -167,7 +167,7 @@ def _expert(specs: SpecSet, activation: str) -> dict[str, Any]:
         "edition": 1,
         "module": f"expert_{activation}",
         "class": f"Expert{activation.title().replace('_', '')}",
-        "summary": f"Two products with {activation} between them",
+        "summary": f"Two GEMMs with {activation} between them",
         "dims": {"T": "tokens", "E": "num_groups", "H": "hidden", "F": "intermediate"},
         "inputs": {
             "x": {"shape": ["T", "H"], "role": "input"},

@@ -20,7 +20,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 # One rounding to the result's type costs half a unit in the last place of every element, 2^-9 and
 # 2^-12 at most; the rest is room for sums in fp32.
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 6e-4}
-# Chains round between their products too.
+# Chains round between their GEMMs too.
 CHAIN_TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 8e-4}
 
 GUARD = 4096  # elements of NaN on both sides of every operand
@@ -28,7 +28,7 @@ GUARD = 4096  # elements of NaN on both sides of every operand
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of one grouped product; splits as given, not clamped."""
+    """Sizes of one grouped GEMM; splits as given, not clamped."""
 
     name: str
     tokens: int
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def work(self) -> int:
-        """Multiply-adds of one product."""
+        """Multiply-adds of one GEMM."""
         return self.tokens * self.k * self.n
 
 
@@ -216,7 +216,7 @@ def exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 def exact_grouped_linear(
     x: Tensor, weight: Tensor, split_sizes: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """The product group by group; rows past the groups are zero."""
+    """The GEMM's result, group by group; rows past the groups are zero."""
     rows = bounds(split_sizes.tolist(), x.shape[0])
     used = rows[-1][1]
     sizes = [*(end - start for start, end in rows), x.shape[0] - used]

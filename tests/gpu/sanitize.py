@@ -161,7 +161,7 @@ def cells_of(folder: Path) -> list[str]:
 
 
 def _gemm_case(programs: Any, kind: str, sizes: selection.Reach, element: str) -> Callable[[], Any]:
-    def product() -> None:
+    def gemm() -> None:
         import gpu_support as support
         import torch
 
@@ -177,7 +177,7 @@ def _gemm_case(programs: Any, kind: str, sizes: selection.Reach, element: str) -
         wanted = {"dgrad": "x", "wgrad": "weight"}[kind]
         programs.call("backward", programs.backward_tensors(tensors, dy), {wanted})()
 
-    return product
+    return gemm
 
 
 def gemm_cases(bundle: Any, folder: Path, known: Collection[str]) -> Iterator[Case]:
@@ -192,7 +192,7 @@ def gemm_cases(bundle: Any, folder: Path, known: Collection[str]) -> Iterator[Ca
         if not all(has_op(bundle, f"{cell}_{each}") for each in ("forward", "backward")):
             continue
         programs = Programs(bundle, cell)
-        # Where gradients of weights wait, the backward has no such product; other cells have.
+        # Where gradients of weights wait, the backward has no such GEMM; other cells have.
         waits = {"wgrad"} if hasattr(programs.module, "backward_dw") else set()
         plan = programs.module.GroupedLinear.describe()
         for name, rules in selection.read_rules(plan).items():

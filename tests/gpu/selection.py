@@ -78,7 +78,7 @@ def read_rules(plan: str) -> dict[str, list[Rule]]:
 
 
 def kind_of(name: str) -> str | None:
-    """Which product a kernel set is of; None for one of no product."""
+    """Which GEMM a kernel set is of; None for one of no GEMM."""
     if not name.startswith("gemm_"):
         return None
     return next((word for word in name.split("_") if word in KINDS), None)
@@ -91,9 +91,9 @@ def gemm_rules(plan: str, kind: str) -> list[Rule]:
 
 
 def multiplies_codes(plan: str) -> bool:
-    """Whether every product of a plan is one of codes as they are, with all scales at its end."""
-    products = [name for name in read_rules(plan) if kind_of(name)]
-    return bool(products) and all(map(_OF_CODES.fullmatch, products))
+    """Whether every GEMM of a plan is one of codes as they are, with all scales at its end."""
+    gemms = [name for name in read_rules(plan) if kind_of(name)]
+    return bool(gemms) and all(map(_OF_CODES.fullmatch, gemms))
 
 
 def chosen(rules: list[Rule], sizes: Mapping[str, int]) -> str:
@@ -129,7 +129,7 @@ class Launch:
 
 
 def launch_of(kernel: str) -> Launch | None:
-    """The matrix product behind a demangled kernel name, or None for any other kernel."""
+    """The GEMM behind a demangled kernel name, or None for any other kernel."""
     if match := _GEMM.search(kernel):
         m, n, k, cluster = match.group(3, 4, 5, 6)
         point = f"{_SCHEDULES[int(match[7])]}_{m}x{n}x{k}_{cluster}x1"

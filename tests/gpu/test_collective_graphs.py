@@ -1,6 +1,6 @@
 """CUDA graphs of directions that collectives cut: op, collective, op are captured as a whole.
 
-The grouped product whose ranks share their amaxes, forward and backward in one graph.  Every rank
+The grouped GEMM whose ranks share their amaxes, forward and backward in one graph.  Every rank
 replays it, and calls a copy of the module beside it that is captured nowhere; inputs and group
 sizes change all the time, and differ between ranks.
 """

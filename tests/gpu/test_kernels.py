@@ -79,7 +79,7 @@ def test_grouped_mlp_runs_our_kernels_alone(bundle: ModuleType, dtype: torch.dty
 
 
 def _call(bundle: ModuleType, kind: str, sizes: selection.Reach, dtype: torch.dtype) -> Any:
-    """One product of one kind through the op that holds it."""
+    """One GEMM of one kind through the op that holds it."""
     forward = support.op_of(bundle, "grouped_linear__bf16_forward")
     backward = support.op_of(bundle, "grouped_linear__bf16_backward")
     x = support.randn((sizes.tokens, sizes.k), dtype, 1)

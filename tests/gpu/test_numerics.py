@@ -104,7 +104,7 @@ def test_every_schedule(bundle: ModuleType, kind: str, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("name", ["linear", "grouped_linear"])
 def test_bias_is_added_before_the_rounding(bundle: ModuleType, name: str) -> None:
-    """256.75 + 0.5 is 258 if rounded once, 256 if the product is rounded first."""
+    """256.75 + 0.5 is 258 if rounded once, 256 if the GEMM's result is."""
     x = torch.ones(64, 8, dtype=torch.bfloat16, device=DEVICE)
     weight = torch.full((1, 8, 8), 32.0, dtype=torch.bfloat16, device=DEVICE)
     weight[..., 0] = 32.75

@@ -1,4 +1,4 @@
-"""Quantised recipes: copies and state bit for bit as the reference has them, products closely.
+"""Quantised recipes: copies and state bit for bit as the reference has them, GEMMs closely.
 
 The reference runs on the same device, so that large cases cost little.
 """
@@ -25,13 +25,13 @@ CELLS, DENSE_CELLS = (
 )
 CASES = [case for case in support.grouped_cases() if case.work < 1e10]
 SUMMED = 4e-3  # of a bias gradient: fp32 sums, rounded once
-# Of products of codes that have all scales at their end: fp32 sums, which seldom round otherwise
+# Of GEMMs of codes that have all scales at their end: fp32 sums, which seldom round otherwise
 # than the reference's. Codes decoded by their scales would leave 2e-3.
 OF_CODES = 1.5e-3
 
 
 def tolerance_of(programs: Programs) -> float:
-    """What the recipe accepts of a product, whoever wrote it."""
+    """What the recipe accepts of a GEMM, whoever wrote it."""
     name = f"recipes/{programs.cell.split('__')[1]}.yaml"
     folders = bundles.spec_folders(Path(programs.module.__file__).parent)
     path = next(path for folder in folders if (path := folder / name).exists())

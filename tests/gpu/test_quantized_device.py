@@ -60,7 +60,7 @@ def test_replays_follow_new_split_sizes(bundle: ModuleType, cell: str) -> None:
 
 
 def dense_step(programs: Programs) -> tuple[dict[str, Tensor], Tensor]:
-    """Inputs of a dense product, and dy."""
+    """Inputs of a dense GEMM, and dy."""
     sizes = {"T": CASE.tokens, "K": CASE.k, "N": CASE.n}
     tensors = programs.inputs(torch.bfloat16, None, sizes)
     return tensors, support.randn((*tensors["x"].shape[:-1], CASE.n), torch.bfloat16, 9)

@@ -210,12 +210,12 @@ def transformer_engine_rht(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and amax of the transposed, transformed copy."""
     ref = object.__new__(TE_NVFP4["NVFP4QuantizerRef"])
     ref.__dict__.update(with_rht=True, quant_tile_shape=(1, 16), with_random_sign_mask=True)
-    turned = ref._apply_rht(x.T.contiguous())
-    amax = turned.abs().max().float().view(1)
+    rotated = ref._apply_rht(x.T.contiguous())
+    amax = rotated.abs().max().float().view(1)
     data, scale = ref._quantize_blockwise_reference(
-        turned, amax, 16, 1, pow_2_scales=False, eps=0.0
+        rotated, amax, 16, 1, pow_2_scales=False, eps=0.0
     )
-    return negative_zero_to_zero(data, turned), scale, amax
+    return negative_zero_to_zero(data, rotated), scale, amax
 
 
 def test_transform_of_exact_numbers() -> None:

@@ -69,7 +69,7 @@ struct Cluster {
 
 inline Cluster cluster;
 inline std::mt19937 order_of_threads;
-inline std::string running;  // product and case, for people
+inline std::string running;  // GEMM and case, for people
 
 inline int cta() { return cluster.current / cluster.threads; }
 inline int thread() { return cluster.current % cluster.threads; }

@@ -1,4 +1,4 @@
-// The products of sm_90a.
+// The GEMMs of sm_90a.
 #pragma once
 
 #include "problems.h"

@@ -75,7 +75,7 @@ struct MmaOperand {
 
 inline Batches mmas[kMostCtas * kMostThreads];
 
-// This thread's part of a 64 x N product: per 8 columns two neighbours in each of two rows.
+// This thread's part of a 64 x N result: per 8 columns two neighbours in each of two rows.
 template <int N>
 void multiply(const MmaOperand& a, const MmaOperand& b, const std::array<float*, N / 2>& d,
               bool overwrite, int thread_of_warpgroup, const uint8_t* memory) {

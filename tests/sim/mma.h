@@ -1,4 +1,4 @@
-// The products of mma.sync.
+// The GEMMs of mma.sync.
 #pragma once
 
 #include "problems.h"

@@ -1,5 +1,5 @@
-// A product and its operands, of a case from standard input; every element of its result is compared
-// with float64. A program is the header of a family (hopper.h, mma.h) and a list of products: see
+// A GEMM and its operands, of a case from standard input; every element of its result is compared
+// with float64. A program is the header of a family (hopper.h, mma.h) and a list of GEMMs: see
 // main_of.
 //
 // Whatever a kernel must not use is NaN: codes past a row's end and past the last token, scales of
@@ -83,7 +83,7 @@ class Buffer {
   Value* values_;
 };
 
-// A product of one case: its extents and the places of its elements, in the layouts that gemm.h
+// A GEMM of one case: its extents and the places of its elements, in the layouts that gemm.h
 // and gemm_fp8.h describe. Rows and k count from the beginning of a group.
 struct Problem {
   Gemm kind;
@@ -232,7 +232,16 @@ inline void check_status(const Status& status) {
   if (!status.ok()) fail("the launch says: %s", status.call);
 }
 
-// Arguments and results that all products have.
+// Of the bits of all results so far (FNV-1a): equal for kernels that compute the same.
+inline uint64_t digest = 0xcbf29ce484222325;
+
+inline void add_to_digest(const void* bytes, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    digest = (digest ^ static_cast<const uint8_t*>(bytes)[i]) * 0x100000001b3;
+  }
+}
+
+// Arguments and results that all GEMMs have.
 template <Store store = Store::io>
 struct Common {
   Buffer<fusegen::Stored<Result, store>> results;
@@ -268,6 +277,7 @@ struct Common {
 
   void check(const Problem& problem, const Operands& operands) {
     check_results(problem, operands, results, bias, has_bias, row_scales, before);
+    add_to_digest(results.data(), size_t(results.count()) * sizeof(*results.data()));
   }
 };
 
@@ -363,17 +373,18 @@ void run_scaled(const Case& in, Launch launch) {
   });
 }
 
-struct Product {
+struct NamedGemm {
   const char* name;
   void (*run)(const Case&);
 };
 
-// Runs the product that the command line names on every case; the first fault ends the program.
-inline int main_of(const std::vector<Product>& products, int count, char** arguments) {
-  const std::string wanted = count == 2 ? arguments[1] : "";
-  const auto named = [&](const Product& product) { return product.name == wanted; };
-  const auto product = std::find_if(products.begin(), products.end(), named);
-  if (product == products.end()) fail("no product of this name: '%s'", wanted.c_str());
+// Runs the GEMM that the command line names on every case; the first fault ends the program. With
+// one more word it also prints a digest of the results.
+inline int main_of(const std::vector<NamedGemm>& gemms, int count, char** arguments) {
+  const std::string wanted = count > 1 ? arguments[1] : "";
+  const auto named = [&](const NamedGemm& gemm) { return gemm.name == wanted; };
+  const auto gemm = std::find_if(gemms.begin(), gemms.end(), named);
+  if (gemm == gemms.end()) fail("no GEMM of this name: '%s'", wanted.c_str());
   int cases = 0;
   for (Case in; read_case(std::cin, &in); ++cases) {
     running = wanted + ", " + in.name;
@@ -381,9 +392,10 @@ inline int main_of(const std::vector<Product>& products, int count, char** argum
     tensor_maps.clear();
     random_numbers.seed(unsigned(cases) + 1);
     order_of_threads.seed(unsigned(cases) + 1);
-    product->run(in);
+    gemm->run(in);
   }
   std::printf("%d cases\n", cases);
+  if (count > 2) std::printf("%016llx\n", static_cast<unsigned long long>(digest));
   return 0;
 }
 

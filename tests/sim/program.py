@@ -64,18 +64,18 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Code of a header, what to break it into, and what the program must then say of a product."""
+    """Code of a header, what to break it into, and what the program must then say of a GEMM."""
 
     header: str
     sound: str
     broken: str
-    product: str
+    gemm: str
     report: str
 
     def check(self, done: subprocess.CompletedProcess[str], case: Case) -> None:
-        """Demand that the case of the product ended with the report."""
-        assert done.returncode == 1, f"{self.product}: {done.stdout}{done.stderr}"
-        assert done.stdout.startswith(f"{self.product}, {case.name}: ")
+        """Demand that the case of the GEMM ended with the report."""
+        assert done.returncode == 1, f"{self.gemm}: {done.stdout}{done.stderr}"
+        assert done.stdout.startswith(f"{self.gemm}, {case.name}: ")
         assert self.report in done.stdout, done.stdout
 
 
@@ -91,23 +91,23 @@ def break_headers(headers: Mapping[str, str], faults: Sequence[Fault]) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Products over device headers, to be compiled.
+    """GEMMs over device headers, to be compiled.
 
     Attributes:
         name: of the program.
-        family: the header of this folder with the functions that run a family's products.
-        products: lines of the list of those: a name and a function.
+        family: the header of this folder with the functions that run a family's GEMMs.
+        gemms: lines of the list of those: a name and a function.
         headers: name -> text of the device headers; see `headers_on_cpu`.
     """
 
     name: str
     family: str
-    products: Sequence[str]
+    gemms: Sequence[str]
     headers: Mapping[str, str]
 
     def source(self) -> str:
         """The program in C++."""
-        entries = "\n".join(self.products)
+        entries = "\n".join(self.gemms)
         return (
             f'#include "{self.family}"\nusing namespace fusegen;\n'
             "int main(int count, char** arguments) {\n"
@@ -151,11 +151,20 @@ def _command(folder: Path) -> list[str]:
     return [compiler, "-std=c++17", "-O1", *warnings, *own, *others, source]
 
 
-def run(program: Path, product: str, cases: Sequence[Case]) -> subprocess.CompletedProcess[str]:
-    """Runs a product of a program on cases; the first that is wrong ends it."""
+def run(
+    program: Path, gemm: str, cases: Sequence[Case], *, digest: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Runs a GEMM of a program on cases; the first that is wrong ends it.
+
+    Args:
+        program: that was built.
+        gemm: its name.
+        cases: in order.
+        digest: whether it also prints one of the results' bits.
+    """
     lines = "".join(f"{case.line()}\n" for case in cases)
     return subprocess.run(
-        [program, product],
+        [program, gemm, *(["digest"] if digest else [])],
         input=lines,
         capture_output=True,
         text=True,

@@ -469,16 +469,16 @@ def test_a_benchmark_that_fails_loses_no_other(
 ) -> None:
     """One that cannot begin, and one of which nothing is right, leave no record."""
     runner, common = benchmarks.module("run"), benchmarks.module("common")
-    pointwise, products = benchmarks.module("pointwise"), benchmarks.module("products")
+    pointwise, gemms = benchmarks.module("pointwise"), benchmarks.module("gemms")
     monkeypatch.setattr(runner, "GPU", {})
-    cpu = {"pointwise": ("pointwise", "pointwise"), "dense": ("products", "dense"), **runner.CPU}
+    cpu = {"pointwise": ("pointwise", "pointwise"), "dense": ("gemms", "dense"), **runner.CPU}
     monkeypatch.setattr(runner, "CPU", cpu)
     monkeypatch.setattr(pointwise, "pointwise", lambda: 1 // 0)
 
     def wrong() -> list[Any]:
         raise SystemExit("wrong")
 
-    monkeypatch.setattr(products, "dense", lambda: [common.Case("d", wrong)])
+    monkeypatch.setattr(gemms, "dense", lambda: [common.Case("d", wrong)])
     done = run("bench", *cpu, "--results", tmp_path, "--json")
     assert done.exit_code == cli.ExitCode.REFUSED
     assert "pointwise: ZeroDivisionError" in done.stderr and "failed: wrong" in done.stderr
@@ -718,7 +718,7 @@ def test_groups_of_host_calls_fill_the_tokens(
         assert host._routing("grouped_linear", experts)[0].tolist() == sizes
 
 
-# Products
+# GEMMs
 
 
 def test_rounded_groups_end_at_multiples(benchmarks: bench.Benchmarks) -> None:
@@ -735,21 +735,21 @@ def test_rounded_groups_end_at_multiples(benchmarks: bench.Benchmarks) -> None:
 
 
 @pytest.mark.parametrize("name", ["grouped", "main_grad"])
-def test_grouped_products_equal_torchs(
+def test_grouped_gemms_equal_torchs(
     benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """On the reference, with nothing timed: what is compared are contenders' results."""
-    common, products = benchmarks.module("common"), benchmarks.module("products")
+    common, gemms = benchmarks.module("common"), benchmarks.module("gemms")
     monkeypatch.setattr(common, "DEVICE", "cpu")
     monkeypatch.setattr(common, "L2_BYTES", 16)
     monkeypatch.setattr(common, "copy_rate", lambda: 1e12)
-    monkeypatch.setattr(products, "DENSE", 8)
+    monkeypatch.setattr(gemms, "DENSE", 8)
     monkeypatch.setattr(
         common,
         "compare",
         lambda contenders: {name: [float(run(1).numel())] for name, run in contenders.items()},
     )
-    cases = list(getattr(products, name)(quick=True))
+    cases = list(getattr(gemms, name)(quick=True))
     kinds = ["fprop", "dgrad", "wgrad"] if name == "grouped" else ["wgrad, added"]
     named = ["small_up", "small_down"]
     if name == "grouped":
@@ -800,26 +800,26 @@ def floors(benchmarks: bench.Benchmarks) -> Any:
 
 
 def rates_of(floors: Any, plan: Any) -> Any:
-    """An FP8 product takes half the time of one in 16 bits, with fast sums a third."""
+    """An FP8 GEMM takes half the time of one in 16 bits, with fast sums a third."""
     rates = {
         mode: (3e15 if mode.fast else 2e15) if mode.formats else 1e15 for mode in floors.modes(plan)
     }
     return floors.Rates(rates, COPY)
 
 
-def test_the_floor_of_bf16_is_products_and_activations(floors: Any) -> None:
-    """By hand: three products of each linear, and the activation's bytes."""
+def test_the_floor_of_bf16_is_gemms_and_activations(floors: Any) -> None:
+    """By hand: three GEMMs of each linear, and the activation's bytes."""
     plan = floors.plan_of("grouped_mlp__bf16", ARCH)
     assert {str(mode) for mode in floors.modes(plan)} == {"bf16"}
     found = floors.floor(plan, LENGTHS, [T // E] * E, rates_of(floors, plan))
     up, down = (2 * T * 2 * F * H / 1e15 * 1e3, 2 * T * F * H / 1e15 * 1e3)
     weights = [2 * (E * n * k + T * (n + k)) / COPY * 1e3 for n, k in ((2 * F, H), (H, F))]
-    assert found.products == pytest.approx(3 * (max(up, weights[0]) + max(down, weights[1])), 1e-3)
+    assert found.gemms == pytest.approx(3 * (max(up, weights[0]) + max(down, weights[1])), 1e-3)
     # h -> a and da, h -> dh in 16 bits; probabilities and their gradients are rows of fp32.
     elements = T * F * (2 * 2 + 2) + T * F * (2 + 2 * 2 + 2 * 2)
     assert found.activation == pytest.approx((elements + 3 * 4 * T) / COPY * 1e3, rel=1e-3)
     assert found.quantise == 0
-    assert found.total == found.products + found.activation
+    assert found.total == found.gemms + found.activation
 
 
 def test_every_recipe_has_a_floor_of_its_own(floors: Any) -> None:
@@ -839,7 +839,7 @@ def test_every_recipe_has_a_floor_of_its_own(floors: Any) -> None:
     weights, tokens = E * 3 * F * H, 2 * T * H
     by_hand = 4 * (weights + tokens) / COPY * 1e3
     assert totals["fp8_delayed"].quantise == pytest.approx(by_hand, rel=0.02)
-    assert totals["fp8_delayed"].products < totals["fp8_block"].products < totals["bf16"].products
+    assert totals["fp8_delayed"].gemms < totals["fp8_block"].gemms < totals["bf16"].gemms
     assert totals["mxfp8"].quantise > 2 * totals["fp8_block"].quantise, "codes are decoded"
     cached = floors.plan_of("grouped_mlp__fp8_block__cached_weights", ARCH)
     without = floors.floor(cached, LENGTHS, [T // E] * E, rates_of(floors, cached)).quantise
@@ -853,7 +853,7 @@ def test_what_is_added_to_main_grad_is_read_and_written_in_fp32(floors: Any) -> 
         for each in ("", "__add_to_main_grad")
     )
     weights = E * 3 * F * H
-    more = adding.products - plain.products
+    more = adding.gemms - plain.gemms
     assert more == pytest.approx((8 - 2) * weights / COPY * 1e3, rel=1e-6)
 
 
@@ -894,7 +894,7 @@ def test_l2_bytes_depend_on_how_groups_are_drawn(floors: Any) -> None:
     }
     assert found["even"].total == found["hot"].total
     assert found["even"].l2_bytes < found["hot"].l2_bytes, "groups of 258 are three row blocks"
-    none = floors.Rates(dict.fromkeys(rates.products, 1e30), COPY)
+    none = floors.Rates(dict.fromkeys(rates.gemms, 1e30), COPY)
     once = floors.floor(plan, LENGTHS, even, none).total * COPY / 1e3
     assert found["even"].l2_bytes > 1.5 * once, "tiles load operands again and again"
 
@@ -997,7 +997,7 @@ def test_what_a_forward_holds_is_counted_before_the_backward(
     assert torch.autograd.grad is before
 
 
-# FP8 products that ship
+# FP8 GEMMs that ship
 
 
 @pytest.fixture
@@ -1024,7 +1024,7 @@ def test_what_ships_has_the_formats_of_its_recipes(dispatch: Any) -> None:
 GENERATED_HEADERS = sorted((ROOT / "generated" / ARCH / "csrc" / "dispatch").glob("gemm_fp8_*.h"))
 
 
-def test_products_go_through_the_dispatch_functions(dispatch: Any, tmp_path: Path) -> None:
+def test_gemms_go_through_the_dispatch_functions(dispatch: Any, tmp_path: Path) -> None:
     """Kernels are made up: each says its name, which is that of the tile the rules choose."""
     kernels = bench.find().module("kernels.fp8_kernels")
     sets, csrc = dispatch.shipped(ARCH), ROOT / "generated" / ARCH / "csrc"
@@ -1051,7 +1051,7 @@ def test_products_go_through_the_dispatch_functions(dispatch: Any, tmp_path: Pat
     chosen = set()
     for case in (Case(8, 32768, 4096, 14336), Case(128, 65536, 1536, 2048), Case(4, 512, 512, 64)):
         for each in sets:
-            gemm = kernels.Gemm(*[None] * 5, case.tokens, case.groups, case.n, case.k, 132)
+            gemm = kernels.GemmArguments(*[None] * 5, case.tokens, case.groups, case.n, case.k, 132)
             arguments, call = kernels._Fp8Gemm(gemm), ctypes.c_char_p()
             stream = kernels.Stream(None, False)
             launch = getattr(library, f"launch_{each.kernels.name}")
@@ -1099,7 +1099,7 @@ def test_the_dispatch_library_is_built_once_for_its_sources(
     assert sources.kernel_sources == tuple(u for u in units if dispatch._belongs(u, names))
 
 
-def test_fp8_products_are_checked_and_named(
+def test_fp8_gemms_are_checked_and_named(
     benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By address arithmetic in float64; with one that is wrong."""
@@ -1111,10 +1111,10 @@ def test_fp8_products_are_checked_and_named(
     emulation = module._emulation
 
     def wrong(shipped: Any, target: Any) -> Any:
-        product = emulation(shipped, target)
+        gemm = emulation(shipped, target)
 
         def run(problem: Any, operands: Any, d: Any, splits: Any) -> None:
-            product(problem, operands, d, splits)
+            gemm(problem, operands, d, splits)
             d.mul_(1.1 if shipped.mode == "dgrad row split" else 1)
 
         return run

@@ -90,8 +90,8 @@ def test_names_of_contenders(benchmarks: bench.Benchmarks, name: str, read: Any)
         ("8192x4096x2048 fprop", ("8192x4096x2048", "forward")),
     ],
 )
-def test_names_of_products(benchmarks: bench.Benchmarks, case: str, read: Any) -> None:
-    assert benchmarks.module("labels").product(case) == read
+def test_names_of_gemms(benchmarks: bench.Benchmarks, case: str, read: Any) -> None:
+    assert benchmarks.module("labels").gemm(case) == read
 
 
 def test_the_headline_shows_everybody_by_recipe_and_model(benchmarks: bench.Benchmarks) -> None:
@@ -120,7 +120,7 @@ def test_the_opening_counts_what_is_faster_and_what_is_not(benchmarks: bench.Ben
     assert picture == "![The expert MLP, forward and backward](performance.png)"
     assert text == (
         "On one NVIDIA H200, a forward and backward of fusegen's expert MLP is 2.00 times "
-        "(FP8, delayed scaling) and 1.25 times (bf16) as fast as PyTorch's grouped products under "
+        "(FP8, delayed scaling) and 1.25 times (bf16) as fast as PyTorch's grouped GEMMs under "
         "`torch.compile` in bf16. In 4 of 6 comparisons with another library under the same "
         "recipe it is faster, whatever end of the ratio's interval is taken; the best of those, "
         "TransformerEngine (FP8, delayed scaling, Mixtral 8x7B), takes 0.80 times as long."
@@ -153,7 +153,7 @@ def test_intervals_of_paired_rounds_are_shown(benchmarks: bench.Benchmarks) -> N
     assert (bar.value, bar.low, bar.high) == (2.0, None, None)
 
 
-def test_products_show_each_other_contender_on_both_sides_of_1(
+def test_gemms_show_each_other_contender_on_both_sides_of_1(
     benchmarks: bench.Benchmarks,
 ) -> None:
     plots, figures = benchmarks.module("plots"), benchmarks.module("figures")

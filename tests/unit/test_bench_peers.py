@@ -34,7 +34,7 @@ def operands() -> Any:
     return torch.tensor(SIZES), *(each.bfloat16() for each in (x, weight, dy))
 
 
-def products(sizes: Any, x: Any, weight: Any, dy: Any) -> dict[str, Any]:
+def gemms(sizes: Any, x: Any, weight: Any, dy: Any) -> dict[str, Any]:
     """In fp32."""
     splits = sizes.tolist()
     groups = list(zip(torch.split(x, splits), torch.split(dy, splits), weight, strict=True))
@@ -133,20 +133,18 @@ def deep_gemm() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad", "wgrad, added"])
-def test_products_of_deep_gemm(
+def test_gemms_of_deep_gemm(
     peers: Any, operands: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deep_gemm", deep_gemm())
-    expected = products(*operands)[kind]
+    expected = gemms(*operands)[kind]
     sizes, *sets = operands
     found = peers.calls({"DeepGEMM": peers.PEERS["DeepGEMM"]}, kind, sizes, [sets], expected)
     assert set(found) == (set() if kind == "wgrad" else {"DeepGEMM"})
 
 
 @pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
-def test_products_of_deep_gemm_in_fp8(
-    peers: Any, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gemms_of_deep_gemm_in_fp8(peers: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deep_gemm", deep_gemm())
     found = peers.scaled_calls(peers.SCALED, kind, torch.tensor(SIZES), TOKENS, N, K)
     assert set(found) == {"DeepGEMM"}
@@ -164,8 +162,8 @@ def quack() -> Any:
         begins = (cu_seqlens_m if cu_seqlens_k is None else cu_seqlens_k).tolist()
         pairs = list(pairwise(begins))
         if cu_seqlens_k is None:
-            products = [a[i:j].float() @ w.float() for (i, j), w in zip(pairs, b, strict=True)]
-            return torch.cat(products).to(a.dtype)
+            gemms = [a[i:j].float() @ w.float() for (i, j), w in zip(pairs, b, strict=True)]
+            return torch.cat(gemms).to(a.dtype)
         return torch.stack([a[:, i:j].float() @ b[i:j].float() for i, j in pairs])
 
     def add(a: Any, b: Any, out: Any, *, cu_seqlens_k: Any, tuned: bool) -> None:
@@ -176,12 +174,12 @@ def quack() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad", "wgrad, added"])
-def test_products_of_quack(
+def test_gemms_of_quack(
     peers: Any, operands: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "quack", ModuleType("quack"))
     monkeypatch.setitem(sys.modules, "quack.gemm_interface", quack())
-    expected = products(*operands)[kind]
+    expected = gemms(*operands)[kind]
     sizes, *sets = operands
     found = peers.calls({"QuACK": peers.PEERS["QuACK"]}, kind, sizes, [sets], expected)
     assert set(found) == {"QuACK"}
@@ -281,13 +279,13 @@ def test_expert_mlps(peers: Any, expert: Any, monkeypatch: pytest.MonkeyPatch) -
     stand_in(monkeypatch, entered)
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
 
-    def product(a: Any, b: Any, ends: Any, *, pad_token_groups_for_grouped_mm: bool) -> Any:
+    def gemm(a: Any, b: Any, ends: Any, *, pad_token_groups_for_grouped_mm: bool) -> Any:
         assert not pad_token_groups_for_grouped_mm and ends.dtype == torch.int32
         assert not any(end % 16 for end in ends.tolist())
         sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
         return torch.cat([own @ w for own, w in zip(torch.split(a, sizes), b, strict=True)])
 
-    ao = SimpleNamespace(_to_fp8_rowwise_then_scaled_grouped_mm=product)
+    ao = SimpleNamespace(_to_fp8_rowwise_then_scaled_grouped_mm=gemm)
     monkeypatch.setitem(sys.modules, "torchao.prototype.moe_training.fp8_grouped_mm", ao)
     steps = peers.mlp_steps(peers.MLPS, expert, trained(expert))
     assert [*steps] == [*peers.MLPS]

@@ -72,12 +72,12 @@ def gives_weight_gradient(step: Step) -> bool:
 
 
 def test_every_module_with_weights_offers_it() -> None:
-    with_products = {
+    with_gemms = {
         name
         for name, module in SPECS.modules.items()
         if {"linear", "grouped_linear"} & {module.op, *(item.op for item in module.chain)}
     }
-    assert {*MODULES} == with_products and len(MODULES) > 6
+    assert {*MODULES} == with_gemms and len(MODULES) > 6
     assert len(PAIRS) > 500
 
 
@@ -171,7 +171,7 @@ def test_main_grads_are_changed_by_the_wgrad() -> None:
     assert "!" not in schema(plan, plan.backward)
 
 
-def test_decoding_moves_with_the_products() -> None:
+def test_decoding_moves_with_the_gemms() -> None:
     plan = resolve_module(SPECS, Cell("grouped_linear", "mxfp8", (DELAYED,)), "sm_90a")
     kinds = [step.primitive for step in wgrad_of(plan).steps]
     assert kinds == ["dequantize_groups", "dequantize_groups", "grouped_gemm"]

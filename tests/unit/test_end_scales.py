@@ -1,4 +1,4 @@
-"""Scales of emulated products that are constant along the contraction: left for their end."""
+"""Scales of emulated GEMMs that are constant along the contraction: left for their end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def specs(folder: Path) -> SpecSet:
 
 
 def gemms(plan: ModulePlan) -> Iterator[tuple[Step, tuple[EndScale, ...]]]:
-    """Every product, and what a recipe leaves of its operands' scales."""
+    """Every GEMM, and what a recipe leaves of its operands' scales."""
     ends = {role: spec.end_scale for role, spec in plan.quantizations}
     for step in plan.steps:
         if is_gemm(step):
@@ -125,7 +125,7 @@ def without_scale(step: Step) -> Step:
     return replace(step, inputs=kept)
 
 
-def test_plans_say_whether_products_are_of_codes(tmp_path: Path) -> None:
+def test_plans_say_whether_gemms_are_of_codes(tmp_path: Path) -> None:
     """By which the GPU run knows how near to the reference they have to be."""
 
     def of_codes(plan: ModulePlan) -> bool:

@@ -52,7 +52,7 @@ def test_every_option_runs_alone_under_every_recipe_that_knows_it(
         assert possible and possible <= {str(cell) for cell in cells}, word
 
 
-def test_every_activation_runs_alone_among_products_and_merged(
+def test_every_activation_runs_alone_among_gemms_and_merged(
     specs: SpecSet, cells: tuple[Cell, ...]
 ) -> None:
     for name, op in specs.ops.items():
@@ -63,7 +63,7 @@ def test_every_activation_runs_alone_among_products_and_merged(
         chains = [
             cell for cell in cells if any(i.op == name for i in specs.modules[cell.module].chain)
         ]
-        if name == "silu":  # of elements of any shape, which no product has
+        if name == "silu":  # of elements of any shape, which no GEMM has
             assert not chains
             continue
         plans = [resolve_module(specs, cell, ARCH) for cell in chains if not cell.options]

@@ -62,8 +62,9 @@ def test_numbers_are_those_of_the_device_code() -> None:
     layout = known("gemm_fp8_sm90").layout
     assert layout and layout.token_alignments == (constant("gemm/gemm_fp8.h", "kTokenAlignment"),)
     assert constant("gemm/gemm_fp8.h", "kScaleBlock") == BLOCK_1X128.columns
-    for family in ("quantize", "pointwise_quantize"):
+    for family in ("quantize", "quantize_several", "pointwise_quantize"):
         assert known(family).most_history == constant("quantize/quantize.h", "kMostSlots")
+    assert known("quantize_several").most_parts == constant("quantize/several.h", "kMost")
     pitches = {family.layout.pitch for family in FAMILIES if family.layout}
     assert pitches == {constant("common/rows.h", "kPitch")}
     alignments = {family.row_alignment for family in FAMILIES}
@@ -172,7 +173,7 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
     fp8, quantize = known("gemm_fp8_sm90"), known("quantize")
     blocks = ("block_1x128", "block_128x128")
 
-    def product_of(scaled: tuple[str, ...], way: str, kind: GemmKind) -> str | None:
+    def gemm_of(scaled: tuple[str, ...], way: str, kind: GemmKind) -> str | None:
         variant = Variant((DType.E4M3,), scaled, (way,))
         return fp8.accepts(Demand("gemm", kind, variant))
 
@@ -180,10 +181,10 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
         variant = Variant((DType.E2M1,), (scaling,), traits)
         return quantize.accepts(Demand("quantize", None, variant, history))
 
-    assert product_of(blocks, "split_128", GemmKind.FPROP) is None
-    assert product_of(blocks[:1] * 2, "split_128", GemmKind.WGRAD) is None
-    assert product_of(blocks, "fast", GemmKind.FPROP) == "fprop of block_1x128 in fast sums"
-    assert product_of(blocks, "split_128", GemmKind.WGRAD) == (
+    assert gemm_of(blocks, "split_128", GemmKind.FPROP) is None
+    assert gemm_of(blocks[:1] * 2, "split_128", GemmKind.WGRAD) is None
+    assert gemm_of(blocks, "fast", GemmKind.FPROP) == "fprop of block_1x128 in fast sums"
+    assert gemm_of(blocks, "split_128", GemmKind.WGRAD) == (
         "wgrad of block_1x128 of grad_output and block_128x128 of input"
     )
     assert quantised("nv_1x16", "hadamard") is None
@@ -242,7 +243,7 @@ def test_structs_are_declared_by_the_headers_that_launches_name() -> None:
             assert f"launch_{family.name}(const {family.launch.arguments}& in" in device
 
 
-def test_only_grids_of_products_know_how_many_multiprocessors_there_are() -> None:
+def test_only_grids_of_gemms_know_how_many_multiprocessors_there_are() -> None:
     """Which CTA computes a tile depends on that number, and no result does: see the schedule."""
     asking = {
         family.name
@@ -266,7 +267,7 @@ def test_only_grids_of_products_know_how_many_multiprocessors_there_are() -> Non
 
 def test_units_state_what_families_derive() -> None:
     """Every number of a configuration, in the unit that is compiled for it."""
-    cells = [Cell("grouped_linear", recipe) for recipe in ("bf16", "fp8_block", "nvfp4")]
+    cells = [Cell("grouped_linear", recipe) for recipe in ("bf16", "fp8_block", "mxfp8", "nvfp4")]
     seen: set[str] = set()
     for arch, limits in (("sm_90a", "<232448, 65536>"), ("sm_80", "<166912, 65536>")):
         for plan in resolve(SPECS, arch, cells).modules:
@@ -341,6 +342,31 @@ def test_limits_are_what_the_hardware_has() -> None:
         assert dict(arch.limits) == limits
         assert bool(limits) == arch.has_kernels
     assert not hardware_limits((7, 5)) and not hardware_limits(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "gencode", "kib"),
+    [
+        ("sm_80", (8, 0), "arch=compute_80,code=[sm_80,compute_80]", 99),
+        ("sm_80", (8, 0), "arch=compute_80,code=sm_80", 99),
+        ("sm_87", (8, 7), "arch=compute_87,code=sm_87", 99),
+        ("sm_86", (8, 6), "arch=compute_86,code=[sm_86,compute_86]", 99),
+        ("sm_90", (9, 0), "arch=compute_90,code=sm_90", 227),
+        ("sm_90", (9, 0), "arch=compute_90,code=[sm_90,compute_90]", 99),
+        ("sm_90a", (9, 0), "arch=compute_90a,code=sm_90a", 227),
+        ("sm_100a", (10, 0), "arch=compute_100a,code=sm_100a", 227),
+    ],
+)
+def test_the_least_that_code_can_meet(
+    name: str, capability: tuple[int, int], gencode: str, kib: int
+) -> None:
+    """Own memory where the code is tied to one GPU, or no later one that runs it has less."""
+    limits = hardware_limits(capability)
+    arch = replace(
+        SPECS.archs["sm_80"], arch=name, capability=capability, gencode=gencode, limits=limits
+    )
+    assert arch.least_limits == {"shared_memory": kib * 1024, "registers": 65536}
+    assert replace(arch, limits={}).least_limits == {}
     for family in FAMILIES:
         assert family.configured is None or {*family.configured.limits} == {*ARCH.limits}
 
@@ -398,8 +424,9 @@ def test_points_are_of_the_type_that_a_family_has(monkeypatch: pytest.MonkeyPatc
     assert {"WgmmaConfig", "WarpConfig"} <= {*adapter.json_schema()["$defs"]}
     family, spec = known("gemm_sm90"), ARCH.kernels["gemm_sm90"]
     assert family.configured
-    (problem,) = archs._point_problems(
-        family.configured, GemmKind.FPROP, point, "gemm_sm90", spec, family, ARCH.limits
+    variants = archs.variants_of(GemmKind.FPROP, "gemm_sm90", spec, family)
+    (problem,) = archs.point_problems(
+        family.configured, GemmKind.FPROP, point, variants, ARCH.limits
     )
     assert problem == "its points say schedule, tile, cluster; this one is another family's"
     with pytest.raises(ValueError, match="expected one like cooperative_128x256x64_2x1"):
@@ -469,14 +496,14 @@ def _sources(name: str, origin: str) -> dict[object, object]:
 
 
 def emulated(recipe: str, **roles: QuantizationSpec | None) -> str:
-    """Why products of a recipe with some roles changed read decoded operands, if they do."""
+    """Why GEMMs of a recipe with some roles changed read decoded operands, if they do."""
     plan = changed(recipe, "linear", roles)
     assert not plan.unsupported
     (module,) = plan.modules
     return module.reason.removesuffix("; operands are decoded to bfloat16")
 
 
-def test_operands_that_scale_otherwise_than_a_product_reads_them() -> None:
+def test_operands_that_scale_otherwise_than_a_gemm_reads_them() -> None:
     """Each scaling is among the family's, but its kernels read one pair of scalings only."""
     tensor = SPECS.recipes["fp8_current"].roles
     row = SPECS.recipes["fp8_rowwise"].roles
@@ -494,7 +521,7 @@ def test_operands_that_scale_otherwise_than_a_product_reads_them() -> None:
 
 
 @pytest.mark.parametrize("block", [(1, 64), (64, 64), (1, 16), (16, 16)])
-def test_blocks_that_no_product_reads_are_decoded(block: tuple[int, int]) -> None:
+def test_blocks_that_no_gemm_reads_are_decoded(block: tuple[int, int]) -> None:
     for recipe in ("fp8_block", "mxfp8"):
         roles = {
             role.value: replace(spec, block=block)

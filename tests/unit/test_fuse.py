@@ -29,7 +29,7 @@ from fusegen.steps.snapshot import SNAPSHOT
 MLP = """edition: 1
 module: toy
 class: Toy
-summary: two products and an activation
+summary: two GEMMs and an activation
 dims: {T: tokens, H: hidden, F: wide}
 inputs: {x: {shape: [T, H]}}
 chain:
@@ -129,7 +129,7 @@ def test_nothing_to_fuse(tmp_path: Path) -> None:
 
 
 def test_a_pattern_whose_result_is_read_elsewhere_stays(tmp_path: Path) -> None:
-    """The backward of the activation reads h, so the product cannot swallow it."""
+    """The backward of the activation reads h, so the GEMM cannot swallow it."""
     toy = ("forward", section(forward=[GEMM, ACTIVATION]), section(forward=[FUSED]))
     assert shown(fused(specs_with(tmp_path, toy_epilogue=toy)).forward) == BEFORE
 
@@ -192,7 +192,7 @@ def test_a_forward_result_may_not_move_to_the_backward(tmp_path: Path) -> None:
 
 
 def test_every_operand_must_be_named(tmp_path: Path) -> None:
-    """A product with a bias is no product without one: nothing is dropped silently."""
+    """A GEMM with a bias is no GEMM without one: nothing is dropped silently."""
     step = "{step: gemm, kind: fprop, in: [x, w], out: [h]}"
     toy = ("forward", section(forward=[step]), section(forward=[step]))
     draft = fused(specs_with(tmp_path, toy_plain=toy))
@@ -434,10 +434,10 @@ RECOMPUTED = (
 
 @pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
 @pytest.mark.parametrize("recipe", ["bf16", "fp8_block"])
-def test_a_fusion_that_makes_a_product_again_in_the_backward(
+def test_a_fusion_that_makes_a_gemm_again_in_the_backward(
     tmp_path: Path, recipe: str, arch: str
 ) -> None:
-    """It loads, applies, and the product's result is saved no more."""
+    """It loads, applies, and the GEMM's result is saved no more."""
     (mine,) = written(tmp_path, toy_recompute=RECOMPUTED)
     (tmp_path / "mine" / "modules").mkdir()
     (tmp_path / "mine" / "modules" / "toy.yaml").write_text(MLP, encoding="utf-8")

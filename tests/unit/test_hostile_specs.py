@@ -139,7 +139,7 @@ def rendered(
 
 @pytest.mark.parametrize("recipe", ["bf16", "fp8_delayed"])
 def test_a_chain_of_seven_dimensions_and_sixty_states(tmp_path: Path, recipe: str) -> None:
-    """Delayed scaling changes six buffers of each of ten products: more than letters name."""
+    """Delayed scaling changes six buffers of each of ten GEMMs: more than letters name."""
     sizes = "ABCDFGHKMNP"
     dims = ", ".join(f"{size}: size_{size.lower()}" for size in sizes)
     items = "".join(

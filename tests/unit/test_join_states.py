@@ -107,7 +107,7 @@ def test_a_saved_amax_is_written_for_its_own_copy_alone() -> None:
     assert asked["a_columnwise_amax"] == ("need_dfc2_weight",)
 
 
-def test_delayed_products_read_the_same_tensor() -> None:
+def test_delayed_gemms_read_the_same_tensor() -> None:
     plan = plan_of("grouped_mlp__nvfp4__delayed_wgrad")
     assert (
         plan.wgrad and "saved_amaxes" in plan.wgrad.takes and "saved_amaxes" in plan.backward.takes

@@ -32,7 +32,7 @@ every_exclusion = pytest.mark.parametrize(
 )
 
 IN_GATED = ("glu_interleave", "ranges")
-IN_PRODUCTS = (
+IN_GEMMS = (
     *("main_grad", "delay_wgrad", "weight_cache", "amax_reduction"),
     *("backward_precision", "ranges", "debug"),
 )
@@ -49,21 +49,21 @@ INHERITED = {
     "geglu": IN_GATED,
     "gelu": ("ranges",),
     "glu": IN_GATED,
-    "grouped_linear": ("scale_bias", *IN_PRODUCTS),
+    "grouped_linear": ("scale_bias", *IN_GEMMS),
     "grouped_mlp": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_clamped_qgeglu": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_situglu": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_srelu": IN_EXPERTS,
     "grouped_mlp_tanh_srelu": IN_EXPERTS,
     "identity": ("ranges",),
-    "linear": IN_PRODUCTS,
-    "linear_activation": IN_PRODUCTS,
-    "linear_activation_geglu": ("glu_interleave", *IN_PRODUCTS),
-    "linear_activation_relu": IN_PRODUCTS,
-    "linear_activation_silu": IN_PRODUCTS,
-    "linear_activation_srelu": IN_PRODUCTS,
-    "linear_activation_swiglu": ("glu_interleave", *IN_PRODUCTS),
-    "linear_residual": IN_PRODUCTS,
+    "linear": IN_GEMMS,
+    "linear_activation": IN_GEMMS,
+    "linear_activation_geglu": ("glu_interleave", *IN_GEMMS),
+    "linear_activation_relu": IN_GEMMS,
+    "linear_activation_silu": IN_GEMMS,
+    "linear_activation_srelu": IN_GEMMS,
+    "linear_activation_swiglu": ("glu_interleave", *IN_GEMMS),
+    "linear_residual": IN_GEMMS,
     "make_extra_output": ("ranges",),
     "mlp": IN_MLPS,
     "mlp_srelu": IN_MLPS,

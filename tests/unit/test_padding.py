@@ -95,7 +95,7 @@ def test_an_activation_that_is_not_zero_at_zero(tmp_path: Path) -> None:
 
 
 def test_experts_need_none(tmp_path: Path) -> None:
-    """Products before and behind leave zeros on both sides."""
+    """GEMMs before and behind leave zeros on both sides."""
     names = [name for name in api.load_specs().modules if name.startswith("grouped_mlp")]
     assert len(names) == 5
     cells = [Cell(name, recipe) for name in names for recipe in ("bf16", "fp8_block")]

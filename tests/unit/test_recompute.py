@@ -247,7 +247,7 @@ def test_what_only_arguments_give_is_made_again(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_to_make_again(tmp_path: Path, items: tuple[str, ...]) -> None:
-    """What products give is not; the last activation is nothing that the backward reads."""
+    """What GEMMs give is not; the last activation is nothing that the backward reads."""
     found = resolve(layer(tmp_path, items), "cpu", [Cell("toy", "bf16", (AGAIN,))])
     assert [cell.reason for cell in found.unsupported] == [
         "module 'toy' offers no option 'recompute_activations': no pointwise step gives an"

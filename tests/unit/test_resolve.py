@@ -270,7 +270,7 @@ def test_every_role_and_form_has_its_conversion() -> None:
     assert current.amax == current.program.results[-1].buffer == "x_amax"
 
 
-def test_scales_that_no_product_reads_are_in_logical_order() -> None:
+def test_scales_that_no_gemm_reads_are_in_logical_order() -> None:
     block = plans.plan_of("sm_90a", Cell("quantize", "fp8_block")).conversions[1]
     linear = plans.plan_of("sm_90a", Cell("grouped_linear", "fp8_block"))
     shapes = {buffer.name: str(buffer.shape) for buffer in block.buffers}
@@ -278,7 +278,7 @@ def test_scales_that_no_product_reads_are_in_logical_order() -> None:
     assert str(linear.buffer("x_rowwise_scale").shape) == "[ceildiv(K, 128), 32 * (T // 32 + E)]"
 
 
-def test_products_without_an_instruction_read_decoded_operands() -> None:
+def test_gemms_without_an_instruction_read_decoded_operands() -> None:
     plan = plans.plan_of("sm_90a", Cell("grouped_linear", "nvfp4"))
     assert plan.status is Status.EMULATED
     assert plan.reason == (
@@ -482,7 +482,7 @@ CACHED = plans.offered(
 every_cached_plan = plans.every(CACHED)
 
 
-def test_every_quantised_product_can_have_its_weights_cached() -> None:
+def test_every_quantised_gemm_can_have_its_weights_cached() -> None:
     made = {(arch, cell.module, cell.recipe) for arch, cell in CACHED}
     offering = {n for n, m in SPECS.modules.items() if WEIGHT_CACHE in options_of(m, SPECS.ops)}
     assert offering >= {"linear", "grouped_linear", "grouped_mlp"}
@@ -615,7 +615,7 @@ def test_no_derivative(tmp_path: Path) -> None:
     ]
 
 
-def test_a_recipe_that_quantises_half_a_product(tmp_path: Path) -> None:
+def test_a_recipe_that_quantises_half_a_gemm(tmp_path: Path) -> None:
     recipe = (builtin_specs() / "recipes" / "bf16.yaml").read_text(encoding="utf-8")
     role = "{format: e4m3, block: [1, all], scale: {dtype: float32, rule: max_over_amax}}"
     recipe = f"{recipe.replace('recipe: bf16', 'recipe: toy')}roles: {{input: {role}}}\n"
@@ -630,14 +630,14 @@ def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
         "edition: 1\narch: sm_100\nsummary: toy\ncapability: [10, 0]\n"
         'gencode: "arch=compute_100,code=sm_100"\ntoolkit: "12.9"\nkernels:\n'
         "  pointwise: {implements: [pointwise, pointwise_grad]}\n"
-        "  products: {implements: [grouped_gemm]}\n"
+        "  gemms: {implements: [grouped_gemm]}\n"
     )
     specs = layer(tmp_path, archs__sm_100=arch)
     assert reasons(specs, "linear", arch="sm_100") == [
         "sm_100 has no kernels for gemm; it has grouped_gemm, pointwise, pointwise_grad"
     ]
     assert reasons(specs, "grouped_linear", arch="sm_100") == [
-        "sm_100: kernel family products has no fprop"
+        "sm_100: kernel family gemms has no fprop"
     ]
     assert reasons(specs, "silu", arch="sm_100") == []
 

@@ -11,7 +11,10 @@ from fusegen import api
 from fusegen.checks.load import SpecWarning
 from fusegen.commands import scaffold
 from fusegen.commands.scaffold import ExistsError, new
+from fusegen.ir.naming import Cell
+from fusegen.passes.pipeline import resolve
 from fusegen.publish import paths
+from fusegen.spec.arch import Reach
 from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.usage import UsageError
 
@@ -96,9 +99,75 @@ def test_a_copy_of_ampere_runs_wherever_mma_sync_does(
     load(tmp_path)
 
 
-def test_a_copy_whose_kernels_take_more_than_its_sm_has_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"sm_86\.yaml:.* 2 CTAs of 75776 bytes of shared memory"):
-        new("arch", "sm_86", origin="sm_80", folder=tmp_path)
+@pytest.mark.parametrize("name", ["sm_86", "sm_89", "sm_120"])
+def test_a_copy_has_the_configurations_that_its_sm_holds(tmp_path: Path, name: str) -> None:
+    """Of the one that fits fewer CTAs; rules that are left choose nothing but it."""
+    made = new("arch", name, origin="sm_80", folder=tmp_path)
+    point = {"tile": [128, 128, 32], "warps": [2, 2], "stages": 4, "ctas": 1}
+    ampere = yaml.safe_load((paths.builtin_specs() / "archs" / "sm_80.yaml").read_text())
+    for family in ampere["kernels"].values():
+        for kind in family.get("kinds", {}).values():
+            kind |= {"points": [point], "select": [{"use": "mma_128x128x32_2x2_4_1"}]}
+    assert yaml.safe_load(made.text)["kernels"] == ampere["kernels"]
+    gone, fewer = "mma_128x256x64_2x4_3_1", "mma_128x128x32_2x2_4_2"
+    assert made.text.count(f"    # {gone}: does not fit\n") == 2
+    assert made.text.count(f"    # {fewer}: fits as mma_128x128x32_2x2_4_1\n") == 2
+    assert "was the fastest" not in made.text, "said of other configurations"
+    assert made.text.count("\n  # No matrix instruction reads 8 or 4 bits") == 1
+    load(tmp_path)
+    specs = api.load_specs(api.Folders(specs=(tmp_path,)))
+    arch = specs.archs[name]
+    assert arch.reach is Reach.LATER and arch.least_limits == arch.limits
+    cells = [Cell("grouped_linear", recipe) for recipe in ("bf16", "fp8_block", "nvfp4")]
+    modules = resolve(specs, name, cells).modules
+    assert [module.cell for module in modules] == [str(each) for each in cells]
+
+
+WIDE = "{tile: [128, 256, 32], warps: [2, 4], stages: 4, ctas: 1}"
+HOPPER_BY_MMA = """edition: 1
+arch: sm_90
+summary: toy
+capability: [9, 0]
+gencode: arch=compute_90,code=sm_90
+toolkit: "12.0"
+limits: {shared_memory: 232448, registers: 65536}
+kernels:
+  gemm_mma:
+    implements: [gemm]
+    row_alignment: 8
+    kinds:
+      fprop:
+"""
+
+
+@pytest.mark.parametrize(
+    ("points", "error", "message"),
+    [
+        (
+            f"        points:\n          - {WIDE}\n"
+            "        select:\n          - {use: mma_128x256x32_2x4_4_1}\n",
+            SpecError,
+            r"sm_86\.yaml:.* 1 CTAs of 116736 bytes of shared memory, an SM has 101376 for one",
+        ),
+        (
+            f"        points: [{WIDE}, {WIDE.replace('256', '128').replace('2, 4', '2, 2')}]\n"
+            "        select: [{when: {rows: {lt: 9}}, use: mma_128x128x32_2x2_4_1},"
+            " {use: mma_128x256x32_2x4_4_1}]\n",
+            UsageError,
+            r"sm_90, gemm_mma: line \d+: put each item on a line of its own",
+        ),
+    ],
+    ids=["nothing fits", "no lines to change"],
+)
+def test_a_copy_whose_configurations_cannot_be_fitted_is_refused(
+    tmp_path: Path, points: str, error: type[Exception], message: str
+) -> None:
+    origin = tmp_path / "archs" / "sm_90.yaml"
+    origin.parent.mkdir()
+    origin.write_text(HOPPER_BY_MMA + points)
+    with pytest.raises(error, match=message):
+        new("arch", "sm_86", origin="sm_90", folder=tmp_path)
+    assert [each.name for each in origin.parent.iterdir()] == ["sm_90.yaml"]
 
 
 def test_a_copy_of_a_module_leaves_its_variants(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def test_the_modules_with_a_grouped_bias_offer_it() -> None:
 @pytest.mark.parametrize("module", MLPS)
 def test_fc2_alone_is_scaled_by_the_router(module: str, recipe: str, arch: str) -> None:
     plan = plan_of(module, recipe, arch, SCALED)
-    (product,) = readers(plan, "add_scales")
-    assert (product.item, product.input("add"), product.input("add_scales")) == (
+    (gemm,) = readers(plan, "add_scales")
+    assert (gemm.item, gemm.input("add"), gemm.input("add_scales")) == (
         "fc2",
         "fc2_bias",
         "probs",
@@ -80,14 +80,14 @@ def test_a_single_layer_has_one_more_input(arch: str) -> None:
     assert dot(plan).input("add") is None
 
 
-def test_without_it_no_product_reads_scales() -> None:
+def test_without_it_no_gemm_reads_scales() -> None:
     kernels = plan_of("grouped_mlp", "fp8_block", "sm_90a").kernel_sets
     assert not any(SCALED in each.name for each in kernels)
     scaled = plan_of("grouped_mlp", "fp8_block", "sm_90a", SCALED).kernel_sets
-    (product,) = [each for each in scaled if SCALED in each.name]
-    assert "_fprop_" in product.name
+    (gemm,) = [each for each in scaled if SCALED in each.name]
+    assert "_fprop_" in gemm.name
 
 
-def test_refused_where_no_product_adds_a_bias() -> None:
+def test_refused_where_no_gemm_adds_a_bias() -> None:
     with pytest.raises(NotPossible, match="offers no option 'scaled_bias'"):
         plan_of("swiglu", "bf16", "cpu", SCALED)

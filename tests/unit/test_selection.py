@@ -440,7 +440,7 @@ def test_a_recorded_name_that_is_gone_can_be_taken_out(tmp_path: Path, extra: ap
 ARCH = """\
 edition: 1
 arch: sm_100
-summary: A GPU without kernels for products
+summary: A GPU without kernels for GEMMs
 capability: [10, 0]
 gencode: arch=compute_100,code=sm_100
 toolkit: "12.3"

@@ -107,7 +107,7 @@ def test_saved_copies_lie_as_their_dimensions_say() -> None:
     assert along.axis("x_columnwise") is None
 
 
-def test_both_products_of_an_mlp_are_split_together() -> None:
+def test_both_gemms_of_an_mlp_are_split_together() -> None:
     along = way("grouped_mlp_srelu__mxfp8", "F")
     assert (along.axis("fc1_weight"), along.axis("fc2_weight"), along.axis("h")) == (1, 2, 1)
     assert set(along.partial) == {"y", "fc2_bias", "dx", "dprobs"}

@@ -63,7 +63,7 @@ UNPRINTABLE = (
     "\u2029",
     "\x85",
     "\x0b\x0c",
-    "\u202e turned",
+    "\u202e reversed",
     "\u2066 isolated",
     "\ufeff",
     "\u200b",
@@ -78,7 +78,7 @@ REPRESENTATIVES = {
     SpecKind.ARCHS: ("sm_90a",),
     SpecKind.TARGETS: ("hopper",),
 }
-TRIED = ("\\x41 \" ' */ ${X} $(touch owned) <b>`|", "two\nlines", "\u202e turned", "x" * 201)
+TRIED = ("\\x41 \" ' */ ${X} $(touch owned) <b>`|", "two\nlines", "\u202e reversed", "x" * 201)
 """In every field; the first one alone is one line of printable text."""
 SPECS = load([builtin_specs()])
 RENDERER = Renderer([builtin_templates()])

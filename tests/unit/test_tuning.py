@@ -344,7 +344,7 @@ def test_models_have_two_thirds_of_the_weight() -> None:
     of_models = sum(w for w, near in zip(found.each, found.of_models, strict=True) if near)
     assert sum(found.each) == pytest.approx(len(CASES))
     assert of_models == pytest.approx(len(CASES) * OF_MODELS)
-    for model in models:  # each product alike, however many cases it has
+    for model in models:  # each GEMM alike, however many cases it has
         own = sum(w for w, case in zip(found.each, CASES, strict=True) if case.is_near(model))
         assert own == pytest.approx(len(CASES) * OF_MODELS / 2)
     assert set(weighted(CASES, ()).each) == {1.0}
@@ -382,7 +382,7 @@ def test_what_models_gain_may_not_cost_the_others_more_than_a_rule() -> None:
     assert dear.after == before and dear.loss_after == dear.loss_before
 
 
-def test_the_recorded_rule_for_deep_products_of_fast_sums_is_back(specs: SpecSet) -> None:
+def test_the_recorded_rule_for_deep_gemms_of_fast_sums_is_back(specs: SpecSet) -> None:
     """mixtral_down and dsv3_up take their largest tile, which equal weights had dropped."""
     kind = specs.archs[ARCH].kernels["gemm_fp8_fast_sm90"].kinds[GemmKind.FPROP]
     for case in (Case(8, 32768, 4096, 14336), OF_MODEL):
@@ -392,8 +392,8 @@ def test_the_recorded_rule_for_deep_products_of_fast_sums_is_back(specs: SpecSet
 # The spec
 
 
-def spec_text() -> str:
-    return (paths.builtin_specs() / "archs" / f"{ARCH}.yaml").read_bytes().decode()
+def spec_text(arch: str = ARCH) -> str:
+    return (paths.builtin_specs() / "archs" / f"{arch}.yaml").read_bytes().decode()
 
 
 def select_lines(text: str, family: str, kinds: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -415,10 +415,10 @@ def select_lines(text: str, family: str, kinds: Sequence[str]) -> tuple[list[str
     return inside, outside
 
 
-def checked(text: str, folder: Path) -> SpecSet:
+def checked(text: str, folder: Path, arch: str = ARCH) -> SpecSet:
     """The specs with another text of the arch, read and checked."""
     copy = Path(shutil.copytree(paths.builtin_specs(), folder / "specs"))
-    (copy / "archs" / f"{ARCH}.yaml").write_bytes(text.encode())
+    (copy / "archs" / f"{arch}.yaml").write_bytes(text.encode())
     return load([copy])
 
 
@@ -485,6 +485,21 @@ def test_a_record_offers_points_that_the_spec_has_dropped(specs: SpecSet) -> Non
     tuned = tune.tune(specs, ARCH, FAMILY, Measured(samples, 0))
     assert tuned.choices[GemmKind.DGRAD].after == (rule(dropped),)
     assert f"  {dropped}: it is listed again" in tune.report(tuned)
+
+
+def test_rules_end_with_a_point_that_every_gpu_has_the_memory_for(
+    specs: SpecSet, tmp_path: Path
+) -> None:
+    """Though another one was the fastest wherever it was measured."""
+    names = ("mma_128x256x32_2x4_4_1", "mma_128x128x32_2x2_4_2")
+    times = dict(zip(names, (1.0, 1.2), strict=True))
+    samples = tuple(Sample(GemmKind.FPROP, "bf16", case, times) for case in CASES)
+    tuned = tune.tune(specs, "sm_80", "gemm_mma", Measured(samples, 0))
+    *rules, last = tuned.choices[GemmKind.FPROP].after
+    assert {each.use for each in rules} == {names[0]} and last == rule(names[1])
+    new = tune.rewritten(spec_text("sm_80"), [tuned])
+    kinds = checked(new, tmp_path, "sm_80").archs["sm_80"].kernels["gemm_mma"].kinds
+    assert kinds[GemmKind.FPROP].select == (*rules, last)
 
 
 MADE_UP = """\

@@ -52,9 +52,9 @@ def test_every_chain_runs_under_scales_that_gemms_read_and_that_are_decoded(
     under = {
         chain: {c.split("__")[1] for c in cells if c.split("__")[0] == chain} for chain in chains
     }
-    products = {chain for chain in chains if under[chain] == {*written.OF_CHAINS}}
-    assert len(products) > 5
-    assert {*chains} - products == {"fork", "scale_columns", "weighted_twice"}
+    gemms = {chain for chain in chains if under[chain] == {*written.OF_CHAINS}}
+    assert len(gemms) > 5
+    assert {*chains} - gemms == {"fork", "scale_columns", "weighted_twice"}
     assert under["fork"] == under["scale_columns"] == under["weighted_twice"] == {"bf16"}
 
 

@@ -2,13 +2,13 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:3dacccacbf26be37
+// checksum sha256:6d8c23317ee37ffd
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_block_128x128.h"
-#include "dispatch/dequantize_e4m3_block_128x128_turned.h"
+#include "dispatch/dequantize_e4m3_block_128x128_transposed.h"
 #include "dispatch/dequantize_e4m3_block_1x128.h"
-#include "dispatch/dequantize_groups_e4m3_block_1x128_turned.h"
+#include "dispatch/dequantize_groups_e4m3_block_1x128_transposed.h"
 #include "dispatch/gemm_decoded_mma_dgrad.h"
 #include "dispatch/gemm_decoded_mma_fprop.h"
 #include "dispatch/gemm_decoded_mma_wgrad.h"
@@ -330,7 +330,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.scale_line = 1;
       arguments.scale_block = ceildiv(K, 128);
       arguments.lines_per_scale = 128;
-      check(kCell, dequantize_e4m3_block_128x128_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx
@@ -363,7 +364,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
       check(kCell,
-          dequantize_groups_e4m3_block_1x128_turned(ScalarType::BFloat16, arguments, stream));
+          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
@@ -380,7 +381,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
       check(kCell,
-          dequantize_groups_e4m3_block_1x128_turned(ScalarType::BFloat16, arguments, stream));
+          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_padded_sizes -> dweight

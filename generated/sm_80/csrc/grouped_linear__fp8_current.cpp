@@ -2,14 +2,14 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:788d108fe236a48d
+// checksum sha256:5bdb2537fc505094
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
-#include "dispatch/dequantize_e4m3_codes_turned.h"
+#include "dispatch/dequantize_e4m3_codes_transposed.h"
 #include "dispatch/dequantize_e5m2_codes.h"
-#include "dispatch/dequantize_groups_e4m3_codes_turned.h"
-#include "dispatch/dequantize_groups_e5m2_codes_turned.h"
+#include "dispatch/dequantize_groups_e4m3_codes_transposed.h"
+#include "dispatch/dequantize_groups_e5m2_codes_transposed.h"
 #include "dispatch/gemm_decoded_mma_dgrad_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_fprop_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_wgrad_tensor_tensor.h"
@@ -324,7 +324,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.lines = K;
       arguments.length = N;
       arguments.pitch = align(N, 16);
-      check(kCell, dequantize_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
@@ -357,7 +357,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e5m2_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
@@ -372,7 +373,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,

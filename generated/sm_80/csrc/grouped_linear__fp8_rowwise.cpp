@@ -2,12 +2,12 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:a74dbbc0e4e127fa
+// checksum sha256:926c1a7debaadc3d
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
-#include "dispatch/dequantize_e4m3_codes_turned.h"
-#include "dispatch/dequantize_groups_e4m3_codes_turned.h"
+#include "dispatch/dequantize_e4m3_codes_transposed.h"
+#include "dispatch/dequantize_groups_e4m3_codes_transposed.h"
 #include "dispatch/gemm_decoded_mma_dgrad_row_row.h"
 #include "dispatch/gemm_decoded_mma_fprop_row_row.h"
 #include "dispatch/gemm_decoded_mma_wgrad_row_row.h"
@@ -325,7 +325,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.lines = K;
       arguments.length = N;
       arguments.pitch = align(N, 16);
-      check(kCell, dequantize_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
@@ -358,7 +358,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
@@ -373,7 +374,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,

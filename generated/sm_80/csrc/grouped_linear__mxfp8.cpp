@@ -2,16 +2,17 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:d9cb308cb4c6b45f
+// checksum sha256:e5270a290619213d
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
-#include "dispatch/dequantize_e4m3_mx_1x32_turned.h"
-#include "dispatch/dequantize_groups_e4m3_mx_1x32_turned.h"
+#include "dispatch/dequantize_e4m3_mx_1x32_transposed.h"
+#include "dispatch/dequantize_groups_e4m3_mx_1x32_transposed.h"
 #include "dispatch/gemm_decoded_mma_dgrad.h"
 #include "dispatch/gemm_decoded_mma_fprop.h"
 #include "dispatch/gemm_decoded_mma_wgrad.h"
 #include "dispatch/quantize_e4m3_mx_1x32.h"
+#include "dispatch/quantize_several_e4m3_mx_1x32.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
 #include "fusegen/host/workspace.h"
@@ -76,15 +77,15 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   std::optional<Tensor> x_columnwise_scale;
   if (need_dweight) x_columnwise_scale = empty({T / 32 + E, K}, ScalarType::Float8_e8m0fnu, x);
   const std::array<Lifetime, 6> lives{{
-      {padded(T * align(K, 16)), 1, 3},  // x_rowwise
-      {padded(T * ceildiv(K, 32)), 1, 3},  // x_rowwise_scale
-      {padded(E * N * align(K, 16)), 2, 4},  // weight_rowwise
-      {padded(E * N * ceildiv(K, 32)), 2, 4},  // weight_rowwise_scale
-      {padded(2 * T * K), 3, 5},  // x_rowwise_decoded
-      {padded(2 * E * N * K), 4, 5},  // weight_rowwise_decoded
+      {padded(T * align(K, 16)), 1, 2},  // x_rowwise
+      {padded(T * ceildiv(K, 32)), 1, 2},  // x_rowwise_scale
+      {padded(E * N * align(K, 16)), 1, 3},  // weight_rowwise
+      {padded(E * N * ceildiv(K, 32)), 1, 3},  // weight_rowwise_scale
+      {padded(2 * T * K), 2, 4},  // x_rowwise_decoded
+      {padded(2 * E * N * K), 3, 4},  // weight_rowwise_decoded
   }};
   const std::array regions{
-      region(y, /*before=*/5),
+      region(y, /*before=*/4),
   };
   const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
@@ -94,42 +95,41 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const x_rowwise_decoded = workspace[4];
   void* const weight_rowwise_decoded = workspace[5];
 
-  // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
-    arguments.quantize.rows = T;
-    arguments.quantize.columns = K;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(x_rowwise);
-    arguments.quantize.rowwise.scale = writable(x_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(K, 16);
-    arguments.quantize.columnwise.data = need_dweight ? writable(x_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dweight ? writable(x_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
-  }
-  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
+  // 1. quantize_several: x, split_sizes, weight -> x_rowwise, x_rowwise_scale, x_columnwise,
+  //    x_columnwise_scale, weight_rowwise, weight_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale
   {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = N;
-    arguments.quantize.columns = K;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(K, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(N, 16);
-    check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
+    QuantizeSeveralArguments arguments{};
+    arguments.steps[0].quantize.input = pointer(x_dense);
+    arguments.steps[0].quantize.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.steps[0].quantize.rows = T;
+    arguments.steps[0].quantize.columns = K;
+    arguments.steps[0].quantize.groups = E;
+    arguments.steps[0].quantize.row_align = 32;
+    arguments.steps[0].quantize.rowwise.data = writable(x_rowwise);
+    arguments.steps[0].quantize.rowwise.scale = writable(x_rowwise_scale);
+    arguments.steps[0].quantize.rowwise.pitch = align(K, 16);
+    arguments.steps[0].quantize.columnwise.data = need_dweight ? writable(x_columnwise) : nullptr;
+    arguments.steps[0].quantize.columnwise.scale = need_dweight
+        ? writable(x_columnwise_scale) : nullptr;
+    arguments.steps[0].quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
+    arguments.steps[1].quantize.input = pointer(weight_dense);
+    arguments.steps[1].quantize.group_sizes = nullptr;
+    arguments.steps[1].quantize.rows = N;
+    arguments.steps[1].quantize.columns = K;
+    arguments.steps[1].quantize.groups = E;
+    arguments.steps[1].quantize.row_align = 32;
+    arguments.steps[1].quantize.rowwise.data = writable(weight_rowwise);
+    arguments.steps[1].quantize.rowwise.scale = writable(weight_rowwise_scale);
+    arguments.steps[1].quantize.rowwise.pitch = align(K, 16);
+    arguments.steps[1].quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
+    arguments.steps[1].quantize.columnwise.scale = need_dx
+        ? writable(weight_columnwise_scale) : nullptr;
+    arguments.steps[1].quantize.columnwise.pitch = align(N, 16);
+    arguments.count = 2;
+    check(kCell, quantize_several_e4m3_mx_1x32(io, arguments, stream));
   }
-  // 3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
+  // 2. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(x_rowwise);
@@ -144,7 +144,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.lines_per_scale = 1;
     check(kCell, dequantize_e4m3_mx_1x32(ScalarType::BFloat16, arguments, stream));
   }
-  // 4. dequantize: weight_rowwise, weight_rowwise_scale -> weight_rowwise_decoded
+  // 3. dequantize: weight_rowwise, weight_rowwise_scale -> weight_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(weight_rowwise);
@@ -160,7 +160,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.lines_per_scale = 1;
     check(kCell, dequantize_e4m3_mx_1x32(ScalarType::BFloat16, arguments, stream));
   }
-  // 5. grouped_gemm fprop: x_rowwise_decoded, weight_rowwise_decoded, bias, split_sizes -> y
+  // 4. grouped_gemm fprop: x_rowwise_decoded, weight_rowwise_decoded, bias, split_sizes -> y
   check(kCell,
         gemm_decoded_mma_fprop(io,
             DecodedGemmArguments{
@@ -324,7 +324,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.scale_line = 1;
       arguments.scale_block = K;
       arguments.lines_per_scale = 1;
-      check(kCell, dequantize_e4m3_mx_1x32_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx
@@ -356,7 +356,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_mx_1x32_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
@@ -372,7 +373,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_mx_1x32_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_padded_sizes -> dweight

@@ -2,13 +2,13 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:184736a840eebc98
+// checksum sha256:382a9711f1b78ae9
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
-#include "dispatch/dequantize_e2m1_nv_16x16_turned.h"
+#include "dispatch/dequantize_e2m1_nv_16x16_transposed.h"
 #include "dispatch/dequantize_e2m1_nv_1x16.h"
-#include "dispatch/dequantize_groups_e2m1_nv_1x16_turned.h"
+#include "dispatch/dequantize_groups_e2m1_nv_1x16_transposed.h"
 #include "dispatch/gemm_decoded_mma_dgrad.h"
 #include "dispatch/gemm_decoded_mma_fprop.h"
 #include "dispatch/gemm_decoded_mma_wgrad.h"
@@ -379,7 +379,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       arguments.scale_line = 1;
       arguments.scale_block = ceildiv(K, 16);
       arguments.lines_per_scale = 16;
-      check(kCell, dequantize_e2m1_nv_16x16_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e2m1_nv_16x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_amax,
@@ -412,7 +412,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e2m1_nv_1x16_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
@@ -428,7 +429,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e2m1_nv_1x16_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_amax,

@@ -3,21 +3,21 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:2bed7e00983b66f6
+// checksum sha256:84e13f4651091ab0
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
 #include "dispatch/dequantize_e4m3_block_128x128.h"
-#include "dispatch/dequantize_e4m3_block_128x128_turned.h"
+#include "dispatch/dequantize_e4m3_block_128x128_transposed.h"
 #include "dispatch/dequantize_e4m3_block_1x128.h"
-#include "dispatch/dequantize_groups_e4m3_block_1x128_turned.h"
+#include "dispatch/dequantize_groups_e4m3_block_1x128_transposed.h"
 #include "dispatch/gemm_decoded_mma_dgrad.h"
 #include "dispatch/gemm_decoded_mma_fprop.h"
 #include "dispatch/gemm_decoded_mma_wgrad.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128.h"
-#include "dispatch/quantize_e4m3_block_128x128.h"
 #include "dispatch/quantize_e4m3_block_1x128.h"
+#include "dispatch/quantize_several_e4m3_block_128x128.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
 #include "fusegen/host/workspace.h"
@@ -125,35 +125,33 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(4 * T * ceildiv(H, 128)), 1, 3},  // x_rowwise_scale
       {padded(E * 2 * F * align(H, 16)), 2, 4},  // fc1_weight_rowwise
       {padded(4 * E * ceildiv(2 * F, 128) * ceildiv(H, 128)), 2, 4},  // fc1_weight_rowwise_scale
+      {padded(E * H * align(F, 16)), 2, 8},  // fc2_weight_rowwise
+      {padded(4 * E * ceildiv(H, 128) * ceildiv(F, 128)), 2, 8},  // fc2_weight_rowwise_scale
       {padded(2 * T * H), 3, 5},  // x_rowwise_decoded
       {padded(2 * E * 2 * F * H), 4, 5},  // fc1_weight_rowwise_decoded
-      {padded(T * align(F, 16)), 6, 8},  // a_rowwise
-      {padded(4 * T * ceildiv(F, 128)), 6, 8},  // a_rowwise_scale
-      {padded(E * H * align(F, 16)), 7, 9},  // fc2_weight_rowwise
-      {padded(4 * E * ceildiv(H, 128) * ceildiv(F, 128)), 7, 9},  // fc2_weight_rowwise_scale
-      {padded(2 * T * F), 8, 10},  // a_rowwise_decoded
-      {padded(2 * E * H * F), 9, 10},  // fc2_weight_rowwise_decoded
+      {padded(T * align(F, 16)), 6, 7},  // a_rowwise
+      {padded(4 * T * ceildiv(F, 128)), 6, 7},  // a_rowwise_scale
+      {padded(2 * T * F), 7, 9},  // a_rowwise_decoded
+      {padded(2 * E * H * F), 8, 9},  // fc2_weight_rowwise_decoded
       {keep_h ? kUnwanted : padded(2 * T * 2 * F), 5, 6},  // h
   }};
   const std::array regions{
       region(h_kept, /*before=*/5),
       region(a_columnwise, /*before=*/6),
       region(a_columnwise_scale, /*before=*/6),
-      region(fc2_weight_columnwise, /*before=*/7),
-      region(fc2_weight_columnwise_scale, /*before=*/7),
-      region(y, /*before=*/10),
+      region(y, /*before=*/9),
   };
   const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const fc1_weight_rowwise = workspace[2];
   void* const fc1_weight_rowwise_scale = workspace[3];
-  void* const x_rowwise_decoded = workspace[4];
-  void* const fc1_weight_rowwise_decoded = workspace[5];
-  void* const a_rowwise = workspace[6];
-  void* const a_rowwise_scale = workspace[7];
-  void* const fc2_weight_rowwise = workspace[8];
-  void* const fc2_weight_rowwise_scale = workspace[9];
+  void* const fc2_weight_rowwise = workspace[4];
+  void* const fc2_weight_rowwise_scale = workspace[5];
+  void* const x_rowwise_decoded = workspace[6];
+  void* const fc1_weight_rowwise_decoded = workspace[7];
+  void* const a_rowwise = workspace[8];
+  void* const a_rowwise_scale = workspace[9];
   void* const a_rowwise_decoded = workspace[10];
   void* const fc2_weight_rowwise_decoded = workspace[11];
   void* const h = keep_h ? writable(h_kept) : workspace[12];
@@ -176,24 +174,43 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale
+  // 2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+  //    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = 2 * F;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = writable(fc1_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    QuantizeSeveralArguments arguments{};
+    arguments.steps[0].quantize.input = pointer(fc1_weight_dense);
+    arguments.steps[0].quantize.group_sizes = nullptr;
+    arguments.steps[0].quantize.rows = 2 * F;
+    arguments.steps[0].quantize.columns = H;
+    arguments.steps[0].quantize.groups = E;
+    arguments.steps[0].quantize.row_align = 32;
+    arguments.steps[0].quantize.power_of_two = true;
+    arguments.steps[0].quantize.rowwise.data = writable(fc1_weight_rowwise);
+    arguments.steps[0].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
+    arguments.steps[0].quantize.rowwise.pitch = align(H, 16);
+    arguments.steps[0].quantize.columnwise.data = need_dx
+        ? writable(fc1_weight_columnwise) : nullptr;
+    arguments.steps[0].quantize.columnwise.scale = need_dx
+        ? writable(fc1_weight_columnwise_scale) : nullptr;
+    arguments.steps[0].quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.steps[1].quantize.input = pointer(fc2_weight_dense);
+    arguments.steps[1].quantize.group_sizes = nullptr;
+    arguments.steps[1].quantize.rows = H;
+    arguments.steps[1].quantize.columns = F;
+    arguments.steps[1].quantize.groups = E;
+    arguments.steps[1].quantize.row_align = 32;
+    arguments.steps[1].quantize.power_of_two = true;
+    arguments.steps[1].quantize.rowwise.data = writable(fc2_weight_rowwise);
+    arguments.steps[1].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
+    arguments.steps[1].quantize.rowwise.pitch = align(F, 16);
+    arguments.steps[1].quantize.columnwise.data = keep_h
+        ? writable(fc2_weight_columnwise) : nullptr;
+    arguments.steps[1].quantize.columnwise.scale = keep_h
+        ? writable(fc2_weight_columnwise_scale) : nullptr;
+    arguments.steps[1].quantize.columnwise.pitch = align(H, 16);
+    arguments.count = 2;
+    check(kCell, quantize_several_e4m3_block_128x128(io, arguments, stream));
   }
   // 3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
   {
@@ -263,26 +280,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 7. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-  //    fc2_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = H;
-    arguments.quantize.columns = F;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(H, 16);
-    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
-  }
-  // 8. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
+  // 7. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(a_rowwise);
@@ -297,7 +295,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.lines_per_scale = 1;
     check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
   }
-  // 9. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded
+  // 8. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(fc2_weight_rowwise);
@@ -313,8 +311,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.lines_per_scale = 128;
     check(kCell, dequantize_e4m3_block_128x128(ScalarType::BFloat16, arguments, stream));
   }
-  // 10. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes
-  //     -> y
+  // 9. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes
+  //    -> y
   check(kCell,
         gemm_decoded_mma_fprop(io,
             DecodedGemmArguments{
@@ -589,7 +587,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.scale_line = 1;
       arguments.scale_block = ceildiv(F, 128);
       arguments.lines_per_scale = 128;
-      check(kCell, dequantize_e4m3_block_128x128_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
@@ -622,7 +621,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
       check(kCell,
-          dequantize_groups_e4m3_block_1x128_turned(ScalarType::BFloat16, arguments, stream));
+          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
@@ -639,7 +638,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
       check(kCell,
-          dequantize_groups_e4m3_block_1x128_turned(ScalarType::BFloat16, arguments, stream));
+          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
@@ -724,7 +723,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.scale_line = 1;
       arguments.scale_block = ceildiv(H, 128);
       arguments.lines_per_scale = 128;
-      check(kCell, dequantize_e4m3_block_128x128_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
@@ -757,7 +757,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
       check(kCell,
-          dequantize_groups_e4m3_block_1x128_turned(ScalarType::BFloat16, arguments, stream));
+          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 13. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
@@ -774,7 +774,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
       check(kCell,
-          dequantize_groups_e4m3_block_1x128_turned(ScalarType::BFloat16, arguments, stream));
+          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes

@@ -3,21 +3,21 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:9629b30d0f8e22c2
+// checksum sha256:3d00cf03f550cf20
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
 #include "dispatch/dequantize_e4m3_block_128x128.h"
-#include "dispatch/dequantize_e4m3_block_128x128_turned.h"
+#include "dispatch/dequantize_e4m3_block_128x128_transposed.h"
 #include "dispatch/dequantize_e4m3_block_1x128.h"
-#include "dispatch/dequantize_groups_e4m3_block_1x128_turned.h"
+#include "dispatch/dequantize_groups_e4m3_block_1x128_transposed.h"
 #include "dispatch/gemm_decoded_mma_dgrad.h"
 #include "dispatch/gemm_decoded_mma_fprop.h"
 #include "dispatch/gemm_decoded_mma_wgrad.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128.h"
-#include "dispatch/quantize_e4m3_block_128x128.h"
 #include "dispatch/quantize_e4m3_block_1x128.h"
+#include "dispatch/quantize_several_e4m3_block_128x128.h"
 #include "fusegen/host/changes.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
@@ -570,7 +570,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.scale_line = 1;
       arguments.scale_block = ceildiv(F, 128);
       arguments.lines_per_scale = 128;
-      check(kCell, dequantize_e4m3_block_128x128_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
@@ -603,7 +604,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
       check(kCell,
-          dequantize_groups_e4m3_block_1x128_turned(ScalarType::BFloat16, arguments, stream));
+          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
@@ -620,7 +621,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
       check(kCell,
-          dequantize_groups_e4m3_block_1x128_turned(ScalarType::BFloat16, arguments, stream));
+          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
@@ -705,7 +706,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.scale_line = 1;
       arguments.scale_block = ceildiv(H, 128);
       arguments.lines_per_scale = 128;
-      check(kCell, dequantize_e4m3_block_128x128_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
@@ -738,7 +740,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
       check(kCell,
-          dequantize_groups_e4m3_block_1x128_turned(ScalarType::BFloat16, arguments, stream));
+          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 13. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
@@ -755,7 +757,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
       check(kCell,
-          dequantize_groups_e4m3_block_1x128_turned(ScalarType::BFloat16, arguments, stream));
+          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes
@@ -901,43 +903,39 @@ void refresh(
   const auto fc1_weight_dense = dense(fc1_weight);
   const auto fc2_weight_dense = dense(fc2_weight);
 
-  // 1. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale
+  // 1. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+  //    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = 2 * F;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = writable(fc1_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
-  }
-  // 2. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-  //    fc2_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = H;
-    arguments.quantize.columns = F;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
-    arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
-    arguments.quantize.columnwise.pitch = align(H, 16);
-    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    QuantizeSeveralArguments arguments{};
+    arguments.steps[0].quantize.input = pointer(fc1_weight_dense);
+    arguments.steps[0].quantize.group_sizes = nullptr;
+    arguments.steps[0].quantize.rows = 2 * F;
+    arguments.steps[0].quantize.columns = H;
+    arguments.steps[0].quantize.groups = E;
+    arguments.steps[0].quantize.row_align = 32;
+    arguments.steps[0].quantize.power_of_two = true;
+    arguments.steps[0].quantize.rowwise.data = writable(fc1_weight_rowwise);
+    arguments.steps[0].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
+    arguments.steps[0].quantize.rowwise.pitch = align(H, 16);
+    arguments.steps[0].quantize.columnwise.data = writable(fc1_weight_columnwise);
+    arguments.steps[0].quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+    arguments.steps[0].quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.steps[1].quantize.input = pointer(fc2_weight_dense);
+    arguments.steps[1].quantize.group_sizes = nullptr;
+    arguments.steps[1].quantize.rows = H;
+    arguments.steps[1].quantize.columns = F;
+    arguments.steps[1].quantize.groups = E;
+    arguments.steps[1].quantize.row_align = 32;
+    arguments.steps[1].quantize.power_of_two = true;
+    arguments.steps[1].quantize.rowwise.data = writable(fc2_weight_rowwise);
+    arguments.steps[1].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
+    arguments.steps[1].quantize.rowwise.pitch = align(F, 16);
+    arguments.steps[1].quantize.columnwise.data = writable(fc2_weight_columnwise);
+    arguments.steps[1].quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+    arguments.steps[1].quantize.columnwise.pitch = align(H, 16);
+    arguments.count = 2;
+    check(kCell, quantize_several_e4m3_block_128x128(io, arguments, stream));
   }
 }
 

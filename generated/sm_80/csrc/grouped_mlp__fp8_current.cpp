@@ -2,15 +2,15 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:4fffff3304c798ff
+// checksum sha256:cff39e42a3489e3d
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
-#include "dispatch/dequantize_e4m3_codes_turned.h"
+#include "dispatch/dequantize_e4m3_codes_transposed.h"
 #include "dispatch/dequantize_e5m2_codes.h"
-#include "dispatch/dequantize_groups_e4m3_codes_turned.h"
-#include "dispatch/dequantize_groups_e5m2_codes_turned.h"
+#include "dispatch/dequantize_groups_e4m3_codes_transposed.h"
+#include "dispatch/dequantize_groups_e5m2_codes_transposed.h"
 #include "dispatch/gemm_decoded_mma_dgrad_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_fprop_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_wgrad_tensor_tensor.h"
@@ -585,7 +585,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.lines = F;
       arguments.length = H;
       arguments.pitch = align(H, 16);
-      check(kCell, dequantize_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
@@ -618,7 +618,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e5m2_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
@@ -633,7 +634,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
@@ -715,7 +717,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.lines = H;
       arguments.length = 2 * F;
       arguments.pitch = align(2 * F, 16);
-      check(kCell, dequantize_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
@@ -748,7 +750,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e5m2_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 14. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
@@ -763,7 +766,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,

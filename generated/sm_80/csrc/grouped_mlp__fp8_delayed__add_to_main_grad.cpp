@@ -3,22 +3,22 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:8b6ce52b94f167c6
+// checksum sha256:c30bce00bb035cbb
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
-#include "dispatch/dequantize_e4m3_codes_turned.h"
+#include "dispatch/dequantize_e4m3_codes_transposed.h"
 #include "dispatch/dequantize_e5m2_codes.h"
-#include "dispatch/dequantize_groups_e4m3_codes_turned.h"
-#include "dispatch/dequantize_groups_e5m2_codes_turned.h"
+#include "dispatch/dequantize_groups_e4m3_codes_transposed.h"
+#include "dispatch/dequantize_groups_e5m2_codes_transposed.h"
 #include "dispatch/gemm_decoded_mma_dgrad_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_fprop_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_wgrad_tensor_tensor_add.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e5m2_tensor.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_tensor.h"
-#include "dispatch/quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e5m2_tensor.h"
+#include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
@@ -130,37 +130,36 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const Tensor x_columnwise_scale = need_dfc1_weight
       ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 13> lives{{
-      {padded(T * align(H, 16)), 1, 3},  // x_rowwise
-      {padded(4 * E), 1, 5},  // x_rowwise_scale
-      {padded(E * 2 * F * align(H, 16)), 2, 4},  // fc1_weight_rowwise
-      {padded(4 * E), 2, 5},  // fc1_weight_rowwise_scale
-      {padded(2 * T * H), 3, 5},  // x_rowwise_decoded
-      {padded(2 * E * 2 * F * H), 4, 5},  // fc1_weight_rowwise_decoded
-      {padded(T * align(F, 16)), 6, 8},  // a_rowwise
-      {padded(4 * E), 6, 10},  // a_rowwise_scale
-      {padded(E * H * align(F, 16)), 7, 9},  // fc2_weight_rowwise
-      {padded(4 * E), 7, 10},  // fc2_weight_rowwise_scale
-      {padded(2 * T * F), 8, 10},  // a_rowwise_decoded
-      {padded(2 * E * H * F), 9, 10},  // fc2_weight_rowwise_decoded
-      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 5, 6},  // h
+      {padded(T * align(H, 16)), 1, 2},  // x_rowwise
+      {padded(4 * E), 1, 4},  // x_rowwise_scale
+      {padded(E * 2 * F * align(H, 16)), 1, 3},  // fc1_weight_rowwise
+      {padded(4 * E), 1, 4},  // fc1_weight_rowwise_scale
+      {padded(E * H * align(F, 16)), 1, 7},  // fc2_weight_rowwise
+      {padded(4 * E), 1, 8},  // fc2_weight_rowwise_scale
+      {padded(2 * T * H), 2, 4},  // x_rowwise_decoded
+      {padded(2 * E * 2 * F * H), 3, 4},  // fc1_weight_rowwise_decoded
+      {padded(T * align(F, 16)), 5, 6},  // a_rowwise
+      {padded(4 * E), 5, 8},  // a_rowwise_scale
+      {padded(2 * T * F), 6, 8},  // a_rowwise_decoded
+      {padded(2 * E * H * F), 7, 8},  // fc2_weight_rowwise_decoded
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 4, 5},  // h
   }};
   const std::array regions{
-      region(h_kept, /*before=*/5),
-      region(a_columnwise, /*before=*/6),
-      region(fc2_weight_columnwise, /*before=*/7),
-      region(y, /*before=*/10),
+      region(h_kept, /*before=*/4),
+      region(a_columnwise, /*before=*/5),
+      region(y, /*before=*/8),
   };
   const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const fc1_weight_rowwise = workspace[2];
   void* const fc1_weight_rowwise_scale = workspace[3];
-  void* const x_rowwise_decoded = workspace[4];
-  void* const fc1_weight_rowwise_decoded = workspace[5];
-  void* const a_rowwise = workspace[6];
-  void* const a_rowwise_scale = workspace[7];
-  void* const fc2_weight_rowwise = workspace[8];
-  void* const fc2_weight_rowwise_scale = workspace[9];
+  void* const fc2_weight_rowwise = workspace[4];
+  void* const fc2_weight_rowwise_scale = workspace[5];
+  void* const x_rowwise_decoded = workspace[6];
+  void* const fc1_weight_rowwise_decoded = workspace[7];
+  void* const a_rowwise = workspace[8];
+  void* const a_rowwise_scale = workspace[9];
   void* const a_rowwise_decoded = workspace[10];
   void* const fc2_weight_rowwise_decoded = workspace[11];
   void* const h = keep_h ? writable(h_kept) : workspace[12];
@@ -174,59 +173,84 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   float* const fc2_weight_scale = floats(writable(forward_state)) + 4099 * E;
   DelayedArguments due{};
 
-  // 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
-  //    x_rowwise_scale, x_columnwise, x_columnwise_scale
+  // 1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+  //    fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
+  //    fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
+  //    fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  //    fc2_weight_columnwise, fc2_weight_columnwise_scale
   {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
-    arguments.quantize.rows = T;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(x_rowwise);
-    arguments.quantize.rowwise.scale = writable(x_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = need_dfc1_weight ? writable(x_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(x_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.state.history = fc1_input_amax_history;
-    arguments.state.scale = fc1_input_scale;
-    arguments.state.slots = 1024;
-    arguments.state.groups = E;
-    arguments.state.max = 448.0f;
-    arguments.state.grouped = true;
-    arguments.due = &due;
-    arguments.update = need_any;
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    QuantizeSeveralArguments arguments{};
+    arguments.steps[0].quantize.input = pointer(x_dense);
+    arguments.steps[0].quantize.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.steps[0].quantize.rows = T;
+    arguments.steps[0].quantize.columns = H;
+    arguments.steps[0].quantize.groups = E;
+    arguments.steps[0].quantize.row_align = 32;
+    arguments.steps[0].quantize.rowwise.data = writable(x_rowwise);
+    arguments.steps[0].quantize.rowwise.scale = writable(x_rowwise_scale);
+    arguments.steps[0].quantize.rowwise.pitch = align(H, 16);
+    arguments.steps[0].quantize.columnwise.data = need_dfc1_weight
+        ? writable(x_columnwise) : nullptr;
+    arguments.steps[0].quantize.columnwise.scale = need_dfc1_weight
+        ? writable(x_columnwise_scale) : nullptr;
+    arguments.steps[0].quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
+    arguments.steps[0].state.history = fc1_input_amax_history;
+    arguments.steps[0].state.scale = fc1_input_scale;
+    arguments.steps[0].state.slots = 1024;
+    arguments.steps[0].state.groups = E;
+    arguments.steps[0].state.max = 448.0f;
+    arguments.steps[0].state.grouped = true;
+    arguments.steps[0].due = &due;
+    arguments.steps[0].update = need_any;
+    arguments.steps[1].quantize.input = pointer(fc1_weight_dense);
+    arguments.steps[1].quantize.group_sizes = nullptr;
+    arguments.steps[1].quantize.rows = 2 * F;
+    arguments.steps[1].quantize.columns = H;
+    arguments.steps[1].quantize.groups = E;
+    arguments.steps[1].quantize.row_align = 32;
+    arguments.steps[1].quantize.rowwise.data = writable(fc1_weight_rowwise);
+    arguments.steps[1].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
+    arguments.steps[1].quantize.rowwise.pitch = align(H, 16);
+    arguments.steps[1].quantize.columnwise.data = need_dx
+        ? writable(fc1_weight_columnwise) : nullptr;
+    arguments.steps[1].quantize.columnwise.scale = need_dx
+        ? writable(fc1_weight_columnwise_scale) : nullptr;
+    arguments.steps[1].quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.steps[1].state.history = fc1_weight_amax_history;
+    arguments.steps[1].state.scale = fc1_weight_scale;
+    arguments.steps[1].state.slots = 1024;
+    arguments.steps[1].state.groups = E;
+    arguments.steps[1].state.max = 448.0f;
+    arguments.steps[1].state.grouped = true;
+    arguments.steps[1].due = &due;
+    arguments.steps[1].update = need_any;
+    arguments.steps[2].quantize.input = pointer(fc2_weight_dense);
+    arguments.steps[2].quantize.group_sizes = nullptr;
+    arguments.steps[2].quantize.rows = H;
+    arguments.steps[2].quantize.columns = F;
+    arguments.steps[2].quantize.groups = E;
+    arguments.steps[2].quantize.row_align = 32;
+    arguments.steps[2].quantize.rowwise.data = writable(fc2_weight_rowwise);
+    arguments.steps[2].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
+    arguments.steps[2].quantize.rowwise.pitch = align(F, 16);
+    arguments.steps[2].quantize.columnwise.data = keep_h
+        ? writable(fc2_weight_columnwise) : nullptr;
+    arguments.steps[2].quantize.columnwise.scale = keep_h
+        ? writable(fc2_weight_columnwise_scale) : nullptr;
+    arguments.steps[2].quantize.columnwise.pitch = align(H, 16);
+    arguments.steps[2].state.history = fc2_weight_amax_history;
+    arguments.steps[2].state.scale = fc2_weight_scale;
+    arguments.steps[2].state.slots = 1024;
+    arguments.steps[2].state.groups = E;
+    arguments.steps[2].state.max = 448.0f;
+    arguments.steps[2].state.grouped = true;
+    arguments.steps[2].due = &due;
+    arguments.steps[2].update = need_any;
+    arguments.count = 3;
+    check(kCell, quantize_several_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-  //    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = 2 * F;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(fc1_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    arguments.state.history = fc1_weight_amax_history;
-    arguments.state.scale = fc1_weight_scale;
-    arguments.state.slots = 1024;
-    arguments.state.groups = E;
-    arguments.state.max = 448.0f;
-    arguments.state.grouped = true;
-    arguments.due = &due;
-    arguments.update = need_any;
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-  }
-  // 3. dequantize: x_rowwise -> x_rowwise_decoded
+  // 2. dequantize: x_rowwise -> x_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(x_rowwise);
@@ -237,7 +261,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(H, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 4. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
+  // 3. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(fc1_weight_rowwise);
@@ -248,7 +272,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(H, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
+  // 4. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
   //    fc1_weight_rowwise_scale, fc1_bias, split_sizes -> h
   check(kCell,
         gemm_decoded_mma_fprop_tensor_tensor(io,
@@ -263,7 +287,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc1_weight_rowwise_scale)),
             },
             stream));
-  // 6. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  // 5. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
   //    -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) *
   //    up * scales)
   {
@@ -292,37 +316,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.state.max = 448.0f;
     arguments.step.state.grouped = true;
     arguments.step.due = &due;
+    arguments.step.moves_states = true;
     arguments.step.update = need_any;
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 7. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = H;
-    arguments.quantize.columns = F;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(H, 16);
-    arguments.state.history = fc2_weight_amax_history;
-    arguments.state.scale = fc2_weight_scale;
-    arguments.state.slots = 1024;
-    arguments.state.groups = E;
-    arguments.state.max = 448.0f;
-    arguments.state.grouped = true;
-    arguments.due = &due;
-    arguments.moves_states = true;
-    arguments.update = need_any;
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-  }
-  // 8. dequantize: a_rowwise -> a_rowwise_decoded
+  // 6. dequantize: a_rowwise -> a_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(a_rowwise);
@@ -333,7 +331,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(F, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 9. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
+  // 7. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(fc2_weight_rowwise);
@@ -344,8 +342,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(F, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 10. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
-  //     fc2_weight_rowwise_scale, fc2_bias, split_sizes -> y
+  // 8. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
+  //    fc2_weight_rowwise_scale, fc2_bias, split_sizes -> y
   check(kCell,
         gemm_decoded_mma_fprop_tensor_tensor(io,
             DecodedGemmArguments{
@@ -626,7 +624,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       arguments.lines = F;
       arguments.length = H;
       arguments.pitch = align(H, 16);
-      check(kCell, dequantize_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
@@ -659,7 +657,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e5m2_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
@@ -674,7 +673,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
@@ -759,7 +759,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       arguments.lines = H;
       arguments.length = 2 * F;
       arguments.pitch = align(2 * F, 16);
-      check(kCell, dequantize_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
@@ -792,7 +792,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e5m2_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 13. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
@@ -807,7 +808,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,

@@ -3,15 +3,15 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:cb14e9daad7558cb
+// checksum sha256:91d627d5ccbefa6f
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
-#include "dispatch/dequantize_e4m3_codes_turned.h"
+#include "dispatch/dequantize_e4m3_codes_transposed.h"
 #include "dispatch/dequantize_e5m2_codes.h"
-#include "dispatch/dequantize_groups_e4m3_codes_turned.h"
-#include "dispatch/dequantize_groups_e5m2_codes_turned.h"
+#include "dispatch/dequantize_groups_e4m3_codes_transposed.h"
+#include "dispatch/dequantize_groups_e5m2_codes_transposed.h"
 #include "dispatch/gemm_decoded_mma_dgrad_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_fprop_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_wgrad_tensor_tensor.h"
@@ -19,6 +19,7 @@
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e5m2_tensor.h"
+#include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
@@ -568,7 +569,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.lines = F;
       arguments.length = H;
       arguments.pitch = align(H, 16);
-      check(kCell, dequantize_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
@@ -601,7 +602,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e5m2_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
@@ -616,7 +618,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
@@ -701,7 +704,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.lines = H;
       arguments.length = 2 * F;
       arguments.pitch = align(2 * F, 16);
-      check(kCell, dequantize_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
@@ -734,7 +737,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e5m2_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 13. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
@@ -749,7 +753,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 16);
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e4m3_codes_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
@@ -892,58 +897,55 @@ void refresh(
   float* const fc2_weight_scale = floats(writable(refresh_state)) + 2049 * E;
   DelayedArguments due{};
 
-  // 1. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-  //    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = 2 * F;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(fc1_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    arguments.state.history = fc1_weight_amax_history;
-    arguments.state.scale = fc1_weight_scale;
-    arguments.state.slots = 1024;
-    arguments.state.groups = E;
-    arguments.state.max = 448.0f;
-    arguments.state.grouped = true;
-    arguments.due = &due;
-    arguments.update = update_state;
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-  }
-  // 2. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+  // 1. quantize_several: fc1_weight, fc1_weight_amax_history, fc1_weight_scale, fc2_weight,
+  //    fc2_weight_amax_history, fc2_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+  //    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = H;
-    arguments.quantize.columns = F;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
-    arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
-    arguments.quantize.columnwise.pitch = align(H, 16);
-    arguments.state.history = fc2_weight_amax_history;
-    arguments.state.scale = fc2_weight_scale;
-    arguments.state.slots = 1024;
-    arguments.state.groups = E;
-    arguments.state.max = 448.0f;
-    arguments.state.grouped = true;
-    arguments.due = &due;
-    arguments.moves_states = true;
-    arguments.update = update_state;
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    QuantizeSeveralArguments arguments{};
+    arguments.steps[0].quantize.input = pointer(fc1_weight_dense);
+    arguments.steps[0].quantize.group_sizes = nullptr;
+    arguments.steps[0].quantize.rows = 2 * F;
+    arguments.steps[0].quantize.columns = H;
+    arguments.steps[0].quantize.groups = E;
+    arguments.steps[0].quantize.row_align = 32;
+    arguments.steps[0].quantize.rowwise.data = writable(fc1_weight_rowwise);
+    arguments.steps[0].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
+    arguments.steps[0].quantize.rowwise.pitch = align(H, 16);
+    arguments.steps[0].quantize.columnwise.data = writable(fc1_weight_columnwise);
+    arguments.steps[0].quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+    arguments.steps[0].quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.steps[0].state.history = fc1_weight_amax_history;
+    arguments.steps[0].state.scale = fc1_weight_scale;
+    arguments.steps[0].state.slots = 1024;
+    arguments.steps[0].state.groups = E;
+    arguments.steps[0].state.max = 448.0f;
+    arguments.steps[0].state.grouped = true;
+    arguments.steps[0].due = &due;
+    arguments.steps[0].update = update_state;
+    arguments.steps[1].quantize.input = pointer(fc2_weight_dense);
+    arguments.steps[1].quantize.group_sizes = nullptr;
+    arguments.steps[1].quantize.rows = H;
+    arguments.steps[1].quantize.columns = F;
+    arguments.steps[1].quantize.groups = E;
+    arguments.steps[1].quantize.row_align = 32;
+    arguments.steps[1].quantize.rowwise.data = writable(fc2_weight_rowwise);
+    arguments.steps[1].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
+    arguments.steps[1].quantize.rowwise.pitch = align(F, 16);
+    arguments.steps[1].quantize.columnwise.data = writable(fc2_weight_columnwise);
+    arguments.steps[1].quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+    arguments.steps[1].quantize.columnwise.pitch = align(H, 16);
+    arguments.steps[1].state.history = fc2_weight_amax_history;
+    arguments.steps[1].state.scale = fc2_weight_scale;
+    arguments.steps[1].state.slots = 1024;
+    arguments.steps[1].state.groups = E;
+    arguments.steps[1].state.max = 448.0f;
+    arguments.steps[1].state.grouped = true;
+    arguments.steps[1].due = &due;
+    arguments.steps[1].moves_states = true;
+    arguments.steps[1].update = update_state;
+    arguments.count = 2;
+    check(kCell, quantize_several_e4m3_tensor(io, arguments, stream));
   }
 }
 

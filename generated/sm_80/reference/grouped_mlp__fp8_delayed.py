@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:a4325457ba77f087
+# checksum sha256:044837602f3a4db9
 """grouped_mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -215,14 +215,28 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
+    # 3. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
+        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, scale=fc2_weight_scale, layout=LAYOUT
+    )
+    # 3. state after it: fc2_weight_amax_history, fc2_weight_scale
+    if need_any:
+        fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
+            fc2_weight_amax_history,
+            fc2_weight_scale,
+            quantized.group_amax(fc2_weight, WEIGHT),
+            WEIGHT,
+            grouped=True,
+        )
+    # 6. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
     #    fc1_weight_rowwise_scale, fc1_bias, split_sizes -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
-    # 6. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    # 7. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 7. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
+    # 8. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
     #    a_rowwise_scale, a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a,
@@ -233,27 +247,13 @@ def forward(
         scale=fc2_input_scale,
         layout=LAYOUT,
     )
-    # 7. state after it: fc2_input_amax_history, fc2_input_scale
+    # 8. state after it: fc2_input_amax_history, fc2_input_scale
     if need_any:
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
             fc2_input_scale,
             quantized.group_amax(a, INPUT, group_sizes=split_sizes),
             INPUT,
-            grouped=True,
-        )
-    # 8. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, scale=fc2_weight_scale, layout=LAYOUT
-    )
-    # 8. state after it: fc2_weight_amax_history, fc2_weight_scale
-    if need_any:
-        fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
-            fc2_weight_amax_history,
-            fc2_weight_scale,
-            quantized.group_amax(fc2_weight, WEIGHT),
-            WEIGHT,
             grouped=True,
         )
     # 11. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,

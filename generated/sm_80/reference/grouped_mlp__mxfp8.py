@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:c18f6283c8272acf
+# checksum sha256:cd206710ef0083c3
 """grouped_mlp__mxfp8 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -176,21 +176,21 @@ def forward(
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
         fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
-    # 5. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, fc1_bias, split_sizes
+    # 3. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
+    #    fc2_weight_columnwise, fc2_weight_columnwise_scale
+    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
+        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, layout=LAYOUT
+    )
+    # 6. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, fc1_bias, split_sizes
     #    -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
-    # 6. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    # 7. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 7. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
+    # 8. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a, INPUT, rowwise=True, columnwise=need_dfc2_weight, group_sizes=split_sizes, layout=LAYOUT
-    )
-    # 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
-    #    fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, layout=LAYOUT
     )
     # 11. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes
     #     -> y

@@ -2,14 +2,14 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:3baa703f239cf8af
+// checksum sha256:c9f06200e931a7f6
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128.h"
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128.h"
-#include "dispatch/quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e5m2_tensor.h"
+#include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
@@ -84,10 +84,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   const Tensor x_columnwise_scale = need_dweight
       ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 4> lives{{
-      {padded(T * align(K, 16)), 1, 3},  // x_rowwise
-      {padded(4 * E), 1, 3},  // x_rowwise_scale
-      {padded(E * N * align(K, 16)), 2, 3},  // weight_rowwise
-      {padded(4 * E), 2, 3},  // weight_rowwise_scale
+      {padded(T * align(K, 16)), 1, 2},  // x_rowwise
+      {padded(4 * E), 1, 2},  // x_rowwise_scale
+      {padded(E * N * align(K, 16)), 1, 2},  // weight_rowwise
+      {padded(4 * E), 1, 2},  // weight_rowwise_scale
   }};
   const Workspace workspace(lives, x);
   void* const x_rowwise = workspace[0];
@@ -100,60 +100,59 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   float* const weight_scale = floats(writable(forward_state)) + 2049 * E;
   DelayedArguments due{};
 
-  // 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
-  //    x_columnwise, x_columnwise_scale
+  // 1. quantize_several: x, split_sizes, input_amax_history, input_scale, weight,
+  //    weight_amax_history, weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise,
+  //    x_columnwise_scale, weight_rowwise, weight_rowwise_scale, weight_columnwise,
+  //    weight_columnwise_scale
   {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
-    arguments.quantize.rows = T;
-    arguments.quantize.columns = K;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(x_rowwise);
-    arguments.quantize.rowwise.scale = writable(x_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(K, 16);
-    arguments.quantize.columnwise.data = need_dweight ? writable(x_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dweight ? writable(x_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.state.history = input_amax_history;
-    arguments.state.scale = input_scale;
-    arguments.state.slots = 1024;
-    arguments.state.groups = E;
-    arguments.state.max = 448.0f;
-    arguments.state.grouped = true;
-    arguments.due = &due;
-    arguments.update = need_any;
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    QuantizeSeveralArguments arguments{};
+    arguments.steps[0].quantize.input = pointer(x_dense);
+    arguments.steps[0].quantize.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.steps[0].quantize.rows = T;
+    arguments.steps[0].quantize.columns = K;
+    arguments.steps[0].quantize.groups = E;
+    arguments.steps[0].quantize.row_align = 32;
+    arguments.steps[0].quantize.rowwise.data = writable(x_rowwise);
+    arguments.steps[0].quantize.rowwise.scale = writable(x_rowwise_scale);
+    arguments.steps[0].quantize.rowwise.pitch = align(K, 16);
+    arguments.steps[0].quantize.columnwise.data = need_dweight ? writable(x_columnwise) : nullptr;
+    arguments.steps[0].quantize.columnwise.scale = need_dweight
+        ? writable(x_columnwise_scale) : nullptr;
+    arguments.steps[0].quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
+    arguments.steps[0].state.history = input_amax_history;
+    arguments.steps[0].state.scale = input_scale;
+    arguments.steps[0].state.slots = 1024;
+    arguments.steps[0].state.groups = E;
+    arguments.steps[0].state.max = 448.0f;
+    arguments.steps[0].state.grouped = true;
+    arguments.steps[0].due = &due;
+    arguments.steps[0].update = need_any;
+    arguments.steps[1].quantize.input = pointer(weight_dense);
+    arguments.steps[1].quantize.group_sizes = nullptr;
+    arguments.steps[1].quantize.rows = N;
+    arguments.steps[1].quantize.columns = K;
+    arguments.steps[1].quantize.groups = E;
+    arguments.steps[1].quantize.row_align = 32;
+    arguments.steps[1].quantize.rowwise.data = writable(weight_rowwise);
+    arguments.steps[1].quantize.rowwise.scale = writable(weight_rowwise_scale);
+    arguments.steps[1].quantize.rowwise.pitch = align(K, 16);
+    arguments.steps[1].quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
+    arguments.steps[1].quantize.columnwise.scale = need_dx
+        ? writable(weight_columnwise_scale) : nullptr;
+    arguments.steps[1].quantize.columnwise.pitch = align(N, 16);
+    arguments.steps[1].state.history = weight_amax_history;
+    arguments.steps[1].state.scale = weight_scale;
+    arguments.steps[1].state.slots = 1024;
+    arguments.steps[1].state.groups = E;
+    arguments.steps[1].state.max = 448.0f;
+    arguments.steps[1].state.grouped = true;
+    arguments.steps[1].due = &due;
+    arguments.steps[1].moves_states = true;
+    arguments.steps[1].update = need_any;
+    arguments.count = 2;
+    check(kCell, quantize_several_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale,
-  //    weight_columnwise, weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = N;
-    arguments.quantize.columns = K;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(K, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(N, 16);
-    arguments.state.history = weight_amax_history;
-    arguments.state.scale = weight_scale;
-    arguments.state.slots = 1024;
-    arguments.state.groups = E;
-    arguments.state.max = 448.0f;
-    arguments.state.grouped = true;
-    arguments.due = &due;
-    arguments.moves_states = true;
-    arguments.update = need_any;
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-  }
-  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+  // 2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
   //    split_sizes, bias -> y
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,

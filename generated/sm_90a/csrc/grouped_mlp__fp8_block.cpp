@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:20ba31b377aa6231
+// checksum sha256:6a60cbd72125155d
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -12,8 +12,8 @@
 #include "dispatch/gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128.h"
-#include "dispatch/quantize_e4m3_block_128x128.h"
 #include "dispatch/quantize_e4m3_block_1x128.h"
+#include "dispatch/quantize_several_e4m3_block_128x128.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
 #include "fusegen/host/workspace.h"
@@ -121,28 +121,26 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(4 * ceildiv(H, 128) * 32 * (T / 32 + E)), 1, 3},  // x_rowwise_scale
       {padded(E * 2 * F * align(H, 16)), 2, 3},  // fc1_weight_rowwise
       {padded(4 * E * ceildiv(2 * F, 128) * ceildiv(H, 128)), 2, 3},  // fc1_weight_rowwise_scale
-      {padded(T * align(F, 16)), 4, 6},  // a_rowwise
-      {padded(4 * ceildiv(F, 128) * 32 * (T / 32 + E)), 4, 6},  // a_rowwise_scale
-      {padded(E * H * align(F, 16)), 5, 6},  // fc2_weight_rowwise
-      {padded(4 * E * ceildiv(H, 128) * ceildiv(F, 128)), 5, 6},  // fc2_weight_rowwise_scale
+      {padded(E * H * align(F, 16)), 2, 5},  // fc2_weight_rowwise
+      {padded(4 * E * ceildiv(H, 128) * ceildiv(F, 128)), 2, 5},  // fc2_weight_rowwise_scale
+      {padded(T * align(F, 16)), 4, 5},  // a_rowwise
+      {padded(4 * ceildiv(F, 128) * 32 * (T / 32 + E)), 4, 5},  // a_rowwise_scale
       {keep_h ? kUnwanted : padded(2 * T * 2 * F), 3, 4},  // h
   }};
   const std::array regions{
       region(a_columnwise, /*before=*/4),
       region(a_columnwise_scale, /*before=*/4),
-      region(fc2_weight_columnwise, /*before=*/5),
-      region(fc2_weight_columnwise_scale, /*before=*/5),
-      region(y, /*before=*/6),
+      region(y, /*before=*/5),
   };
   const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const fc1_weight_rowwise = workspace[2];
   void* const fc1_weight_rowwise_scale = workspace[3];
-  void* const a_rowwise = workspace[4];
-  void* const a_rowwise_scale = workspace[5];
-  void* const fc2_weight_rowwise = workspace[6];
-  void* const fc2_weight_rowwise_scale = workspace[7];
+  void* const fc2_weight_rowwise = workspace[4];
+  void* const fc2_weight_rowwise_scale = workspace[5];
+  void* const a_rowwise = workspace[6];
+  void* const a_rowwise_scale = workspace[7];
   void* const h = keep_h ? writable(h_kept) : workspace[8];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
@@ -164,24 +162,43 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale
+  // 2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+  //    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = 2 * F;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = writable(fc1_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    QuantizeSeveralArguments arguments{};
+    arguments.steps[0].quantize.input = pointer(fc1_weight_dense);
+    arguments.steps[0].quantize.group_sizes = nullptr;
+    arguments.steps[0].quantize.rows = 2 * F;
+    arguments.steps[0].quantize.columns = H;
+    arguments.steps[0].quantize.groups = E;
+    arguments.steps[0].quantize.row_align = 32;
+    arguments.steps[0].quantize.power_of_two = true;
+    arguments.steps[0].quantize.rowwise.data = writable(fc1_weight_rowwise);
+    arguments.steps[0].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
+    arguments.steps[0].quantize.rowwise.pitch = align(H, 16);
+    arguments.steps[0].quantize.columnwise.data = need_dx
+        ? writable(fc1_weight_columnwise) : nullptr;
+    arguments.steps[0].quantize.columnwise.scale = need_dx
+        ? writable(fc1_weight_columnwise_scale) : nullptr;
+    arguments.steps[0].quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.steps[1].quantize.input = pointer(fc2_weight_dense);
+    arguments.steps[1].quantize.group_sizes = nullptr;
+    arguments.steps[1].quantize.rows = H;
+    arguments.steps[1].quantize.columns = F;
+    arguments.steps[1].quantize.groups = E;
+    arguments.steps[1].quantize.row_align = 32;
+    arguments.steps[1].quantize.power_of_two = true;
+    arguments.steps[1].quantize.rowwise.data = writable(fc2_weight_rowwise);
+    arguments.steps[1].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
+    arguments.steps[1].quantize.rowwise.pitch = align(F, 16);
+    arguments.steps[1].quantize.columnwise.data = keep_h
+        ? writable(fc2_weight_columnwise) : nullptr;
+    arguments.steps[1].quantize.columnwise.scale = keep_h
+        ? writable(fc2_weight_columnwise_scale) : nullptr;
+    arguments.steps[1].quantize.columnwise.pitch = align(H, 16);
+    arguments.count = 2;
+    check(kCell, quantize_several_e4m3_block_128x128(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
   //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
@@ -223,26 +240,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 5. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-  //    fc2_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = H;
-    arguments.quantize.columns = F;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(H, 16);
-    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
-  }
-  // 6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+  // 5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
   check(kCell,
         gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128(io,

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:6d1290578bd76ba9
+// checksum sha256:4979913b74061110
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -12,8 +12,8 @@
 #include "dispatch/gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_block_1x128.h"
-#include "dispatch/quantize_e4m3_block_128x128.h"
 #include "dispatch/quantize_e4m3_block_1x128.h"
+#include "dispatch/quantize_several_e4m3_block_128x128.h"
 #include "fusegen/host/changes.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
@@ -675,43 +675,39 @@ void refresh(
   const auto fc1_weight_dense = dense(fc1_weight);
   const auto fc2_weight_dense = dense(fc2_weight);
 
-  // 1. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale
+  // 1. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
+  //    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = 2 * F;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = writable(fc1_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
-  }
-  // 2. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-  //    fc2_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = H;
-    arguments.quantize.columns = F;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
-    arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
-    arguments.quantize.columnwise.pitch = align(H, 16);
-    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    QuantizeSeveralArguments arguments{};
+    arguments.steps[0].quantize.input = pointer(fc1_weight_dense);
+    arguments.steps[0].quantize.group_sizes = nullptr;
+    arguments.steps[0].quantize.rows = 2 * F;
+    arguments.steps[0].quantize.columns = H;
+    arguments.steps[0].quantize.groups = E;
+    arguments.steps[0].quantize.row_align = 32;
+    arguments.steps[0].quantize.power_of_two = true;
+    arguments.steps[0].quantize.rowwise.data = writable(fc1_weight_rowwise);
+    arguments.steps[0].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
+    arguments.steps[0].quantize.rowwise.pitch = align(H, 16);
+    arguments.steps[0].quantize.columnwise.data = writable(fc1_weight_columnwise);
+    arguments.steps[0].quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+    arguments.steps[0].quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.steps[1].quantize.input = pointer(fc2_weight_dense);
+    arguments.steps[1].quantize.group_sizes = nullptr;
+    arguments.steps[1].quantize.rows = H;
+    arguments.steps[1].quantize.columns = F;
+    arguments.steps[1].quantize.groups = E;
+    arguments.steps[1].quantize.row_align = 32;
+    arguments.steps[1].quantize.power_of_two = true;
+    arguments.steps[1].quantize.rowwise.data = writable(fc2_weight_rowwise);
+    arguments.steps[1].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
+    arguments.steps[1].quantize.rowwise.pitch = align(F, 16);
+    arguments.steps[1].quantize.columnwise.data = writable(fc2_weight_columnwise);
+    arguments.steps[1].quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+    arguments.steps[1].quantize.columnwise.pitch = align(H, 16);
+    arguments.count = 2;
+    check(kCell, quantize_several_e4m3_block_128x128(io, arguments, stream));
   }
 }
 

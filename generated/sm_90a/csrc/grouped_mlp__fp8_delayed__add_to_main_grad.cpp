@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:30bcf486a189bbc7
+// checksum sha256:fae076b64f8a5817
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -12,8 +12,8 @@
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e5m2_tensor.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_tensor.h"
-#include "dispatch/quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e5m2_tensor.h"
+#include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
@@ -125,30 +125,29 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const Tensor x_columnwise_scale = need_dfc1_weight
       ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 9> lives{{
-      {padded(T * align(H, 16)), 1, 3},  // x_rowwise
-      {padded(4 * E), 1, 3},  // x_rowwise_scale
-      {padded(E * 2 * F * align(H, 16)), 2, 3},  // fc1_weight_rowwise
-      {padded(4 * E), 2, 3},  // fc1_weight_rowwise_scale
-      {padded(T * align(F, 16)), 4, 6},  // a_rowwise
-      {padded(4 * E), 4, 6},  // a_rowwise_scale
-      {padded(E * H * align(F, 16)), 5, 6},  // fc2_weight_rowwise
-      {padded(4 * E), 5, 6},  // fc2_weight_rowwise_scale
-      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 3, 4},  // h
+      {padded(T * align(H, 16)), 1, 2},  // x_rowwise
+      {padded(4 * E), 1, 2},  // x_rowwise_scale
+      {padded(E * 2 * F * align(H, 16)), 1, 2},  // fc1_weight_rowwise
+      {padded(4 * E), 1, 2},  // fc1_weight_rowwise_scale
+      {padded(E * H * align(F, 16)), 1, 4},  // fc2_weight_rowwise
+      {padded(4 * E), 1, 4},  // fc2_weight_rowwise_scale
+      {padded(T * align(F, 16)), 3, 4},  // a_rowwise
+      {padded(4 * E), 3, 4},  // a_rowwise_scale
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 2, 3},  // h
   }};
   const std::array regions{
-      region(a_columnwise, /*before=*/4),
-      region(fc2_weight_columnwise, /*before=*/5),
-      region(y, /*before=*/6),
+      region(a_columnwise, /*before=*/3),
+      region(y, /*before=*/4),
   };
   const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
   void* const x_rowwise_scale = workspace[1];
   void* const fc1_weight_rowwise = workspace[2];
   void* const fc1_weight_rowwise_scale = workspace[3];
-  void* const a_rowwise = workspace[4];
-  void* const a_rowwise_scale = workspace[5];
-  void* const fc2_weight_rowwise = workspace[6];
-  void* const fc2_weight_rowwise_scale = workspace[7];
+  void* const fc2_weight_rowwise = workspace[4];
+  void* const fc2_weight_rowwise_scale = workspace[5];
+  void* const a_rowwise = workspace[6];
+  void* const a_rowwise_scale = workspace[7];
   void* const h = keep_h ? writable(h_kept) : workspace[8];
   float* const fc1_input_amax_history = floats(writable(forward_state));
   float* const fc1_input_scale = floats(writable(forward_state)) + 1024 * E;
@@ -160,59 +159,84 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   float* const fc2_weight_scale = floats(writable(forward_state)) + 4099 * E;
   DelayedArguments due{};
 
-  // 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
-  //    x_rowwise_scale, x_columnwise, x_columnwise_scale
+  // 1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+  //    fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
+  //    fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
+  //    fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  //    fc2_weight_columnwise, fc2_weight_columnwise_scale
   {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(x_dense);
-    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
-    arguments.quantize.rows = T;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(x_rowwise);
-    arguments.quantize.rowwise.scale = writable(x_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = need_dfc1_weight ? writable(x_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(x_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.state.history = fc1_input_amax_history;
-    arguments.state.scale = fc1_input_scale;
-    arguments.state.slots = 1024;
-    arguments.state.groups = E;
-    arguments.state.max = 448.0f;
-    arguments.state.grouped = true;
-    arguments.due = &due;
-    arguments.update = need_any;
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    QuantizeSeveralArguments arguments{};
+    arguments.steps[0].quantize.input = pointer(x_dense);
+    arguments.steps[0].quantize.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.steps[0].quantize.rows = T;
+    arguments.steps[0].quantize.columns = H;
+    arguments.steps[0].quantize.groups = E;
+    arguments.steps[0].quantize.row_align = 32;
+    arguments.steps[0].quantize.rowwise.data = writable(x_rowwise);
+    arguments.steps[0].quantize.rowwise.scale = writable(x_rowwise_scale);
+    arguments.steps[0].quantize.rowwise.pitch = align(H, 16);
+    arguments.steps[0].quantize.columnwise.data = need_dfc1_weight
+        ? writable(x_columnwise) : nullptr;
+    arguments.steps[0].quantize.columnwise.scale = need_dfc1_weight
+        ? writable(x_columnwise_scale) : nullptr;
+    arguments.steps[0].quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
+    arguments.steps[0].state.history = fc1_input_amax_history;
+    arguments.steps[0].state.scale = fc1_input_scale;
+    arguments.steps[0].state.slots = 1024;
+    arguments.steps[0].state.groups = E;
+    arguments.steps[0].state.max = 448.0f;
+    arguments.steps[0].state.grouped = true;
+    arguments.steps[0].due = &due;
+    arguments.steps[0].update = need_any;
+    arguments.steps[1].quantize.input = pointer(fc1_weight_dense);
+    arguments.steps[1].quantize.group_sizes = nullptr;
+    arguments.steps[1].quantize.rows = 2 * F;
+    arguments.steps[1].quantize.columns = H;
+    arguments.steps[1].quantize.groups = E;
+    arguments.steps[1].quantize.row_align = 32;
+    arguments.steps[1].quantize.rowwise.data = writable(fc1_weight_rowwise);
+    arguments.steps[1].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
+    arguments.steps[1].quantize.rowwise.pitch = align(H, 16);
+    arguments.steps[1].quantize.columnwise.data = need_dx
+        ? writable(fc1_weight_columnwise) : nullptr;
+    arguments.steps[1].quantize.columnwise.scale = need_dx
+        ? writable(fc1_weight_columnwise_scale) : nullptr;
+    arguments.steps[1].quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.steps[1].state.history = fc1_weight_amax_history;
+    arguments.steps[1].state.scale = fc1_weight_scale;
+    arguments.steps[1].state.slots = 1024;
+    arguments.steps[1].state.groups = E;
+    arguments.steps[1].state.max = 448.0f;
+    arguments.steps[1].state.grouped = true;
+    arguments.steps[1].due = &due;
+    arguments.steps[1].update = need_any;
+    arguments.steps[2].quantize.input = pointer(fc2_weight_dense);
+    arguments.steps[2].quantize.group_sizes = nullptr;
+    arguments.steps[2].quantize.rows = H;
+    arguments.steps[2].quantize.columns = F;
+    arguments.steps[2].quantize.groups = E;
+    arguments.steps[2].quantize.row_align = 32;
+    arguments.steps[2].quantize.rowwise.data = writable(fc2_weight_rowwise);
+    arguments.steps[2].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
+    arguments.steps[2].quantize.rowwise.pitch = align(F, 16);
+    arguments.steps[2].quantize.columnwise.data = keep_h
+        ? writable(fc2_weight_columnwise) : nullptr;
+    arguments.steps[2].quantize.columnwise.scale = keep_h
+        ? writable(fc2_weight_columnwise_scale) : nullptr;
+    arguments.steps[2].quantize.columnwise.pitch = align(H, 16);
+    arguments.steps[2].state.history = fc2_weight_amax_history;
+    arguments.steps[2].state.scale = fc2_weight_scale;
+    arguments.steps[2].state.slots = 1024;
+    arguments.steps[2].state.groups = E;
+    arguments.steps[2].state.max = 448.0f;
+    arguments.steps[2].state.grouped = true;
+    arguments.steps[2].due = &due;
+    arguments.steps[2].update = need_any;
+    arguments.count = 3;
+    check(kCell, quantize_several_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-  //    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = 2 * F;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(fc1_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    arguments.state.history = fc1_weight_amax_history;
-    arguments.state.scale = fc1_weight_scale;
-    arguments.state.slots = 1024;
-    arguments.state.groups = E;
-    arguments.state.max = 448.0f;
-    arguments.state.grouped = true;
-    arguments.due = &due;
-    arguments.update = need_any;
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-  }
-  // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+  // 2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
   //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
@@ -227,7 +251,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc1_weight_rowwise_scale)),
             },
             stream));
-  // 4. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  // 3. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
   //    -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) *
   //    up * scales)
   {
@@ -256,37 +280,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.state.max = 448.0f;
     arguments.step.state.grouped = true;
     arguments.step.due = &due;
+    arguments.step.moves_states = true;
     arguments.step.update = need_any;
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 5. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc2_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = H;
-    arguments.quantize.columns = F;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
-    arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
-    arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(H, 16);
-    arguments.state.history = fc2_weight_amax_history;
-    arguments.state.scale = fc2_weight_scale;
-    arguments.state.slots = 1024;
-    arguments.state.groups = E;
-    arguments.state.max = 448.0f;
-    arguments.state.grouped = true;
-    arguments.due = &due;
-    arguments.moves_states = true;
-    arguments.update = need_any;
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-  }
-  // 6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+  // 4. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,

@@ -2,14 +2,14 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:4759b6d1275bf627
+// checksum sha256:161888e9397b3ea3
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
-#include "dispatch/dequantize_e2m1_nv_16x16_turned.h"
+#include "dispatch/dequantize_e2m1_nv_16x16_transposed.h"
 #include "dispatch/dequantize_e2m1_nv_1x16.h"
-#include "dispatch/dequantize_groups_e2m1_nv_1x16_turned.h"
+#include "dispatch/dequantize_groups_e2m1_nv_1x16_transposed.h"
 #include "dispatch/gemm_decoded_sm90_dgrad.h"
 #include "dispatch/gemm_decoded_sm90_fprop.h"
 #include "dispatch/gemm_decoded_sm90_wgrad.h"
@@ -664,7 +664,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.scale_line = 1;
       arguments.scale_block = ceildiv(F, 16);
       arguments.lines_per_scale = 16;
-      check(kCell, dequantize_e2m1_nv_16x16_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e2m1_nv_16x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
@@ -697,7 +697,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e2m1_nv_1x16_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
@@ -713,7 +714,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e2m1_nv_1x16_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
@@ -807,7 +809,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.scale_line = 1;
       arguments.scale_block = ceildiv(H, 16);
       arguments.lines_per_scale = 16;
-      check(kCell, dequantize_e2m1_nv_16x16_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell, dequantize_e2m1_nv_16x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
@@ -840,7 +842,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e2m1_nv_1x16_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 14. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
@@ -856,7 +859,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.groups = E;
       arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
       arguments.row_align = 32;
-      check(kCell, dequantize_groups_e2m1_nv_1x16_turned(ScalarType::BFloat16, arguments, stream));
+      check(kCell,
+          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,

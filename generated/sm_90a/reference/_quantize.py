@@ -687,11 +687,11 @@ def dequantize(operand: Operand, *, group_sizes: Tensor | None = None) -> Tensor
     return values.view(operand.shape)
 
 
-# Products
+# GEMMs
 
 
 def _alpha(a: Operand, b: Operand) -> Tensor:
-    """[1] or [E], what tensor scales leave for the end of a product."""
+    """[1] or [E], what tensor scales leave for the end of a GEMM."""
     if not (a.quantization.tensor_scale and b.quantization.tensor_scale):
         return a.scale.new_ones(1, dtype=torch.float32)
     if a.amax is None or b.amax is None:
@@ -699,34 +699,34 @@ def _alpha(a: Operand, b: Operand) -> Tensor:
     return a.amax * b.amax / _NVFP4_RANGE**2
 
 
-def _check_product(a: Operand, b: Operand, a_columnwise: bool, b_columnwise: bool) -> None:
+def _check_gemm(a: Operand, b: Operand, a_columnwise: bool, b_columnwise: bool) -> None:
     if (a.columnwise, b.columnwise) != (a_columnwise, b_columnwise):
-        raise ValueError("the copies run along another dimension than the product contracts over")
+        raise ValueError("the copies run along another dimension than the GEMM contracts over")
     transformed = [
         operand.columnwise and operand.quantization.hadamard is not None for operand in (a, b)
     ]
     if transformed[0] != transformed[1]:
-        raise ValueError("a transformed copy takes another one in its product")
+        raise ValueError("a transformed copy takes another one in its GEMM")
     if a.quantization.tensor_scale != b.quantization.tensor_scale:
-        raise ValueError("both operands of a product have a tensor scale, or none")
+        raise ValueError("both operands of a GEMM have a tensor scale, or none")
 
 
 def gemm_fprop(a: Operand, b: Operand, dtype: torch.dtype, add: Tensor | None = None) -> Tensor:
     """Rowwise x [T, K] @ rowwise weight [N, K].T + add [N] -> [T, N]; fp32, rounded once."""
-    _check_product(a, b, False, False)
+    _check_gemm(a, b, False, False)
     y = _read(a, None)[0] @ _read(b, None)[0].T * _alpha(a, b)
     return (y if add is None else y + add.float()).to(dtype)
 
 
 def gemm_dgrad(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     """Rowwise dy [T, N] @ columnwise weight [N, K] -> [T, K]."""
-    _check_product(a, b, False, True)
+    _check_gemm(a, b, False, True)
     return (_read(a, None)[0] @ _read(b, None)[0] * _alpha(a, b)).to(dtype)
 
 
 def gemm_wgrad(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     """Columnwise dy [T, N].T @ columnwise x [T, K] -> [N, K]."""
-    _check_product(a, b, True, True)
+    _check_gemm(a, b, True, True)
     return (_read(a, None)[0].T @ _read(b, None)[0] * _alpha(a, b)).to(dtype)
 
 
@@ -755,7 +755,7 @@ def grouped_gemm_fprop(
 
     Rows past the groups are zero.
     """
-    _check_product(a, b, False, False)
+    _check_gemm(a, b, False, False)
     y = _rows_by_weights(a, b, groups, transpose=True)
     if add is not None:
         rows = _rows(a.shape, groups, y.device)
@@ -768,13 +768,13 @@ def grouped_gemm_fprop(
 
 def grouped_gemm_dgrad(a: Operand, b: Operand, groups: Tensor, dtype: torch.dtype) -> Tensor:
     """Rowwise dy [T, N], columnwise weight [E, N, K] -> [T, K]; zero past the groups."""
-    _check_product(a, b, False, True)
+    _check_gemm(a, b, False, True)
     return _rows_by_weights(a, b, groups, transpose=False).to(dtype)
 
 
 def grouped_gemm_wgrad(a: Operand, b: Operand, groups: Tensor, dtype: torch.dtype) -> Tensor:
     """Columnwise dy [T, N], columnwise x [T, K] -> [E, N, K]; an empty group gives zeros."""
-    _check_product(a, b, True, True)
+    _check_gemm(a, b, True, True)
     (left, rows), (right, _) = _read(a, groups), _read(b, groups)
     alpha = _alpha(a, b).expand(rows.groups)
     dw = left.new_zeros(rows.groups, left.shape[1], right.shape[1])

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:ecb87c054176a1f8
+# checksum sha256:1bad6b557485b5af
 """grouped_mlp__fp8_block__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -176,21 +176,21 @@ def forward(
     fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
         fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
     )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+    # 3. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
+    #    fc2_weight_columnwise, fc2_weight_columnwise_scale
+    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
+        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, layout=LAYOUT
+    )
+    # 4. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
     #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
-    # 4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    # 5. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
+    # 6. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a, INPUT, rowwise=True, columnwise=need_dfc2_weight, group_sizes=split_sizes, layout=LAYOUT
-    )
-    # 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
-    #    fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, layout=LAYOUT
     )
     # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
     #    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y

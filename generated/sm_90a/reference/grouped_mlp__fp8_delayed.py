@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:3cc33aa33809f378
+# checksum sha256:7b2e642d1355ea30
 """grouped_mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -215,14 +215,28 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+    # 3. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
+        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, scale=fc2_weight_scale, layout=LAYOUT
+    )
+    # 3. state after it: fc2_weight_amax_history, fc2_weight_scale
+    if need_any:
+        fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
+            fc2_weight_amax_history,
+            fc2_weight_scale,
+            quantized.group_amax(fc2_weight, WEIGHT),
+            WEIGHT,
+            grouped=True,
+        )
+    # 4. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
     #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
-    # 4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    # 5. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 5. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
+    # 6. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
     #    a_rowwise_scale, a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a,
@@ -233,27 +247,13 @@ def forward(
         scale=fc2_input_scale,
         layout=LAYOUT,
     )
-    # 5. state after it: fc2_input_amax_history, fc2_input_scale
+    # 6. state after it: fc2_input_amax_history, fc2_input_scale
     if need_any:
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
             fc2_input_scale,
             quantized.group_amax(a, INPUT, group_sizes=split_sizes),
             INPUT,
-            grouped=True,
-        )
-    # 6. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, scale=fc2_weight_scale, layout=LAYOUT
-    )
-    # 6. state after it: fc2_weight_amax_history, fc2_weight_scale
-    if need_any:
-        fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
-            fc2_weight_amax_history,
-            fc2_weight_scale,
-            quantized.group_amax(fc2_weight, WEIGHT),
-            WEIGHT,
             grouped=True,
         )
     # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,

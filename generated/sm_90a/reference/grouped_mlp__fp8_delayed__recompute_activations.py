@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:2e5fed8abe315091
+# checksum sha256:c03cd44120b482d0
 """grouped_mlp__fp8_delayed__recompute_activations in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -217,17 +217,36 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+    # 3. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
+        fc2_weight,
+        WEIGHT,
+        rowwise=True,
+        columnwise=keep_fc2_weight_columnwise,
+        scale=fc2_weight_scale,
+        layout=LAYOUT,
+    )
+    # 3. state after it: fc2_weight_amax_history, fc2_weight_scale
+    if need_any:
+        fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
+            fc2_weight_amax_history,
+            fc2_weight_scale,
+            quantized.group_amax(fc2_weight, WEIGHT),
+            WEIGHT,
+            grouped=True,
+        )
+    # 4. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
     #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
-    # 4. snapshot: fc2_input_scale -> fc2_input_scale_used
+    # 5. snapshot: fc2_input_scale -> fc2_input_scale_used
     if need_dfc2_weight:
         fc2_input_scale_used = fc2_input_scale.clone()
-    # 5. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    # 6. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 6. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
+    # 7. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
     #    a_rowwise_scale
     a_rowwise_copy, _ = quantized.quantize(
         a,
@@ -238,32 +257,13 @@ def forward(
         scale=fc2_input_scale,
         layout=LAYOUT,
     )
-    # 6. state after it: fc2_input_amax_history, fc2_input_scale
+    # 7. state after it: fc2_input_amax_history, fc2_input_scale
     if need_any:
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
             fc2_input_scale,
             quantized.group_amax(a, INPUT, group_sizes=split_sizes),
             INPUT,
-            grouped=True,
-        )
-    # 7. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight,
-        WEIGHT,
-        rowwise=True,
-        columnwise=keep_fc2_weight_columnwise,
-        scale=fc2_weight_scale,
-        layout=LAYOUT,
-    )
-    # 7. state after it: fc2_weight_amax_history, fc2_weight_scale
-    if need_any:
-        fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
-            fc2_weight_amax_history,
-            fc2_weight_scale,
-            quantized.group_amax(fc2_weight, WEIGHT),
-            WEIGHT,
             grouped=True,
         )
     # 8. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,

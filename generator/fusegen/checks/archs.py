@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from ..families.family import Config, Configured, Family
-from ..families.limits import hardware_limits
+from ..families.limits import CAPABILITIES, SHARED_BYTES, SHARED_MEMORY, hardware_limits
 from ..families.registry import FAMILIES, known_family
 from ..families.scalings import in_words
 from ..ir.dtypes import DType
@@ -213,20 +213,66 @@ def _check_configurations(
         if configured is None:
             yield source.problem(f"{template} has no points to choose among; remove it", *path)
             continue
+        variants = variants_of(kind, name, family, known)
+        sound = []
         for index, point in enumerate(spec.points):
-            for problem in _point_problems(configured, kind, point, name, family, known, limits):
+            problems = [*point_problems(configured, kind, point, variants, limits)]
+            for problem in problems:
                 yield source.problem(
                     f"{template} cannot run {point.name}: {problem}", *path, "points", index
                 )
+            sound += [] if problems else [point]
+        last = len(spec.select) - 1
+        for point in sound:
+            if last >= 0 and point.name == spec.select[last].use:
+                for problem in reach_problems(configured, kind, point, variants, arch):
+                    yield source.problem(f"{template}: {problem}", *path, "select", last, "use")
 
 
-def _point_problems(
+def reach_problems(
     configured: Configured[Any],
     kind: GemmKind,
     point: Config,
-    name: str,
-    family: FamilySpec,
-    known: Family,
+    variants: Iterable[Variant],
+    arch: ArchSpec,
+) -> Iterator[str]:
+    """Why the configuration that is used where no rule holds cannot be launched everywhere.
+
+    None where a limit is missing, which is a problem of its own.
+    """
+    if not {*configured.limits} <= {*arch.limits}:
+        return
+    memory = {
+        each: hardware_limits(each)[SHARED_MEMORY] for each in CAPABILITIES if arch.runs_on(each)
+    }
+    stated = (configured.constants(point, kind, each, arch.limits) for each in variants)
+    taken = max((dict(numbers).get(SHARED_BYTES, 0) for numbers in stated), default=0)
+    if taken > min(memory.values(), default=taken):
+        least = min(memory, key=lambda each: memory[each])
+        yield (
+            f"a CTA of {point.name} takes {taken} bytes of shared memory, but GPUs of compute"
+            f" capability {'.'.join(map(str, least))} run this code, too, and let one have"
+            f" {memory[least]}; end with a rule for a point that takes no more"
+        )
+
+
+def variants_of(
+    kind: GemmKind, name: str, family: FamilySpec, known: Family
+) -> tuple[Variant, ...]:
+    """Of every GEMM of a kind that a spec lists."""
+    return tuple(
+        Variant(family.formats[:1], scalings, tuple(way.value for way in ways), store)
+        for scalings in _scalings_of(kind, name, family, known)
+        for ways in _each(family.accumulations)
+        for store in family.stores
+    )
+
+
+def point_problems(
+    configured: Configured[Any],
+    kind: GemmKind,
+    point: Config,
+    variants: Iterable[Variant],
     limits: Mapping[str, int],
 ) -> Iterable[str]:
     """Problems of a configuration in any GEMM that a spec lists, each once.
@@ -238,12 +284,6 @@ def _point_problems(
         return (f"its points say {own}; this one is another family's",)
     if not {*configured.limits} <= {*limits}:
         return ()
-    variants = [
-        Variant(family.formats[:1], scalings, tuple(way.value for way in ways), store)
-        for scalings in _scalings_of(kind, name, family, known)
-        for ways in _each(family.accumulations)
-        for store in family.stores
-    ]
     return dict.fromkeys(
         problem
         for variant in variants

@@ -21,6 +21,7 @@ from ..spec.files import named, resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet, adapter
 from ..spec.usage import UsageError, known, spec_named
+from .fitting import with_fitting_points
 
 KINDS = (SpecKind.RECIPES, SpecKind.OPS, SpecKind.ARCHS, SpecKind.MODULES)
 
@@ -122,6 +123,7 @@ def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Seque
         for key, value in _gpu(name, specs.archs[origin]).items():
             text = _set(text, key, value)
         text = _without_foreign_kernels(text, name, specs.archs[origin])
+        text = with_fitting_points(text, specs.archs[origin], isa_of(name), _capability(name))
     return text
 
 

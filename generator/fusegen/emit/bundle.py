@@ -187,7 +187,7 @@ def _row(plan: ModulePlan) -> CellRow:
 def _kernel_rows(kernels: KernelSet) -> Iterator[KernelRow]:
     for rule in kernels.rules:
         chosen = rule.point or f"{kernels.name}_<dtype>"
-        yield KernelRow(kernels.name, str(rule.predicate), chosen)
+        yield KernelRow(kernels.name, rule.words, chosen)
 
 
 def _kernel_sets(plans: tuple[ModulePlan, ...]) -> list[KernelSet]:

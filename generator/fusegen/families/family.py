@@ -67,7 +67,7 @@ def offers(offer: Offer, demand: Demand) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductScaling:
+class GemmScaling:
     """Scales of two operands that one GEMM reads.
 
     Attributes:
@@ -161,6 +161,11 @@ class Config(Protocol):
 C = TypeVar("C", bound=Config)
 
 
+def _no_lighter(config: Config) -> Iterator[Config]:
+    """Of families whose configurations have nothing to give."""
+    return iter(())
+
+
 @dataclass(frozen=True, slots=True)
 class Configured(Generic[C]):
     """What is known of a family that has configurations to choose among.
@@ -169,13 +174,16 @@ class Configured(Generic[C]):
         config: type of its configurations.
         limits: names of those of an architecture that configurations are laid out by.
         problems: why device code refuses a configuration, for a kind, a variant and limits.
-        constants: that device code derives of a configuration, too, for the same.
+        constants: that device code derives of a configuration, too, for the same; `SHARED_BYTES`
+            is one of them.
+        lighter: configurations that compute the same and take less of an SM, the next best first.
     """
 
     config: type[C]
     limits: tuple[str, ...]
     problems: Callable[[C, GemmKind, Variant, Mapping[str, int]], Iterator[str]]
     constants: Callable[[C, GemmKind, Variant, Mapping[str, int]], Constants]
+    lighter: Callable[[C], Iterator[Config]] = _no_lighter
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +208,7 @@ class Family:
         layout: of the copies that it reads or writes; None where it has none.
         transformed: what it has the Hadamard transform before.
         most_history: amaxes that a delayed scale may look back on.
+        most_parts: parts that one launch of a step may have which joins some.
         configured: what is known of its configurations; None where one instantiation serves.
         enumerators: C++ names of scalings and accumulations that are not the words' own.
     """
@@ -211,7 +220,7 @@ class Family:
     device: str = ""
     formats: tuple[DType, ...] = (DType.IO,)
     converts: tuple[Scaling, ...] = ()
-    multiplies: tuple[ProductScaling, ...] = ()
+    multiplies: tuple[GemmScaling, ...] = ()
     stores: tuple[Store, ...] = (Store.IO,)
     ends: tuple[EndScale, ...] = ()
     capability: tuple[int, int] = (8, 0)
@@ -220,6 +229,7 @@ class Family:
     layout: LayoutNeeds | None = None
     transformed: tuple[Scaling, ...] = ()
     most_history: int = 0
+    most_parts: int = 0
     configured: Configured[Any] | None = None
     enumerators: Mapping[str, str] = field(default_factory=dict)
 
@@ -261,6 +271,8 @@ class Family:
                 stated["token_alignment"] = self.layout.token_alignments[0]
         if self.most_history:
             stated["most_history"] = self.most_history
+        if self.most_parts:
+            stated["most_parts"] = self.most_parts
         if self.converts and variant:
             stated |= _scale_block(variant)
         if self.configured is None or config is None or kind is None:

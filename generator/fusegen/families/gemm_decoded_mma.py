@@ -12,7 +12,7 @@ GEMM_DECODED_MMA = Family(
     "gemm_decoded_mma",
     (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
     launch=gemm.DECODED,
-    summary="Chooses the kernel of a {kind} product of decoded operands by its sizes.",
+    summary="Chooses the kernel of a {kind} GEMM of decoded operands by its sizes.",
     formats=(DType.BFLOAT16,),
     stores=tuple(Store),
     ends=tuple(EndScale),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ir.kernel import GemmKind, Store
 from ..ir.quantization import Accumulation
 from ..steps import gemm
-from .family import Family, LayoutNeeds, ProductScaling
+from .family import Family, GemmScaling, LayoutNeeds
 from .scalings import BLOCK_1X128, BLOCK_128X128, FP8, ROW, TENSOR
 from .wgmma import ARCH, Operands
 
@@ -16,13 +16,13 @@ GEMM_FP8_SM90 = Family(
     "gemm_fp8_sm90",
     (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
     launch=gemm.OF_COPIES,
-    summary="Chooses the FP8 kernel of a {kind} product by its sizes.",
+    summary="Chooses the FP8 kernel of a {kind} GEMM by its sizes.",
     formats=FP8,
     multiplies=(
-        ProductScaling(TENSOR, TENSOR, _ANY),
-        ProductScaling(ROW, ROW, _ANY),
+        GemmScaling(TENSOR, TENSOR, _ANY),
+        GemmScaling(ROW, ROW, _ANY),
         # Scales of blocks multiply sums over one block.
-        ProductScaling(BLOCK_1X128, BLOCK_128X128, _SPLIT),
+        GemmScaling(BLOCK_1X128, BLOCK_128X128, _SPLIT),
     ),
     stores=tuple(Store),
     arch=ARCH,

@@ -11,7 +11,7 @@ GEMM_MMA = Family(
     "gemm_mma",
     (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
     launch=gemm.PLAIN,
-    summary="Chooses the kernel of a {kind} product by its sizes.",
+    summary="Chooses the kernel of a {kind} GEMM by its sizes.",
     stores=tuple(Store),
     row_alignment=8,
     configured=CONFIGURED,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
 from pydantic.dataclasses import dataclass as validated
@@ -16,7 +17,7 @@ from ..ir.fields import STRICT, Positive
 from ..ir.kernel import GemmKind
 from ..ir.kernel_set import Variant
 from .family import Configured, Constants
-from .limits import REGISTERS, RESERVED, SHARED_MEMORY
+from .limits import REGISTERS, RESERVED, SHARED_BYTES, SHARED_MEMORY
 
 _WARP = 32  # threads
 _ELEMENT_BYTES = 2
@@ -101,7 +102,7 @@ def constants(
         ("stages", config.stages),
         ("ctas", config.ctas),
         ("element_bytes", _ELEMENT_BYTES),
-        ("shared_bytes", config.shared_bytes),
+        (SHARED_BYTES, config.shared_bytes),
         ("threads", config.threads),
         ("accumulators", config.accumulators),
     )
@@ -145,5 +146,11 @@ def _shape_problems(config: MmaConfig) -> Iterator[str]:
             yield f"{config.threads} threads do not share {extent} {what} of {k} elements evenly"
 
 
-CONFIGURED = Configured(MmaConfig, (SHARED_MEMORY, REGISTERS), problems, constants)
+def lighter(config: MmaConfig) -> Iterator[MmaConfig]:
+    """The same kernel, of which fewer CTAs are to fit on an SM."""
+    for ctas in range(config.ctas - 1, 0, -1):
+        yield replace(config, ctas=ctas)
+
+
+CONFIGURED = Configured(MmaConfig, (SHARED_MEMORY, REGISTERS), problems, constants, lighter)
 """What families of such GEMMs know of their configurations."""

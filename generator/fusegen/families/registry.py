@@ -17,6 +17,7 @@ from .group_sum import GROUP_SUM
 from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
+from .quantize_several import QUANTIZE_SEVERAL
 from .statistics import STATISTICS
 from .update_scale import UPDATE_SCALE
 
@@ -27,6 +28,7 @@ SHIPPED: tuple[Family, ...] = (
     GEMM_MMA,
     GEMM_DECODED_MMA,
     QUANTIZE,
+    QUANTIZE_SEVERAL,
     POINTWISE_QUANTIZE,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,

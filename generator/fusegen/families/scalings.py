@@ -35,6 +35,9 @@ OF_TOKENS = (TENSOR, ROW, *_lines(*_RATIO), *_lines(*_MX), *_lines(*_NV))
 """Those whose scales no two tokens share, unless all do."""
 ALL = (*OF_TOKENS, *_squares(*_RATIO), *_squares(*_MX), *_squares(*_NV))
 """What ``Scaling`` of quantize/config.cuh can be instantiated for."""
+AT_ONCE = tuple(each for each in ALL if each != ROW and not each.tensor_scale)
+"""Those that may leave nothing to find before a tensor is quantised: a scale that spans all of it
+may follow from amaxes of earlier steps."""
 
 FP8 = (DType.E4M3, DType.E5M2)
 CODES = (*FP8, DType.E2M1)

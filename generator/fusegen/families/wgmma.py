@@ -18,7 +18,7 @@ from ..ir.kernel import GemmKind, Store
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation, Extent, Scaling
 from .family import Configured, Constants
-from .limits import REGISTERS, SHARED_MEMORY, hardware_limits
+from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY, hardware_limits
 
 ARCH = "sm_90a"
 LIMITS = hardware_limits((9, 0))
@@ -193,7 +193,7 @@ class Operands:
             "element_bytes": self.element_bytes,
             "stages": needs.stages,
             "store_buffers": needs.buffers,
-            "shared_bytes": needs.shared_bytes,
+            SHARED_BYTES: needs.shared_bytes,
             "threads": needs.threads,
             "math_warpgroups": _math_groups(config),
             "loader_registers": needs.loader_registers,

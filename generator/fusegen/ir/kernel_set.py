@@ -75,11 +75,27 @@ class KernelUnit:
 
 @dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """Use the kernels of a point where the predicate holds."""
+    """Use the kernels of a point where the predicate holds, on a device that has the memory.
+
+    Attributes:
+        predicate: on the sizes of a launch.
+        point: name of a GEMM's configuration.
+        kernels: by element type.
+        shared_bytes: that the device must let a CTA have, or a later rule is used; 0 where every
+            GPU that runs the code does.
+    """
 
     predicate: Predicate
     point: str
     kernels: tuple[tuple[DType, str], ...]
+    shared_bytes: int = 0
+
+    @property
+    def words(self) -> str:
+        """When it is used, such as ``columns >= 1024 and shared_memory >= 116736``."""
+        memory = f"shared_memory >= {self.shared_bytes}" if self.shared_bytes else ""
+        sizes = str(self.predicate) if self.predicate.conditions or not memory else ""
+        return " and ".join(filter(None, (sizes, memory)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +108,7 @@ class KernelSet:
         kind: of a GEMM.
         units: every configuration, each with all of its instantiations.
         row_alignment: elements that innermost dimensions must be multiples of.
-        rules: in order, the last one unconditional.
+        rules: in order, the last one unconditional, on any device, too.
     """
 
     name: str

@@ -254,7 +254,7 @@ class ModulePlan:
 
     @property
     def unmerged(self) -> ModulePlan:
-        """The plan with the parts of every step in its place, the same for every architecture."""
+        """The plan with the parts of every step in its place: what plain PyTorch runs."""
         return replace(self, directions=tuple(each.unmerged for each in self.directions))
 
     @property

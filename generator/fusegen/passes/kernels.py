@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..families.family import HADAMARD, Config, Demand, offers
+from ..families.limits import SHARED_BYTES, SHARED_MEMORY
 from ..families.registry import known_family
 from ..ir.buffers import Buffer
 from ..ir.dtypes import IO_DTYPES, DType
@@ -15,7 +16,7 @@ from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
 from ..ir.predicate import Predicate
 from ..ir.quantization import Orientation, QuantizationSpec, Rounding
 from ..ir.step import Step
-from ..spec.arch import ArchSpec, FamilySpec
+from ..spec.arch import ArchSpec, FamilySpec, RuleSpec
 from ..spec.offered import offered
 from ..spec.recipe import RecipeSpec
 from ..steps import (
@@ -252,7 +253,7 @@ def kernel_set(
         chosen = _gemm_set(name, template, kind, arch, words)
         return replace(chosen, row_alignment=family.row_alignment)
     base = step.pointwise.kernel if step.pointwise else name
-    base = f"{base}_quantize" if step.parts else base
+    base = f"{base}_quantize" if step.parts and step.pointwise else base
     base = f"{base}_{variant}" if variant else base
     kernels = tuple(Kernel(str(ElementKernel(base, dtype)), dtype) for dtype in IO_DTYPES)
     known = known_family(template)
@@ -277,9 +278,22 @@ def _gemm_set(
         _gemm_unit(GemmUnit(family, kind, point.name, words), template, point, arch, variant)
         for point in spec.points
     )
-    of_point = {unit.point: unit.kernels for unit in units}
-    rules = tuple(_rule(each.when, each.use, of_point[each.use]) for each in spec.select)
+    rules = tuple(_rules(spec.select, units, arch))
     return KernelSet(GemmUnit(family, kind, "", words).stem, template, kind, units, rules)
+
+
+def _rules(
+    select: Sequence[RuleSpec], units: Sequence[KernelUnit], arch: ArchSpec
+) -> Iterator[SelectionRule]:
+    """The rules of a spec: all but the last also ask for memory that some GPU has not."""
+    of_point = {unit.point: unit for unit in units}
+    least = arch.least_limits.get(SHARED_MEMORY, 0)
+    for index, each in enumerate(select):
+        unit = of_point[each.use]
+        taken = dict(unit.constants).get(SHARED_BYTES, 0)
+        lacking = taken > least and index < len(select) - 1
+        rule = _rule(each.when, each.use, unit.kernels)
+        yield replace(rule, shared_bytes=taken) if lacking else rule
 
 
 def _gemm_unit(

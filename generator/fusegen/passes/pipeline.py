@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ..ir.kernel_set import KernelSet
 from ..ir.naming import Cell
 from ..ir.plan import ModulePlan, Unsupported
 from ..math import Derivations
@@ -30,6 +31,7 @@ from .expand import expand
 from .fusions import rules_of
 from .interleave import interleave_halves
 from .join_amaxes import join_amaxes
+from .join_quantize import join_quantize
 from .join_saved import join_saved
 from .join_states import join_states
 from .kernels import choose_kernels, choose_merged
@@ -188,10 +190,20 @@ def _rewrite_copies(draft: Draft, context: Context) -> Draft:
     merged, sets = choose_merged(rewritten, context.arch, context.recipe)
     steps = {"forward": merged.forward, "backward": merged.backward}
     programs = [replace(p, steps=steps.get(p.name, p.steps)) for p in draft.programs]
-    used = {step.kernels for program in programs for step in program.steps}
-    known = {each.name: each for each in (*draft.kernel_sets, *sets)}
-    kernel_sets = tuple(each for each in known.values() if each.name in used)
-    return replace(merged.packed(programs), kernel_sets=kernel_sets)
+    return _run_by(merged.packed(programs), sets)
+
+
+def _run_by(draft: Draft, further: Iterable[KernelSet]) -> Draft:
+    """The draft with the kernels that its steps name, of those that it has and of further ones."""
+    used = {step.kernels for program in draft.programs for step in program.steps}
+    known = {each.name: each for each in (*draft.kernel_sets, *further)}
+    return replace(draft, kernel_sets=tuple(each for each in known.values() if each.name in used))
+
+
+def _join_quantize(draft: Draft, context: Context) -> Draft:
+    """Arguments, results and checks of the programs are those of the steps before."""
+    programs, sets = join_quantize(draft, context.arch, context.recipe)
+    return _run_by(draft.packed(programs), sets)
 
 
 def _conversions(draft: Draft, context: Context) -> Draft:
@@ -403,6 +415,14 @@ PASSES: tuple[Pass, ...] = (
         "Fusions of steps that make copies apply: an expression and the quantisation of what it"
         " gives become one step of one kernel.",
         _rewrite_copies,
+        needs=_of(Property.PROGRAMS),
+        before=_of(Property.CUT),
+    ),
+    Pass(
+        "join_quantize",
+        "Steps that quantise tensors by the same kernel, none of which waits for another, become"
+        " one.",
+        _join_quantize,
         needs=_of(Property.PROGRAMS),
         before=_of(Property.CUT),
     ),

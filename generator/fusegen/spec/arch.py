@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import StringConstraints
 from pydantic.dataclasses import dataclass
 
+from ..families.limits import CAPABILITIES, hardware_limits
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT, Positive
 from ..ir.kernel import GemmKind, LayoutSpec, Store
@@ -142,6 +143,18 @@ class ArchSpec:
                 return capability[0] == own[0]
             case Reach.LATER:
                 return True
+
+    @property
+    def least_limits(self) -> Mapping[str, int]:
+        """The least of each of its limits among the GPUs that run its code.
+
+        Later ones may have less: a CTA of 8.0 may have 163 KiB of shared memory, one of 8.6 99.
+        """
+        met = [hardware_limits(each) for each in CAPABILITIES if self.runs_on(each)]
+        return {
+            name: min((own, *(limits.get(name, own) for limits in met)))
+            for name, own in self.limits.items()
+        }
 
     @property
     def has_kernels(self) -> bool:

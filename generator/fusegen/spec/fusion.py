@@ -11,10 +11,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from ..ir.fields import STRICT
-from ..steps import STEPS, definition
+from ..steps import STEPS
+from ..steps.definition import Trait
 from .fields import Edition, Line, Name, OptionName, StepName
 
-MERGES = {each.parts: each.name for each in STEPS if each.parts}
+MERGES = {each.parts: each.name for each in STEPS if each.parts and Trait.JOINS not in each.traits}
 """Kinds of two steps to that of one kernel which does what they do."""
 
 
@@ -110,4 +111,4 @@ class FusionSpec:
         Its names say how the two steps hang together: an expression with further operands matches.
         """
         rewrite = (*self.rewrite.forward, *self.rewrite.backward)
-        return any(definition(step.step).parts for step in rewrite)
+        return any(step.step in MERGES.values() for step in rewrite)

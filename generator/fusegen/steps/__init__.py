@@ -17,6 +17,7 @@ from .group_row_dot import GROUP_ROW_DOT
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
+from .quantize_several import QUANTIZE_SEVERAL
 from .reshape import RESHAPE
 from .snapshot import SNAPSHOT
 from .statistics import STATISTICS
@@ -33,6 +34,7 @@ SHIPPED: tuple[StepDef, ...] = (
     POINTWISE_GRAD,
     ADD,
     QUANTIZE,
+    QUANTIZE_SEVERAL,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
     RESHAPE,

@@ -25,7 +25,8 @@ class Trait(str, Enum):
     COPIES_MEMORY gives the bytes of its operand, as they were before it changes or in other
     dimensions: PyTorch and CUDA do that themselves, without a function of the reference or a
     kernel.  OBSERVES leaves numbers for people: no step runs for its sake.  MOVES_STATE moves the
-    state of delayed scaling on, and nothing else.
+    state of delayed scaling on, and nothing else.  JOINS does several steps of one kind, none of
+    which waits for another.
     """
 
     GEMM = "gemm"
@@ -37,6 +38,7 @@ class Trait(str, Enum):
     COPIES_MEMORY = "copies_memory"
     OBSERVES = "observes"
     MOVES_STATE = "moves_state"
+    JOINS = "joins"
 
 
 Rule = Mapping[str, str]
@@ -97,7 +99,8 @@ class StepDef:
         sizes: what a launch is given by name: dimensions of the rule, or 1 where there is none.
         flops: floating-point operations of a step that has its sizes.
         launch: the arguments of its kernel; None where it has none.
-        parts: kinds that it does in one kernel, in order; the reference runs those.
+        parts: kinds that it does in one kernel, in order, or the one kind of all that it joins; the
+            reference runs those.
     """
 
     name: str

@@ -20,6 +20,8 @@ ROW_SUMS = "row_sums"
 
 _TILE = 128  # rows that a kernel leaves one partial sum of, at most
 
+_FOUND_FIRST = frozenset(("partial_amax", "row_amax", "column_amax"))
+
 
 def stored_row_sums(tensor: Original) -> Stored:
     """One row for each pair of a tile and a group that can share rows: see quantize.h."""
@@ -40,6 +42,11 @@ def infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Result
     groups = (tensor.groups,) if tensor.groups else ()
     found[SUMMED] = Stored(DType.IO, Shape(None, (*groups, tensor.columns)))
     return found | {ROW_SUMS: stored_row_sums(tensor)}
+
+
+def needs_amaxes(step: Step) -> bool:
+    """Whether a kernel before its own reads the tensor to find amaxes."""
+    return any(operand.slot in _FOUND_FIRST for operand in step.outputs)
 
 
 LAUNCH = Launch(

@@ -13,7 +13,7 @@ _ROLE = AttributeDef("role", AttributeType.STRING)
 LAUNCH = Launch(
     "UpdateScaleArguments",
     "quantize/update_scale.h",
-    (Field("amax", Origin.FLOAT_OPERAND, "amax"), Field("", Origin.DELAYED_STATE)),
+    (Field("state.amax", Origin.FLOAT_OPERAND, "amax"), Field("", Origin.DELAYED_STATE)),
     assigned=True,
 )
 

@@ -19,7 +19,7 @@ MEANS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 QUICK_GROUPS = (1, 8, 64, 512)
 QUICK_MEANS = (16, 256, 2048, 16384)
 
-# Besides those of models: smaller and squarer ones, so that widths and depths vary by themselves.
+# Besides those of models: smaller and squarer ones, so that N and K vary by themselves.
 WIDTHS = ((1024, 1024), (2048, 7168), (4096, 512))
 
 MOST_BYTES = 24 * 2**30

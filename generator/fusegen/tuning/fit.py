@@ -10,7 +10,7 @@ length (a beam search), which finds the best list of one or two thresholds and a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -46,25 +46,34 @@ class Observations:
         sizes: of every sample, by variable.
         regrets: of every sample, by point.
         weights: of every sample.
+        anywhere: points that every GPU can launch, which the last rule may use; None for all.
     """
 
     sizes: tuple[Mapping[SizeVariable, int], ...]
     regrets: tuple[Mapping[str, float], ...]
     weights: Weights
+    anywhere: Collection[str] | None = None
 
     @classmethod
-    def of(cls, samples: Iterable[Sample], models: Sequence[Case] = ()) -> Observations:
+    def of(
+        cls,
+        samples: Iterable[Sample],
+        models: Sequence[Case] = (),
+        anywhere: Collection[str] | None = None,
+    ) -> Observations:
         """What the rules of these samples' kind may know, and what each point costs.
 
         Args:
             samples: of one kind.
             models: GEMMs whose cases count for more.
+            anywhere: points that every GPU which runs their code can launch; None for all.
         """
         found = tuple(samples)
         return cls(
             tuple(sample.case.sizes(sample.kind) for sample in found),
             tuple(sample.regrets() for sample in found),
             weighted([sample.case for sample in found], models),
+            anywhere,
         )
 
     @cached_property
@@ -79,6 +88,11 @@ class Observations:
     def points(self) -> tuple[str, ...]:
         """Points that every sample has."""
         return tuple(p for p in self.regrets[0] if all(p in each for each in self.regrets))
+
+    @cached_property
+    def defaults(self) -> tuple[str, ...]:
+        """Those of them that the last rule may use."""
+        return tuple(p for p in self.points if self.anywhere is None or p in self.anywhere)
 
     @cached_property
     def variables(self) -> tuple[SizeVariable, ...]:
@@ -180,7 +194,7 @@ def fit(observations: Observations, *, most_rules: int = MOST_RULES) -> Rules:
             if len(beam) == _BEAM:
                 break
         best = min([best, *beam.values()], key=lambda each: _objective(each, observations))
-    return _tidy((*best.rules, RuleSpec(best.default)))
+    return tidy((*best.rules, RuleSpec(best.default)))
 
 
 def _objective(beginning: _Beginning, observations: Observations) -> float:
@@ -188,7 +202,7 @@ def _objective(beginning: _Beginning, observations: Observations) -> float:
 
 
 def _nothing(observations: Observations) -> _Beginning:
-    sums = {p: sum(each[p] for each in observations.costs) for p in observations.points}
+    sums = {p: sum(each[p] for each in observations.costs) for p in observations.defaults}
     default = min(sums, key=lambda point: sums[point])
     everything = tuple(range(len(observations.sizes)))
     return _Beginning((), everything, 0.0, default, sums[default])
@@ -216,7 +230,7 @@ def _extended(
                 (Comparison.LT, low, high),
             ):
                 use = min(taken, key=lambda point: taken[point])
-                default = min(left, key=lambda point: left[point])
+                default = min(observations.defaults, key=lambda point: left[point])
                 when = Predicate((Condition(variable, comparison, threshold),))
                 cost = old.cost + taken[use]
                 rules = (*old.rules, RuleSpec(use, when))
@@ -250,7 +264,7 @@ def between(low: int, high: int) -> int:
     return high
 
 
-def _tidy(rules: Rules) -> Rules:
+def tidy(rules: Rules) -> Rules:
     """Without rules just before the last that choose what it chooses."""
     last = rules[-1]
     while len(rules) > 1 and rules[-2].use == last.use:
@@ -280,13 +294,14 @@ def chosen(
     before: Rules,
     models: Sequence[Case] = (),
     *,
+    anywhere: Collection[str] | None = None,
     most_rules: int = MOST_RULES,
 ) -> Choice:
     """Fit rules, and keep the old ones unless the new ones lose less, each rule counted.
 
     Nor may what models gain cost the others more than a rule is worth.
     """
-    observed = Observations.of(samples, models)
+    observed = Observations.of(samples, models, anywhere)
     after = fit(observed, most_rules=most_rules)
     old, new = observed.loss(before), observed.loss(after)
     gained = old.weighted + PENALTY * len(before) > new.weighted + PENALTY * (len(after) + 1)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import difflib
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..checks.archs import reach_problems, variants_of
 from ..checks.load import load
+from ..families.registry import known_family
 from ..ir.kernel import GemmKind
-from ..spec.arch import RuleSpec
+from ..spec.arch import ArchSpec, RuleSpec
 from ..spec.load import SpecSet
+from ..spec.points import parse_point
 from ..spec.usage import UsageError
-from .cases import Case, Measured
+from .cases import Case, Measured, Sample
 from .fit import Choice, choose, chosen
 from .rewrite import printed, with_rules
 from .variants import family_named
@@ -77,8 +80,26 @@ def tune(
                     f"{family} {kind.value}: {point} was not measured on every case; measure anew"
                 )
         if samples:
-            choices[kind] = chosen(samples, spec.select, models)
+            anywhere = _launched_anywhere(specs.archs[arch], family, kind, samples)
+            choices[kind] = chosen(samples, spec.select, models, anywhere=anywhere)
     return Tuned(arch, family, measured, choices)
+
+
+def _launched_anywhere(
+    arch: ArchSpec, family: str, kind: GemmKind, samples: Sequence[Sample]
+) -> Collection[str] | None:
+    """Points that every GPU which runs the code has the memory for; None where nothing is known."""
+    spec = arch.kernels[family]
+    known = known_family(spec.template or family)
+    if known is None or known.configured is None:
+        return None
+    variants, configured = variants_of(kind, family, spec, known), known.configured
+    points = {name: parse_point(name) for sample in samples for name in sample.times}
+    return {
+        name
+        for name, point in points.items()
+        if not [*reach_problems(configured, kind, point, variants, arch)]
+    }
 
 
 def rewritten(text: str, tuned: Sequence[Tuned]) -> str:

@@ -1,4 +1,4 @@
-"""Gradients of weights that wait: what their products read, from a backward to `backward_dw`."""
+"""Gradients of weights that wait: what their GEMMs read, from a backward to `backward_dw`."""
 
 from __future__ import annotations
 

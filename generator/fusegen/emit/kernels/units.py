@@ -32,7 +32,6 @@ class DispatchRule:
     """A rule of a dispatch header: condition source and the kernel per element type."""
 
     condition: str
-    words: str
     bfloat16: str
     float16: str
     last: bool
@@ -47,6 +46,7 @@ class DispatchContext:
         header: that declares the arguments; of a family that is known, as the next two.
         arguments: their struct.
         summary: what the kernels do.
+        asks_memory: whether a rule asks what shared memory a CTA may have on the device.
     """
 
     template: str
@@ -58,6 +58,7 @@ class DispatchContext:
     kind: str
     kernels: tuple[str, ...]
     variables: tuple[str, ...]
+    asks_memory: bool
     rules: tuple[DispatchRule, ...]
 
 
@@ -177,6 +178,7 @@ def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
         kind=kind,
         kernels=tuple(kernel.name for kernel in kernels.kernels),
         variables=tuple(variables),
+        asks_memory=any(rule.shared_bytes for rule in kernels.rules),
         rules=tuple(_rule(rule, i == last) for i, rule in enumerate(kernels.rules)),
     )
 
@@ -184,12 +186,19 @@ def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
 def _rule(rule: SelectionRule, last: bool) -> DispatchRule:
     names = dict(rule.kernels)
     return DispatchRule(
-        condition=rule.predicate.to_cpp(),
-        words=str(rule.predicate),
+        condition=_condition(rule),
         bfloat16=names[DType.BFLOAT16],
         float16=names[DType.FLOAT16],
         last=last,
     )
+
+
+def _condition(rule: SelectionRule) -> str:
+    """C++ of the sizes, and of the device's memory last: it is asked for where it matters."""
+    if not rule.shared_bytes:
+        return rule.predicate.to_cpp()
+    memory = f"fusegen::cta_shared_memory() >= {rule.shared_bytes}"
+    return f"{rule.predicate.to_cpp()} && {memory}" if rule.predicate.conditions else memory
 
 
 def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:

@@ -189,6 +189,17 @@ def _parts_fields(place: _Place, partials: str) -> dict[str, str]:
     return fields | {f"step.{name}": value for name, value in quantized.items()}
 
 
+def _each_part_fields(place: _Place) -> dict[str, str]:
+    """What each part is launched with alone, by its place among them, and how many there are."""
+    fields: dict[str, str] = {}
+    for number, part in enumerate(place.step.parts):
+        stated = definition(part.primitive).launch
+        assert stated is not None, part
+        own = _fields(replace(place, step=part), stated(part))
+        fields |= {f"steps[{number}].{name}": value for name, value in own.items()}
+    return fields | {"count": str(len(place.step.parts))}
+
+
 def _quantize_fields(at: _Place) -> dict[str, str]:
     """Fields of a quantise step, all but its input; empty ones keep their defaults."""
     plan, step, reading = at.plan, at.step, at.reading
@@ -373,6 +384,7 @@ _SEVERAL: Mapping[Origin, Callable[[_Place, str], dict[str, str]]] = {
     Origin.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
     Origin.QUANTIZATION: lambda at, _: _quantize_fields(at),
     Origin.PARTS: _parts_fields,
+    Origin.EACH_PART: lambda at, _: _each_part_fields(at),
     Origin.SCALE_STRIDES: lambda at, slot: _scale_strides(at, slot),
     Origin.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
     Origin.DELAYED_STATE: lambda at, _: _delayed_fields(at, role_of(at.step)),

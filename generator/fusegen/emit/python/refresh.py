@@ -100,7 +100,7 @@ def refresh_text(plan: ModulePlan, states: tuple[StateText, ...]) -> RefreshText
         kept=repr(
             tuple(s.argument for s in changed if not (s.copy or s.argument in plan.record_tensors))
         ),
-        held=tuple(_held_texts(plan, plan.refresh.steps)) if held else (),
+        held=tuple(_held_texts(plan, plan.refresh.unmerged.steps)) if held else (),
     )
 
 

@@ -218,7 +218,7 @@ def _dispatch(kernels: KernelSet) -> Iterator[str]:
     yield f"  {kernels.name}"
     for rule in kernels.rules:
         chosen = rule.point or "the only one"
-        yield f"    {rule.predicate}: {chosen}"
+        yield f"    {rule.words}: {chosen}"
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

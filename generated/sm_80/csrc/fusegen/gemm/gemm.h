@@ -1,4 +1,4 @@
-// What a matrix product is launched with, and the sizes that selection rules ask about; host side,
+// What a GEMM is launched with, and the sizes that selection rules ask about; host side,
 // no device code.
 #pragma once
 
@@ -47,16 +47,16 @@ struct GemmArguments {
   const float* row_scales = nullptr;  // [tokens], which Store::scaled_bias multiplies bias by
 };
 
-// What the result of a product of decoded operands is multiplied by, for one of them, in fp32: scales
+// What the result of a GEMM of decoded operands is multiplied by, for one of them, in fp32: scales
 // that are constant along the contraction. Codes are decoded as they are then, which is exact.
 enum class EndScale {
   none,    // elements were decoded by their scales
   tensor,  // [groups]
-  row,     // one per row of the operand as the product reads it: of a [tokens], in wgrad [groups, n];
+  row,     // one per row of the operand as the GEMM reads it: of a [tokens], in wgrad [groups, n];
            // of b [groups, n], in dgrad and wgrad [groups, k]
 };
 
-// A product of operands decoded to bf16, which `EndScale` of each says the fields of. Without one, the
+// A GEMM of operands decoded to bf16, which `EndScale` of each says the fields of. Without one, the
 // result is multiplied by amax_a amax_b / (448 6)^2 of its group where they are given: what blocks
 // below scales of groups (NVFP4) leave for the end. No scale is read for rows past sum(group_sizes).
 struct DecodedGemmArguments {

@@ -3,9 +3,8 @@
 //
 // Every element is code * scale in fp32, rounded once; with a scale that is a power of two, or E4M3
 // times an E2M1 code, the product is exact in bf16. `Unscaled` leaves scales to others: codes as
-// they are. Output as stored, or turned: columnwise copies
-// [columns, rows] become the row-major operand [rows, columns] of a 16-bit product. Tiles of
-// 64 x 64 turn over in shared memory.
+// they are. Output as stored, or transposed: columnwise copies [columns, rows] become the row-major
+// operand [rows, columns] of a 16-bit GEMM. Tiles of 64 x 64 are transposed in shared memory.
 #pragma once
 
 #include "fusegen/quantize/quantize.h"
@@ -14,7 +13,7 @@
 
 namespace fusegen {
 
-template <class Format_, class Scaling_, bool turned, class Output_ = __nv_bfloat16,
+template <class Format_, class Scaling_, bool transposed, class Output_ = __nv_bfloat16,
           bool by_group = false>
 struct DequantizeConfig {
   using Format = Format_;
@@ -24,18 +23,18 @@ struct DequantizeConfig {
   static constexpr bool kBlocks = Scaling::kBlock > 0;
   // Elements of a line that share a scale; any number where all of them do, with a stride of 0.
   static constexpr int kBlock = kBlocks ? Scaling::kBlock : 8;
-  static constexpr bool kTurned = turned;
+  static constexpr bool kTransposed = transposed;
   static constexpr bool kByGroup = by_group;  // square blocks of lines begin with their groups
   static_assert(!by_group || Scaling::kSquare);
 };
 
 namespace quantizing {
 
-inline constexpr int kTurnTile = 64;
+inline constexpr int kDecodeTile = 64;  // lines of a tile, and elements of each
 inline constexpr int kOctet = 8;  // elements that a thread decodes at once: 16 bytes of output
 
-struct TurnShared {
-  float values[kTurnTile][kTurnTile + 1];
+struct TransposeShared {
+  float values[kDecodeTile][kDecodeTile + 1];
 };
 
 template <class Scaling>
@@ -71,20 +70,20 @@ __device__ __forceinline__ void store_octet(Output* to, const float (&values)[kO
   *reinterpret_cast<Octet*>(to) = octet;
 }
 
-// An octet of a line as a column of the turned tile.
-__device__ __forceinline__ void turn_octet(TurnShared& shared, int line, int octet,
-                                           const float (&values)[kOctet]) {
+// An octet of a line as a column of the transposed tile.
+__device__ __forceinline__ void transpose_octet(TransposeShared& shared, int line, int octet,
+                                                const float (&values)[kOctet]) {
 #pragma unroll
   for (int e = 0; e < kOctet; ++e) shared.values[octet + e][line] = values[e];
 }
 
-// The turned tile to `rows` rows and `columns` columns of a row-major matrix.
+// The transposed tile to `rows` rows and `columns` columns of a row-major matrix.
 template <class Output>
-__device__ __forceinline__ void store_turned(const TurnShared& shared, Output* to, int64_t pitch,
-                                             int64_t rows, int64_t columns) {
+__device__ __forceinline__ void store_transposed(const TransposeShared& shared, Output* to,
+                                                 int64_t pitch, int64_t rows, int64_t columns) {
 #pragma unroll
-  for (int i = threadIdx.x; i < kTurnTile * kTurnTile / kOctet; i += kThreads) {
-    const int row = i / (kTurnTile / kOctet), octet = i % (kTurnTile / kOctet) * kOctet;
+  for (int i = threadIdx.x; i < kDecodeTile * kDecodeTile / kOctet; i += kThreads) {
+    const int row = i / (kDecodeTile / kOctet), octet = i % (kDecodeTile / kOctet) * kOctet;
     if (row >= rows || octet >= columns) continue;
     float values[kOctet];
 #pragma unroll
@@ -100,15 +99,15 @@ struct LineGroup {
 
 // Those of a tile's lines that have a group, by one warp.
 __device__ inline void find_line_groups(const RowGroups& groups, Space space, int64_t first_line,
-                                        int lane, LineGroup (&found)[kTurnTile]) {
+                                        int lane, LineGroup (&found)[kDecodeTile]) {
   const auto mark = [&](int32_t group, int32_t begin, int32_t end) {
     if (group == groups.groups) return;
     const LineGroup own{group, space.align == 0 ? 0 : start_of(begin, group, space) - begin};
-    const int64_t last = min(end - first_line, int64_t(kTurnTile));
+    const int64_t last = min(end - first_line, int64_t(kDecodeTile));
     for (int64_t line = max(begin - first_line, int64_t(0)); line < last; ++line) found[line] = own;
   };
   walk_groups(groups, lane, mark,
-              [&](int32_t, int32_t begin) { return begin >= first_line + kTurnTile; });
+              [&](int32_t, int32_t begin) { return begin >= first_line + kDecodeTile; });
 }
 
 // The line of scales that is a line's.
@@ -143,42 +142,42 @@ template <class Config>
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(const __grid_constant__ DequantizeArguments in) {
   using Output = typename Config::Output;
-  __shared__ TurnShared shared;
+  __shared__ TransposeShared shared;
   const int64_t matrix = blockIdx.z;
-  const int64_t first_line = int64_t(blockIdx.y) * kTurnTile;
-  const int64_t first = int64_t(blockIdx.x) * kTurnTile;
+  const int64_t first_line = int64_t(blockIdx.y) * kDecodeTile;
+  const int64_t first = int64_t(blockIdx.x) * kDecodeTile;
   auto* output = static_cast<Output*>(in.output) + matrix * in.lines * in.length;
-  __shared__ LineGroup line_groups[kTurnTile];
+  __shared__ LineGroup line_groups[kDecodeTile];
   wait_for_previous_kernel();
   let_next_kernel_start();
   const RowGroups groups{Config::kScaled ? in.group_sizes : nullptr, int32_t(in.lines),
                          int32_t(in.groups)};
   if (groups.ragged()) {
-    if (threadIdx.x < kTurnTile) line_groups[threadIdx.x] = {-1, 0};
+    if (threadIdx.x < kDecodeTile) line_groups[threadIdx.x] = {-1, 0};
     __syncthreads();
     const Space space{int32_t(in.row_align), 0};
     if (threadIdx.x < 32) find_line_groups(groups, space, first_line, threadIdx.x, line_groups);
     __syncthreads();
   }
 #pragma unroll
-  for (int i = threadIdx.x; i < kTurnTile * kTurnTile / kOctet; i += kThreads) {
-    const int tile_line = i / (kTurnTile / kOctet), octet = i % (kTurnTile / kOctet) * kOctet;
+  for (int i = threadIdx.x; i < kDecodeTile * kDecodeTile / kOctet; i += kThreads) {
+    const int tile_line = i / (kDecodeTile / kOctet), octet = i % (kDecodeTile / kOctet) * kOctet;
     const int64_t line = first_line + tile_line, at = first + octet;
     if (line >= in.lines || at >= in.length) continue;
     const LineGroup own = groups.ragged() ? line_groups[tile_line] : LineGroup{0, 0};
     if (own.group < 0) continue;
     float values[kOctet];
     decode_line<Config>(values, in, matrix, line, at, own);
-    if constexpr (Config::kTurned) {
-      turn_octet(shared, tile_line, octet, values);
+    if constexpr (Config::kTransposed) {
+      transpose_octet(shared, tile_line, octet, values);
     } else {
       store_octet(output + line * in.length + at, values);
     }
   }
-  if constexpr (Config::kTurned) {
+  if constexpr (Config::kTransposed) {
     __syncthreads();
-    store_turned(shared, output + first * in.lines + first_line, in.lines, in.length - first,
-                 in.lines - first_line);
+    store_transposed(shared, output + first * in.lines + first_line, in.lines, in.length - first,
+                     in.lines - first_line);
   }
 }
 
@@ -198,7 +197,7 @@ __device__ __forceinline__ int64_t first_scale_of(const DequantizeGroupsArgument
   if constexpr (Scaling::kTensor) return tile.group;
   if constexpr (Scaling::kRow) return tile.group * in.columns + first_column;
   if constexpr (Scaling::kSquare) {
-    static_assert(kTurnTile % Config::kBlock == 0 || Config::kBlock % kTurnTile == 0);
+    static_assert(kDecodeTile % Config::kBlock == 0 || Config::kBlock % kDecodeTile == 0);
     const int64_t across = (in.columns + Config::kBlock - 1) / Config::kBlock;
     return block_of<Config::kBlock>(groups, tile) * across + first_column / Config::kBlock;
   } else {
@@ -220,16 +219,17 @@ __device__ __forceinline__ int64_t scale_offset(const DequantizeGroupsArguments&
   return row / Config::kBlock * in.columns + column;
 }
 
-// Rows `first` to `first` + 64 of a tile, turned: zeros from row `rows` on. `codes` and `first_scale`
-// are the first column's.
+// Rows `first` to `first` + 64 of a tile, transposed: zeros from row `rows` on. `codes` and
+// `first_scale` are the first column's.
 template <class Config>
-__device__ __forceinline__ void decode_rows(TurnShared& shared, const DequantizeGroupsArguments& in,
+__device__ __forceinline__ void decode_rows(TransposeShared& shared,
+                                            const DequantizeGroupsArguments& in,
                                             const uint8_t* codes, int64_t first_scale,
                                             int64_t first_column, int32_t place, int32_t first,
                                             int32_t rows) {
 #pragma unroll
-  for (int i = threadIdx.x; i < kTurnTile * kTurnTile / kOctet; i += kThreads) {
-    const int column = i / (kTurnTile / kOctet), octet = i % (kTurnTile / kOctet) * kOctet;
+  for (int i = threadIdx.x; i < kDecodeTile * kDecodeTile / kOctet; i += kThreads) {
+    const int column = i / (kDecodeTile / kOctet), octet = i % (kDecodeTile / kOctet) * kOctet;
     const int32_t row = first + octet;
     if (first_column + column >= in.columns) continue;
     float values[kOctet] = {};
@@ -241,17 +241,17 @@ __device__ __forceinline__ void decode_rows(TurnShared& shared, const Dequantize
       }
       decode_octet<typename Config::Format>(values, codes + column * in.pitch, place + row, scale);
     }
-    turn_octet(shared, column, octet, values);
+    transpose_octet(shared, column, octet, values);
   }
 }
 
 // A block of threads owns a tile of 128 rows of one group, the padding after a group's last row
-// included, and 64 columns. Places past all groups are left alone: no product reads them.
+// included, and 64 columns. Places past all groups are left alone: no GEMM reads them.
 template <class Config>
 __global__ void __launch_bounds__(kThreads)
     dequantize_groups_kernel(const __grid_constant__ DequantizeGroupsArguments in) {
   using Output = typename Config::Output;
-  __shared__ TurnShared shared;
+  __shared__ TransposeShared shared;
   __shared__ TileSlices slices;
   const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
@@ -269,33 +269,35 @@ __global__ void __launch_bounds__(kThreads)
   // All of them: a transform leaves no zeros in the rest of a group's last block.
   constexpr int kTogether = kDecodedRows<Config>;
   const int32_t rows = (tile.rows(kTileRows) + kTogether - 1) / kTogether * kTogether;
-  const int64_t first_column = int64_t(blockIdx.y) * kTurnTile;
+  const int64_t first_column = int64_t(blockIdx.y) * kDecodeTile;
   const auto* codes = static_cast<const uint8_t*>(in.data) + first_column * in.pitch;
   int64_t first_scale = 0;
   if constexpr (Config::kScaled) first_scale = first_scale_of<Config>(in, groups, tile, first_column);
   auto* output = static_cast<Output*>(in.output) + place * in.columns + first_column;
 #pragma unroll 1
-  for (int32_t first = 0; first < owned; first += kTurnTile) {
+  for (int32_t first = 0; first < owned; first += kDecodeTile) {
     decode_rows<Config>(shared, in, codes, first_scale, first_column, place, first, rows);
     __syncthreads();
-    store_turned(shared, output + first * in.columns, in.columns, owned - first,
-                 in.columns - first_column);
+    store_transposed(shared, output + first * in.columns, in.columns, owned - first,
+                     in.columns - first_column);
     __syncthreads();
   }
 }
 
 }  // namespace quantizing
 
-// Lines are a multiple of 8 elements; where turned there are a multiple of 8 of them, too.
+// Lines are a multiple of 8 elements; where transposed there are a multiple of 8 of them, too.
 template <class Config>
 static Status launch_dequantize(const DequantizeArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (in.length % kRowAlignment != 0) return {kInvalid, "length: a multiple of 8"};
-  if (Config::kTurned && in.lines % kRowAlignment != 0) return {kInvalid, "lines: a multiple of 8"};
+  if (Config::kTransposed && in.lines % kRowAlignment != 0) {
+    return {kInvalid, "lines: a multiple of 8"};
+  }
   if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   if (in.lines_per_scale < 1) return {kInvalid, "lines_per_scale >= 1"};
   if (in.matrices == 0 || in.lines == 0 || in.length == 0) return {};
-  constexpr int64_t kTile = quantizing::kTurnTile;
+  constexpr int64_t kTile = quantizing::kDecodeTile;
   const int64_t line_tiles = (in.lines + kTile - 1) / kTile;
   if (line_tiles > 65535 || in.matrices > 65535) return {kInvalid, "lines <= 65535 * 64"};
   const dim3 grid(unsigned((in.length + kTile - 1) / kTile), unsigned(line_tiles),
@@ -306,14 +308,14 @@ static Status launch_dequantize(const DequantizeArguments& in, Stream& stream) {
 
 template <class Config>
 static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, Stream& stream) {
-  static_assert(Config::kTurned, "a columnwise copy is transposed");
+  static_assert(Config::kTransposed, "a columnwise copy is transposed");
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (Status status = quantizing::check_rows(in); !status.ok()) return status;
   if (!quantizing::is_alignment(in.row_align) || in.row_align < quantizing::kDecodedRows<Config>) {
     return {kInvalid, "row_align: a power of two from 32 rows, or one block's, to 128"};
   }
   if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
-  return quantizing::launch_tiles<quantizing::kTurnTile>(
+  return quantizing::launch_tiles<quantizing::kDecodeTile>(
       "cudaLaunchKernelEx(dequantize_groups)", &quantizing::dequantize_groups_kernel<Config>, in,
       quantizing::kGroupTiles, stream);
 }

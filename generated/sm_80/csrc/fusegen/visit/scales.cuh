@@ -1,4 +1,4 @@
-// Scales that are constant along the contraction: they multiply the finished product.
+// Scales that are constant along the contraction: they multiply the finished sums.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Values of a product with their coordinates, as the lanes of one warp hold them.
+// Values of a GEMM with their coordinates, as the lanes of one warp hold them.
 //
 // Every MMA with 16 x 8 results leaves them alike, mma.sync and one warp's part of wgmma: of 8
 // columns a lane has two neighbours in row lane / 4 and two in that row + 8.

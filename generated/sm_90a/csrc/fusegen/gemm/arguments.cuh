@@ -76,7 +76,7 @@ Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
   return launch_kernel("cudaLaunchKernelEx(gemm)", kernel, grid, stream, parameters..., shape);
 }
 
-// A product of no tokens: its operands have no memory that could be read, and only wgrad has
+// A GEMM of no tokens: its operands have no memory that could be read, and only wgrad has
 // results.
 template <Gemm kind, class Result, Store store>
 Status multiply_nothing(const GemmArguments& in, Stream& stream) {

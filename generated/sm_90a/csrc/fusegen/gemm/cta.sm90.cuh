@@ -1,4 +1,4 @@
-// One CTA of a product: its shared memory, its barriers, its place in the cluster.
+// One CTA of a GEMM: its shared memory, its barriers, its place in the cluster.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>

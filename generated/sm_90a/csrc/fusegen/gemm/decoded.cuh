@@ -1,4 +1,4 @@
-// Host side of every product of decoded operands: what its arguments must hold, and what its result is
+// Host side of every GEMM of decoded operands: what its arguments must hold, and what its result is
 // multiplied by at its end.
 #pragma once
 

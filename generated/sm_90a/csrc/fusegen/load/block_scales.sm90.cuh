@@ -1,4 +1,5 @@
-// Scales of blocks along the contraction, which come with the stage whose products they multiply.
+// Scales of blocks along the contraction, which come with the stage whose partial sums they
+// multiply.
 #pragma once
 
 #include <cuda.h>

@@ -10,7 +10,7 @@
 
 namespace fusegen {
 
-// Operands as modules have them. Products along tokens clip at the group's end, where the next
+// Operands as modules have them. GEMMs along tokens clip at the group's end, where the next
 // group's tokens follow.
 template <Gemm kind>
 struct PlainCoordinates {

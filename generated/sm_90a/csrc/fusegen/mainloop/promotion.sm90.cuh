@@ -50,7 +50,7 @@ struct PlainPromotion {
   }
 };
 
-// The first product is the total.
+// The first scaled part is the total.
 template <bool First>
 __device__ float joined(float total, float part, float scale) {
   return First ? part * scale : fmaf(part, scale, total);

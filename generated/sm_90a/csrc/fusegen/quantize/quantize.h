@@ -135,7 +135,7 @@ struct DequantizeArguments {
   const void* data;   // [matrices, lines, pitch bytes]
   // Block b of line l of matrix m: [m * matrix + l * line + b * block]; codes as they are need none.
   const void* scale = nullptr;
-  void* output;       // [matrices, lines, length], or turned [matrices, length, lines]
+  void* output;       // [matrices, lines, length], or transposed [matrices, length, lines]
   int64_t matrices;
   int64_t lines;
   int64_t length;     // elements of a line, a multiple of 8
@@ -151,7 +151,7 @@ struct DequantizeArguments {
   int64_t row_align = 0;  // groups of scales start at multiples of it; 0: scales follow the lines
 };
 
-// The columnwise copy of rows in groups back to 16 bits, rows first again, for a product that runs
+// The columnwise copy of rows in groups back to 16 bits, rows first again, for a GEMM that runs
 // over padded groups: those start where transposed data has them, and end with zeros.
 struct DequantizeGroupsArguments {
   const void* data;            // [columns, pitch bytes]

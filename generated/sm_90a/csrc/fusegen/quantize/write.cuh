@@ -304,7 +304,7 @@ class TileWriter {
 
   // Codes of rows r and r + 1, each scaled by its factor_of(column): a byte for columns 0, 2, 1 and 3.
   template <class FactorOf>
-  __device__ __forceinline__ uint32_t encode_turned(int r, FactorOf factor_of) const {
+  __device__ __forceinline__ uint32_t encode_transposed(int r, FactorOf factor_of) const {
     float scaled[2 * kLaneColumns];
 #pragma unroll
     for (int i = 0; i < 2 * kLaneColumns; ++i) {
@@ -313,24 +313,24 @@ class TileWriter {
     }
     uint32_t codes;
     encode_values<Config>(&codes, scaled, nullptr);
-    return with_signs(codes, values_.turned_signs(r));
+    return with_signs(codes, values_.transposed_signs(r));
   }
 
   // Those of all rows, into shared memory.
   __device__ __forceinline__ void stage_columns_of(const uint32_t (&codes)[kWarpRows / 2]) {
     uint32_t words[kLaneColumns][2];
-    turn_bytes(codes, words);
+    transpose_bytes(codes, words);
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) stage(words[c / 2 + c % 2 * 2], c);
   }
 
-  // Codes of rows, turned over, into shared memory.
-  __device__ void stage_turned(const uint32_t (&codes)[kWarpRows / kWordRows]) {
+  // Codes of rows, transposed, into shared memory.
+  __device__ void stage_transposed(const uint32_t (&codes)[kWarpRows / kWordRows]) {
     uint32_t words[kLaneColumns][Config::kRunWords];
     if constexpr (Format::kBits == 8) {
-      turn_bytes(codes, words);
+      transpose_bytes(codes, words);
     } else {
-      turn_nibbles(codes, words);
+      transpose_nibbles(codes, words);
     }
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) stage(words[c], c);
@@ -338,8 +338,8 @@ class TileWriter {
 
   // 4 x 4 bytes at a time.
   template <int kWords>
-  static __device__ __forceinline__ void turn_bytes(const uint32_t (&codes)[4 * kWords],
-                                                    uint32_t (&words)[kLaneColumns][kWords]) {
+  static __device__ __forceinline__ void transpose_bytes(const uint32_t (&codes)[4 * kWords],
+                                                         uint32_t (&words)[kLaneColumns][kWords]) {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       const uint32_t* rows = codes + 4 * w;
@@ -356,8 +356,8 @@ class TileWriter {
 
   // Bytes of even and of odd rows, each of two columns beside each other, are put together; then
   // nibbles change places.
-  static __device__ __forceinline__ void turn_nibbles(const uint32_t (&codes)[kWarpRows / 2],
-                                                      uint32_t (&words)[kLaneColumns][2]) {
+  static __device__ __forceinline__ void transpose_nibbles(const uint32_t (&codes)[kWarpRows / 2],
+                                                           uint32_t (&words)[kLaneColumns][2]) {
     constexpr uint32_t kLow = 0x0F0F0F0Fu;
 #pragma unroll
     for (int w = 0; w < 2; ++w) {

@@ -1,4 +1,4 @@
-// Tiles of products whose rows are tokens: fprop and dgrad.
+// Tiles of GEMMs whose rows are tokens: fprop and dgrad.
 //
 // The walk reads `group_sizes` 32 groups a step: a warp-wide prefix sum gives every group its first
 // token and first tile, and the chunk stays in registers until the walk, which only moves forward,

@@ -1,4 +1,4 @@
-// An output tile of a grouped or dense product, as a tile source hands it out.
+// An output tile of a grouped or dense GEMM, as a tile source hands it out.
 //
 // A tile source has `Tile next()`, called by all lanes of one warp, which all get the same tile:
 // RowWalk where rows are tokens, KWalk where the contraction runs over tokens.

@@ -54,7 +54,7 @@ __device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
 }
 
 // One CTA of a kernel with traits `T`: `loader` fills the stages, `Mainloop` multiplies them,
-// `visits` change the product, which is stored as `Result` through `map_d`.
+// `visits` change the sums, which are stored as `Result` through `map_d`.
 template <class T, class Result, class Mainloop, class Loader, class Visits>
 __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments arguments,
                         const Visits& visits, const CUtensorMap* map_d, const Shape& shape) {

@@ -1,6 +1,6 @@
 // Grouped and dense GEMM for sm_90a with FP8 operands: the kernel of gemm/gemm.sm90.cuh over codes
 // and their scales. Those that are constant along the contraction visit the result, those of blocks
-// come with the stages whose products they multiply.
+// come with the stages whose partial sums they multiply.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ namespace fusegen {
 
 static_assert(kMostTokens <= kRaggedRows);
 
-// `Element` of the operands, `Result` of the product.
+// `Element` of the operands, `Result` as it is stored.
 template <Gemm kind, class Element, class Result, class T, class Config>
 Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, CUtensorMap* d) {
   constexpr int kTileK = Config::tile_k;

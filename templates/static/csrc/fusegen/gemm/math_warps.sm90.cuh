@@ -1,4 +1,4 @@
-// The warps of a product that multiply, visit and store.
+// The warps of a GEMM that multiply, visit and store.
 #pragma once
 
 #include <cstdint>

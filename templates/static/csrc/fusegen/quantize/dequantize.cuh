@@ -246,7 +246,7 @@ __device__ __forceinline__ void decode_rows(TransposeShared& shared,
 }
 
 // A block of threads owns a tile of 128 rows of one group, the padding after a group's last row
-// included, and 64 columns. Places past all groups are left alone: no product reads them.
+// included, and 64 columns. Places past all groups are left alone: no GEMM reads them.
 template <class Config>
 __global__ void __launch_bounds__(kThreads)
     dequantize_groups_kernel(const __grid_constant__ DequantizeGroupsArguments in) {

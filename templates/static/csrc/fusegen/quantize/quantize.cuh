@@ -527,19 +527,31 @@ template <class Config, class Source>
 inline constexpr int kBlocks =
     Config::kBlocksPerSm < Source::kBlocksPerSm ? Config::kBlocksPerSm : Source::kBlocksPerSm;
 
-template <class Config, class Source>
+// Where a block works in the tensor of a launch. Launches of several have a place of their own: see
+// quantize/several.cuh.
+struct OnlyPlace {
+  const QuantizeArguments& in;
+
+  __device__ __forceinline__ explicit OnlyPlace(const QuantizeArguments& only) : in(only) {}
+  __device__ __forceinline__ int32_t row_tile() const { return row_tile_from_last(); }
+  __device__ __forceinline__ uint32_t column_block() const { return gridDim.y - 1 - blockIdx.y; }
+};
+
+template <class Config, class Source, class Place = OnlyPlace, class Launched = QuantizeArguments>
 __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
-    quantize_kernel(const __grid_constant__ QuantizeArguments in,
+    quantize_kernel(const __grid_constant__ Launched launched,
                     const __grid_constant__ Source source) {
   __shared__ Shared<Config> shared;
+  const Place place(launched);
+  const QuantizeArguments& in = place.in;
   const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
   wait_for_previous_kernel();
-  const int32_t tile = row_tile_from_last();
+  const int32_t tile = place.row_tile();
   const Space space = work_space<Config>(in);
   if (tile >= row_tiles(groups, space)) return;
   tile_slices(groups, space, tile, shared.slices);
   constexpr int kColumns = Config::kColumnTiles * kTileColumns;
-  int32_t column = (gridDim.y - 1 - blockIdx.y) * kColumns;
+  int32_t column = place.column_block() * kColumns;
 #pragma unroll 1
   while (true) {
     TileQuantizer<Config>(in, groups, tile, column, shared).run(source, column % kColumns == 0);
@@ -549,6 +561,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
   }
 }
 
+// Why a launch cannot quantise a tensor, if it cannot.
+template <class Config>
+Status check_quantize(const QuantizeArguments& in) {
+  if (Status status = check_rows(in); !status.ok()) return status;
+  if (const char* broken = broken_requirement<Config>(in)) {
+    return {static_cast<int>(cudaErrorInvalidValue), broken};
+  }
+  return {};
+}
+
 }  // namespace quantizing
 
 // At least one copy, a fold or row sums; see quantize.h for what each needs.
@@ -556,10 +578,7 @@ template <class Config, class Source = TensorSource<typename Config::Element>>
 static Status launch_quantize(const QuantizeArguments& in, Stream& stream,
                               const Source& source = {}) {
   using namespace quantizing;
-  if (Status status = check_rows(in); !status.ok()) return status;
-  if (const char* broken = broken_requirement<Config>(in)) {
-    return {static_cast<int>(cudaErrorInvalidValue), broken};
-  }
+  if (Status status = check_quantize<Config>(in); !status.ok()) return status;
   return launch_tiles<kTileColumns * Config::kColumnTiles>(
       "cudaLaunchKernelEx(quantize)", &quantize_kernel<Config, Source>, in, work_space<Config>(in),
       stream, source);

@@ -64,19 +64,18 @@ Status quantize_scaled(QuantizeStepArguments in, Stream& stream, const Source& s
 }
 
 // One scale per group, from a history that the group's amax joins: in its slot 0, which is empty
-// between steps, so that nothing has to be cleared. The states of a call move on together.
+// between steps, so that nothing has to be cleared.
+inline QuantizeArguments by_history(const QuantizeStepArguments& in) {
+  QuantizeArguments out = in.quantize;
+  out.scale = in.state.scale;
+  out.folded_amax = in.update ? in.state.history : nullptr;
+  return out;
+}
+
 template <class Config, class Source>
-Status quantize_delayed(QuantizeStepArguments in, Stream& stream, const Source& source) {
-  in.quantize.scale = in.state.scale;
-  in.quantize.folded_amax = in.update ? in.state.history : nullptr;
-  Status status = launch_quantize<Config>(in.quantize, stream, source);
-  if (!status.ok()) return status;
-  DelayedArguments& due = *in.due;
-  if (in.update) due.states[due.count++] = in.state;
-  if (!in.moves_states && due.count < DelayedArguments::kMost) return {};
-  status = launch_delayed(due, stream);
-  due.count = 0;
-  return status;
+Status quantize_delayed(const QuantizeStepArguments& in, Stream& stream, const Source& source) {
+  const Status status = launch_quantize<Config>(by_history(in), stream, source);
+  return status.ok() ? move_state(in, stream) : status;
 }
 
 // One scale per row, and per column of a group.
@@ -160,16 +159,21 @@ inline void want_empty(QuantizedCopy& copy) {
   if (copy.data == nullptr) copy.data = copy.scale;
 }
 
+// What is wanted has an address, and nothing else has.
+inline void settle_wanted(QuantizeStepArguments& in) {
+  if (in.quantize.rows == 0) {
+    want_empty(in.quantize.rowwise);
+    want_empty(in.quantize.columnwise);
+  }
+  if (in.sums == nullptr) in.quantize.row_sums = nullptr;
+}
+
 }  // namespace quantizing
 
 template <class Config, class Source = TensorSource<typename Config::Element>>
 static Status launch_quantize_step(QuantizeStepArguments in, Stream& stream,
                                    const Source& source = {}) {
-  if (in.quantize.rows == 0) {
-    quantizing::want_empty(in.quantize.rowwise);
-    quantizing::want_empty(in.quantize.columnwise);
-  }
-  if (in.sums == nullptr) in.quantize.row_sums = nullptr;
+  quantizing::settle_wanted(in);
   const Status status = quantizing::quantize_by_scaling<Config>(in, stream, source);
   return status.ok() && in.sums != nullptr ? quantizing::sum_rows<Config>(in, stream) : status;
 }

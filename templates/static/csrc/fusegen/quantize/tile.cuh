@@ -295,17 +295,25 @@ __device__ __forceinline__ int32_t row_tile_from_last() {
   return (gridDim.z - 1 - blockIdx.z) * kSuperRow + (kSuperRow - 1 - blockIdx.x);
 }
 
-// One block of threads per tile of 128 rows and `width` columns.
+// Blocks of threads of a tensor: one per tile of 128 rows and `width` columns.
+struct TileGrid {
+  int64_t super_rows, column_tiles;
+};
+
+template <int width, class Arguments>
+TileGrid tile_grid(const Arguments& in, Space space) {
+  const int64_t tiles = row_tiles({in.group_sizes, int32_t(in.rows), int32_t(in.groups)}, space);
+  return {(tiles + kSuperRow - 1) / kSuperRow, (in.columns + width - 1) / width};
+}
+
 template <int width = kTileColumns, int kSharedBytes = 0, class Arguments, class... Sources>
 Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), const Arguments& in,
                     Space space, Stream& stream, const Sources&... source) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  const int64_t tiles = row_tiles({in.group_sizes, int32_t(in.rows), int32_t(in.groups)}, space);
-  const int64_t super_rows = (tiles + kSuperRow - 1) / kSuperRow;
-  const int64_t column_tiles = (in.columns + width - 1) / width;
-  if (super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};
-  if (column_tiles > 65535) return {kInvalid, "columns: at most 65535 tiles"};
-  const dim3 blocks(kSuperRow, unsigned(column_tiles), unsigned(super_rows));
+  const TileGrid grid = tile_grid<width>(in, space);
+  if (grid.super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};
+  if (grid.column_tiles > 65535) return {kInvalid, "columns: at most 65535 tiles"};
+  const dim3 blocks(kSuperRow, unsigned(grid.column_tiles), unsigned(grid.super_rows));
   return launch_kernel(call, kernel, Grid{blocks, kThreads, kSharedBytes}, stream, in, source...);
 }
 

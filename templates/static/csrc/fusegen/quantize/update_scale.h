@@ -7,8 +7,7 @@ namespace fusegen {
 
 // State is changed where `update` says so.
 struct UpdateScaleArguments {
-  const float* amax;                // [groups], of all ranks
-  DelayedState state = {};
+  DelayedState state = {};          // with the amaxes of all ranks
   DelayedArguments* due = nullptr;  // states that a call moves on
   bool moves_states = false;        // whether those that are due by now move on after this step
   bool update = false;              // whether this step's state moves on

@@ -1,4 +1,4 @@
-// Tiles of products whose contraction runs over tokens: wgrad.
+// Tiles of GEMMs whose contraction runs over tokens: wgrad.
 //
 // Every group has the same number of steps but its own cost. Largest groups come first, and from
 // wave to wave the clusters rotate through its places, lest one meets the same kind of tile again

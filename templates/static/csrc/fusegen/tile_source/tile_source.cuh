@@ -1,4 +1,4 @@
-// The tile source of each product.
+// The tile source of each GEMM.
 //
 // Before the first tile the whole CTA sorts the groups as the source wants them (`Order`, in shared
 // memory); then one warp constructs the source and asks for tiles until one has a negative group.

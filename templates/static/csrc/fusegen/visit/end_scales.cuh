@@ -1,5 +1,5 @@
 // Scales of decoded operands that are constant along the contraction: they multiply the finished
-// product, each operand's by itself, in fp32.
+// sums, each operand's by itself, in fp32.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The visitors of a matrix product.
+// The visitors of a GEMM.
 #pragma once
 
 #include "fusegen/gemm/gemm.h"

@@ -1,4 +1,4 @@
-// What scales of groups leave for the end of a product of decoded operands: amax_a amax_b of its
+// What scales of groups leave for the end of a GEMM of decoded operands: amax_a amax_b of its
 // group / (448 6)^2, in fp32. See the numerics of NVFP4.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What becomes of a product between its accumulation and its storing.
+// What becomes of a GEMM's sums between their accumulation and their storing.
 //
 // What a kernel is told of it (scales, a bias) has
 //   begin<Values>(tile, place, columns, lane)   gives the visitor of one tile; called before the
