@@ -58,8 +58,6 @@ INHERITED = {
     "identity": ("ranges",),
     "linear": IN_GEMMS,
     "linear_activation": IN_GEMMS,
-    "linear_activation_geglu": ("glu_interleave", *IN_GEMMS),
-    "linear_activation_relu": IN_GEMMS,
     "linear_activation_silu": IN_GEMMS,
     "linear_activation_srelu": IN_GEMMS,
     "linear_activation_swiglu": ("glu_interleave", *IN_GEMMS),
