@@ -16,6 +16,7 @@ from fusegen.checks.load import load
 from fusegen.checks.modules import check_module
 from fusegen.emit.launcher.memory import shared_memory, workspace_lines
 from fusegen.emit.python.conditions import Conditions
+from fusegen.emit.text.explain import explain
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import Shape
@@ -131,6 +132,8 @@ def test_other_dimensions_are_the_same_memory_and_saved_once() -> None:
     assert shared_memory(plan, plan.forward) == {"joined": "x", "fc_y": "y"}
     assert shared_memory(plan, plan.backward) == {"dfc_y": "dy", "joined": "x", "djoined": "dx"}
     assert [each.buffer for each in plan.saved] == ["x", "fc_weight"]
+    told = " ".join("\n".join(explain(plan)).split())
+    assert "2 T 4 D bytes memory of x" in told and "reshape: x -> joined the same memory" in told
     plan = plan_of("heads", arch="sm_90a")
     assert shared_memory(plan, plan.forward) == {"heads": "fc1_y", "joined": "a"}
     assert {"joined", "heads"}.isdisjoint(each.buffer for each in plan.saved)

@@ -21,7 +21,7 @@ from ...steps.quantize import SUMMED
 from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
 from ..python.words import scalar, scope_name, step_comment
-from .memory import shared_memory
+from .memory import lies_there
 from .words import Reading, call, filled, scalar_type, writable
 
 
@@ -54,7 +54,7 @@ def launch_step(
             return name
         return f"pointer({name}_dense)" if name in given else f"pointer({name})"
 
-    if copies_memory(step) and _lies_there(plan, program, step):
+    if copies_memory(step) and lies_there(plan, program, step):
         return LaunchStep(f"{step_comment(step, index)}, the same memory", "", ())
     lines = _launch(_Place(plan, program, step, reading, conditions))
     opening = f"if ({conditions.text(step.when)}) {{" if step.when else ""
@@ -63,12 +63,6 @@ def launch_step(
         name = scope_name(plan, program, step, index)
         lines = [*(f'const {s.cpp_class} {s.cpp}("{name}");' for s in scopes), *lines]
     return LaunchStep(step_comment(step, index), opening, tuple(lines))
-
-
-def _lies_there(plan: ModulePlan, program: Program, step: Step) -> bool:
-    """Whether a step that copies memory has nothing to do, since both lie in one place."""
-    shared, operand = shared_memory(plan, program), step.reads[0]
-    return shared.get(step.out) == operand or shared.get(operand) == step.out
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from ...ir.buffers import Buffer, JoinedTensor, size_in_bytes
 from ...ir.plan import ModulePlan
 from ...ir.program import Program
 from ...ir.shapes import Const, to_cpp
-from ...ir.step import Result
+from ...ir.step import Result, Step
 from ...steps import copies_memory
 from ..python.conditions import Conditions
 from .words import scalar_type
@@ -120,6 +120,12 @@ def shared_memory(plan: ModulePlan, program: Program) -> dict[str, str]:
             if (writer.wanted(operand) or writer.when) == step.when:
                 shared[operand] = result
     return shared
+
+
+def lies_there(plan: ModulePlan, program: Program, step: Step) -> bool:
+    """Whether a step that copies memory has nothing to do, since both lie in one place."""
+    shared, operand = shared_memory(plan, program), step.reads[0]
+    return shared.get(step.out) == operand or shared.get(operand) == step.out
 
 
 def _parts(plan: ModulePlan, name: str) -> tuple[str, ...]:
