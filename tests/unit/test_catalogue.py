@@ -102,12 +102,13 @@ WITHOUT_STEP = {
     "ops/all_reduce": "collective",
     "ops/dropout": "dropout",
     "ops/reduce_scatter": "collective",
-    "ops/reshape": "reshape",
     "fusions/gather_linear": "gather_gemm",
     "fusions/linear_reduce_scatter": "gemm_scatter",
     "fusions/norm_quantize": "norm_quantize",
 }
 """What the catalogue has and no step computes, with the kind of step it names."""
+IN_CHAINS = {"reshape"}
+"""Ops that are no modules: a tensor in other dimensions takes PyTorch nothing but `reshape`."""
 MODULES_WITHOUT_STEP = {name.split("/")[1] for name in WITHOUT_STEP}
 
 
@@ -133,7 +134,7 @@ def test_everything_is_said(specs: SpecSet) -> None:
     assert set(OPS) - set(specs.ops) == later & set(OPS)
     assert not set(RECIPES) - set(specs.recipes)
     assert set(FUSIONS) - {*specs.fusions, *REFUSED} == later & set(FUSIONS)
-    assert set(OPS) - set(specs.modules) == later & set(OPS)
+    assert set(OPS) - set(specs.modules) == later & set(OPS) | IN_CHAINS
 
 
 @pytest.mark.parametrize("name", WITHOUT_STEP)

@@ -190,9 +190,12 @@ def test_rules_give_the_shapes_of_every_plan() -> None:
         own = {o.slot: operand(plan, step, o.slot, o.buffer) for o in step.inputs if o.slot in rule}
         shapes = {slot: buffer.shape for slot, buffer in own.items()}
         found = bound(rule, shapes)
-        names = (name.removesuffix("...") for name in rule["out"].split())
-        result = Shape(None, tuple(size for name in names for size in found[name]))
-        assert result == plan.buffer(step.out).shape.fixed()
+        names = [name.removesuffix("...") for name in rule["out"].split()]
+        if {*names} <= {*found}:
+            result = Shape(None, tuple(size for name in names for size in found[name]))
+            assert result == plan.buffer(step.out).shape.fixed()
+        else:
+            assert copies_memory(step), "dimensions of its own, and the verifier counts elements"
         for slot, buffer in own.items():
             assert buffer.dtype in kind.types(slot), (step.primitive, slot)
         if step.sizes:  # those of the exact forward are told nothing

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..ir.kernel import GemmKind
 from ..ir.step import Operand, Step
 from ..math import Program, zero_results
-from ..steps import definition, is_gemm
+from ..steps import copies_memory, definition, is_gemm
 from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
@@ -38,16 +38,29 @@ class Padding:
         """A step without an expression.
 
         Raises:
-            NotPossible: it computes rows past the groups from whatever they hold.
+            NotPossible: it copies to a result what may not be zero, or computes rows past the
+                groups from whatever they hold.
         """
         if _is_grouped(step):
             self._last = step
             self._zero.add(step.out)
+        elif copies_memory(step):
+            self._see_copy(step)
         elif self._grouped and definition(step.primitive).independent:
             groups, _ = self._groups()
             raise NotPossible(
                 f"op {step.item!r}: rows past {groups} are to be zero in {step.out}, and"
                 f" {step.primitive} reads all rows; put it into a module of its own"
+            )
+
+    def _see_copy(self, step: Step) -> None:
+        """Its result is zero where its tensor is."""
+        if self._zero.issuperset(step.reads):
+            self._zero.add(step.out)
+        elif self._grouped and step.out in self._results:
+            raise NotPossible(
+                f"op {step.item!r}: rows past the groups are to be zero in {step.out!r}, and it"
+                f" copies those of {step.reads[0]!r} as they are"
             )
 
     def settle(self, step: Step, program: Program) -> Step:

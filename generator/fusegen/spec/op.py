@@ -192,14 +192,30 @@ class OpSpec:
         shape = next(iter(self.inputs.values())).shape
         return shape.leading is not None and not shape.dims
 
-    def shape_of(self, tensor: TensorSpec, dims: Mapping[str, Expr], read: Shape) -> Shape:
+    @property
+    def left_open(self) -> Mapping[str, TensorSpec]:
+        """Outputs of which the op says nothing but that they have dimensions: chains say which."""
+        operands = (*self.inputs.values(), *self.parameters.values())
+        known = frozenset().union(*(each.shape.symbols() for each in operands))
+        return {
+            name: spec
+            for name, spec in self.outputs.items()
+            if not spec.shape.dims and spec.shape.leading not in {None, *known}
+        }
+
+    def shape_of(
+        self, tensor: TensorSpec, dims: Mapping[str, Expr], read: Shape, said: Shape | None = None
+    ) -> Shape:
         """The shape of a tensor of the op in a chain.
 
         Args:
             tensor: one of the op's.
             dims: what the op's symbols stand for.
             read: of what it reads as its first input; an op on elements of any shape gives that.
+            said: what the chain says of a result that the op leaves open.
         """
+        if said and tensor in self.left_open.values():
+            return said
         if self.any_shape and tensor.shape == next(iter(self.inputs.values())).shape:
             return read
         return tensor.shape.substitute(dims)

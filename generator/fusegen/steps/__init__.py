@@ -20,6 +20,7 @@ from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
+from .reshape import RESHAPE
 from .snapshot import SNAPSHOT
 from .softmax import SOFTMAX, SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -41,6 +42,7 @@ SHIPPED: tuple[StepDef, ...] = (
     QUANTIZE_SEVERAL,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
+    RESHAPE,
     SNAPSHOT,
     STATISTICS,
     UPDATE_SCALE,

@@ -22,10 +22,11 @@ class Trait(str, Enum):
     SUMS_ROWS adds up all rows, or those of each group.  QUANTIZES makes copies of a tensor, DECODES
     goes back from one to 16 bits.  PRINTED has its math in an expression, from which references
     and kernels are printed; DERIVED, too, and that expression is the derivative of an op's.
-    COPIES_MEMORY keeps what a buffer holds before it changes: PyTorch and CUDA do that themselves,
-    without a function of the reference or a kernel.  OBSERVES leaves numbers for people: no step
-    runs for its sake.  MOVES_STATE moves the state of delayed scaling on, and nothing else.
-    JOINS does several steps of one kind, none of which waits for another.
+    COPIES_MEMORY gives the bytes of its operand, as they were before it changes or in other
+    dimensions: PyTorch and CUDA do that themselves, without a function of the reference or a
+    kernel.  OBSERVES leaves numbers for people: no step runs for its sake.  MOVES_STATE moves the
+    state of delayed scaling on, and nothing else.  JOINS does several steps of one kind, none of
+    which waits for another.
     """
 
     GEMM = "gemm"

@@ -15,7 +15,7 @@ from ..ir.program import Program
 from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, mul, product
 from ..ir.step import HALVES, Access, PointwiseOperand, Step
-from . import decodes, definition, is_gemm, is_printed, quantizes, reads_decoded
+from . import copies_memory, decodes, definition, is_gemm, is_printed, quantizes, reads_decoded
 from .copies import Formats
 from .sizes import Sizes, bind, said
 
@@ -227,6 +227,15 @@ def _shapes(view: View, buffers: Buffers) -> Iterator[Fault]:
                 yield view.fault(step, name, f"is {dtype.value}, but {slot} is {words}")
 
 
+def _elements(view: View, buffers: Buffers) -> Iterator[Fault]:
+    """What gives the bytes of a tensor gives as many elements."""
+    for step in filter(copies_memory, view.steps):
+        read, written = buffers[step.reads[0]], buffers[step.out]
+        if not written.shape.holds_as_many_as(read.shape):
+            words = f"is {written.shape}, but of the elements of {read.name}, {read.shape}"
+            yield view.fault(step, written.name, words)
+
+
 def _logical(step: Step, name: str, buffers: Buffers) -> Shape:
     """The shape of an operand; of a quantised copy, that of what it is a copy of."""
     originals = {copy.data: copy.original for copy in step.copies}
@@ -325,6 +334,7 @@ _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
     _use,
     _slots,
     _shapes,
+    _elements,
     _copies,
     _math,
 )

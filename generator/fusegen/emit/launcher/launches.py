@@ -14,7 +14,7 @@ from ...ir.shapes import product, to_cpp
 from ...ir.step import Copy, Step
 from ...ir.words import AttributeType
 from ...options import scopes_of
-from ...steps import definition
+from ...steps import copies_memory, definition
 from ...steps.launch import Field, Launch, Origin
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.pointwise_quantize import ROW_PARTIALS
@@ -22,6 +22,7 @@ from ...steps.quantize import SUMMED
 from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
 from ..python.words import scalar, scope_name, step_comment
+from .memory import lies_there
 from .words import Reading, call, filled, scalar_type, writable
 
 
@@ -54,6 +55,8 @@ def launch_step(
             return name
         return f"pointer({name}_dense)" if name in given else f"pointer({name})"
 
+    if copies_memory(step) and lies_there(plan, program, step):
+        return LaunchStep(f"{step_comment(step, index)}, the same memory", "", ())
     lines = _launch(_Place(plan, program, step, reading, conditions))
     opening = f"if ({conditions.text(step.when)}) {{" if step.when else ""
     if scopes := scopes_of(plan.options):

@@ -82,9 +82,10 @@ class CheckedProgram:
 
 @dataclass(frozen=True, slots=True)
 class ExactText:
-    """The forward without quantisation: its parameters, steps, results and their annotation."""
+    """The forward without quantisation: parameters, sizes, steps, results and their annotation."""
 
     parameters: tuple[str, ...]
+    dims: tuple[str, ...]
     steps: tuple[StepText, ...]
     returned: str
     returns: str
@@ -131,6 +132,7 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
     calls += [step.call for step in (exact.steps if exact else ())]
     calls += [load.source for text in pointwise for load in text.loads]
     dims = [line for program in programs for line in (*program.check_dims, *program.dims)]
+    dims += exact.dims if exact else ()
     return ReferenceContext(
         cell=plan.cell,
         summary=docstring(plan.summary),
@@ -165,12 +167,14 @@ def _exact_text(plan: ModulePlan) -> ExactText:
     tensors = (f"{each.name}: {each.annotation}" for each in given)
     scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
     spelled = Conditions()
-    steps = (
+    texts = (
         step_text(plan, plan.forward, step, i, spelled) for i, step in enumerate(plan.exact, 1)
     )
+    steps = tuple(filter(None, texts))
     return ExactText(
         parameters=(*tensors, *scalars),
-        steps=tuple(filter(None, steps)),
+        dims=bind_lines(plan.forward, _words(*(step.call for step in steps))),
+        steps=steps,
         returned=", ".join(plan.exact_outputs),
         returns=return_annotation("Tensor" for _ in plan.exact_outputs),
     )
