@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f52f5625ff2af734
+# checksum sha256:2d3cfb4939001cd0
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "db1a94eaaf9ecd6e20081d164193ede99627554151b210f98ae3bfeab80a2c2c"
+DIGEST = "3e13d415980009cc99f209d9e47a1f8a3bd13cd7382185c038e8cbde02d38f6f"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d24c80b149905ae1
+# checksum sha256:0a38d6878e831ef5
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "7e99bbc52aac1b5a4e92d12581326c127e27d7a602a6719514eca2ccf5cde6e9"
+DIGEST = "4ec09af3cb664da1bf746787b16584afc96b8ef0cf511a8f29208cf8ee7e8e50"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

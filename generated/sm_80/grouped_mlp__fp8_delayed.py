@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:25b2421b23072baf
+# checksum sha256:423594e0d37ec29d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "d70ef15f3ab74c2342958bad09071afa25e0c658acdf8775a169f07989566bcc"
+DIGEST = "e3156f61de4308133ed075e180a51f383da2213a9f24c5c252e652d79078aa36"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

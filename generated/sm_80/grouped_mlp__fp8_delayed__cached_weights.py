@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:2213394d2ae3ee46
+# checksum sha256:c81c1bd29fe4fd26
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "07c4e51b2a4289b849b4bf7b7a52402b7f57b62de22f103e4413220c5b7bbb7e"
+DIGEST = "4f6988e79b609d9ce6ad49f995304257adfc292a20cf1fb756d7b51385fc2317"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

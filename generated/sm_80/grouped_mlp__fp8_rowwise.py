@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6f31e63a2806d42e
+# checksum sha256:c398c244c079d998
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "257368468e41f86f1466247765d81e06a298d6540fb43789fd3de2aab2d8138a"
+DIGEST = "27a9990cf55786dc8aca0f8f9c84129f159a3f504e4fbfefe09b62098b39cdc9"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

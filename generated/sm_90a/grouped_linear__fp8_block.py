@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1175450aab8d14c0
+# checksum sha256:a42f8ee64c9efab4
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "b9827fa9b9bcc48c926ef5c8f11b2cc70276661ea8defc53ca27812f06fdbd86"
+DIGEST = "1c7071254490e024167b4065525d4e639290a0c15641be6c1b533fc3f578a689"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:42a346ad5db1afb9
+# checksum sha256:798ef9c58f8cf534
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "7c5e85e87d9f0a05f75775427ee9af3ac4a104b18fbea85c91d6325cd0afd209"
+DIGEST = "50deb82b23e094b4dac9267fa5f05a0e6bfb13b15c263b1ae6a566d6cf2d9ee9"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

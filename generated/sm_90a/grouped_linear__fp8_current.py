@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dfd577c3b7185330
+# checksum sha256:f51653a586f46b2b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "948be2d8df3f05e5a415e3e98dec3604be94def8262ed03fa1a346cb27cb9d99"
+DIGEST = "d5eda048422edb11d125bc1f0c0de5cbe09f4a9ce1d0d51cecfc01759315877a"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:985300e826ca1562
+# checksum sha256:8e12fdc48f47ab89
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "28534c2a25f095cd422a7c6601fe98aabd3ca7124612445944047b4601f1515e"
+DIGEST = "7d26153a2b8076f12bb40b63dd0e72cda6bf988f6c6795d3475ca19d84bf1340"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

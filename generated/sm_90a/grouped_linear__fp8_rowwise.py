@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:44351ab6cb796b4a
+# checksum sha256:c806c8e8840a628b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "beae5502142d8348a016f1b7c233b4f78a907e8d23cbd886e9f25a37559d6ee3"
+DIGEST = "0beefd205d5cfae7e91e39d041a956f56a995cb8260b11dcd0191b2160d0ea37"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

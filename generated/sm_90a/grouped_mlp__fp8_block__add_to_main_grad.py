@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:561e064843775d29
+# checksum sha256:a19d6e62732bbd98
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "ab8bc188d5a21d4db3ec831d6952f47ee9559c56bf5336a11cad21f093f224eb"
+DIGEST = "d833570ae795a16f298f3024520b4c3fc813ac08e3093d822df88b1dacd9fc32"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:0ce1fb6aa12bbb6a
+# checksum sha256:579c95866f3f5c48
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "d5df1504b2d177a038710683cd0d59b2b15cdcf771dddd3ce9d7dd022860ddac"
+DIGEST = "14cc2fef50dc8bbb798b618854cf757a635ea4256ac3f46136cca0d9bd16ff18"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:711bc6dee5ee8688
+# checksum sha256:f1db21b96ae08952
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "6332b8dbb65c689baed213dfc798fbc715e55218ad91970905ea1e46715c201c"
+DIGEST = "c18c98b3c52c59d1424ed39a97a40b79ae661d460dc231f8a5b407b12865c9da"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

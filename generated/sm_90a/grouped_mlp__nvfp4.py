@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:148d86c0cd8017f5
+# checksum sha256:c74a4b527a6df882
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "3dd1ddcb4894afceef22b121be9546899dfeed9e4783ebab3646e48734f92e89"
+DIGEST = "35ecde06c7313d16a42ad9a9ea819ca18f55af01a44c24d48f51c900b1cf3e9d"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

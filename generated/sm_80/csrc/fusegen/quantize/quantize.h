@@ -106,18 +106,20 @@ struct ClearArguments {
 
 // State of delayed scaling that moves on, after everything that quantised with the old scale.
 struct DelayedState {
-  float* history;  // [slots, groups], the amaxes of this step in slot 0
+  float* history;  // [slots, groups], the amaxes of this step in slot 0 where not given
   float* scale;    // [groups]
   int64_t slots;
   int64_t groups;
   float max;       // largest value of the format
   int margin = 0;
   bool grouped = false;  // a group whose newest amax is 0 does not roll
+  const float* amax = nullptr;  // [groups], the amaxes of this step, where slot 0 is empty
 };
 
 struct DelayedArguments {
   static constexpr int kMost = 8;
   static constexpr int kMostSlots = 1024;
+  static constexpr int kMostGroups = 0x7FFFFFFF / kMostSlots;  // offsets have 32 bits
   DelayedState states[kMost];
   int count = 0;
 };

@@ -72,16 +72,6 @@ inline QuantizeArguments by_history(const QuantizeStepArguments& in) {
   return out;
 }
 
-// After what quantised with the old scale. The states of a call move on together.
-inline Status move_state(const QuantizeStepArguments& in, Stream& stream) {
-  DelayedArguments& due = *in.due;
-  if (in.update) due.states[due.count++] = in.state;
-  if (!in.moves_states && due.count < DelayedArguments::kMost) return {};
-  const Status status = launch_delayed(due, stream);
-  due.count = 0;
-  return status;
-}
-
 template <class Config, class Source>
 Status quantize_delayed(const QuantizeStepArguments& in, Stream& stream, const Source& source) {
   const Status status = launch_quantize<Config>(by_history(in), stream, source);
