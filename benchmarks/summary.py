@@ -27,6 +27,8 @@ TITLES = {
     "mlp": "The expert MLP, forward and backward",
     "model": "A training step of a model",
     "pointwise": "Activations",
+    "norms": "Norms of rows",
+    "softmax": "Softmax and cross entropy",
     "host": "Host time of one call",
     "revisions": "The revision before",
     "generate": "The generator",
@@ -57,6 +59,15 @@ NOTES = {
         "peak is above weights, optimizer and recipe state."
     ),
     "pointwise": "*Of the ceiling*: bandwidth over that of a device copy in the same run.",
+    "norms": (
+        "Rows x width in bf16; the backward gives gradients of weight and bias, too. *Of the "
+        "ceiling*: the time of a device copy of the same bytes in the same rounds, over ours."
+    ),
+    "softmax": (
+        "*Of the ceiling*: bandwidth over that of a device copy in the same run, of what is read "
+        "and written once; of a causal softmax half of x, of a cross entropy no result. torch's "
+        "cross entropies compute in fp32, as ours do."
+    ),
     "host": (
         "Microseconds of the host for one call on 128 tokens and matrices of 128 x 128, no wait "
         "for the device inside; without a recipe's name a module is bf16's."

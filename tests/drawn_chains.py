@@ -10,6 +10,11 @@ SPECS = Path(__file__).parent / "chains" / "specs"
 """Ops and modules of chains that are not shipped."""
 
 _SAME_WIDTH = ("silu", "gelu", "relu", "srelu", "residual", "soft_sign")
+_AROUND = ("add_extra_input", "constant_scale", "identity", "make_extra_output")
+"""What stands around GEMMs and activations."""
+_AROUND_DENSE = (*_AROUND, "bias", "reshape")
+_ADDED = {"residual": "residual", "add_extra_input": "extra"}
+"""Ops that add a tensor of the chain, and what they call it."""
 _HALF_WIDTH = ("swiglu", "geglu")
 _SCALED = {"H": "scaled_srelu", "2 * H": "scaled_swiglu"}
 
@@ -41,20 +46,39 @@ class _Chain:
         width = self.widths[read]
         words = {"x": read}
         op, result, dims = self._op(width)
-        if op == "residual":
-            words["residual"] = self.rng.choice([n for n, w in self.widths.items() if w == width])
+        if op in _ADDED:
+            words[_ADDED[op]] = self.rng.choice([n for n, w in self.widths.items() if w == width])
         if op in _SCALED.values():
             words["scales"] = "probs"
         self.read |= {*words.values()}
-        self.widths[f"t{number}"] = result
+        out = f"t{number}"
+        self.widths[out] = result
+        if op == "reshape":
+            self._cut(out, read, width)
+            return
+        if op == "make_extra_output":
+            self.widths[f"{out}e"] = result
+            out = f"{{y: {out}, extra: {out}e}}"
         with_ = ", ".join(f"{name}: {tensor}" for name, tensor in words.items())
         self.items.append(
-            f"  - {{op: {op}, as: o{number}, out: t{number}, with: {{{with_}}}, dims: {{{dims}}}}}"
+            f"  - {{op: {op}, as: o{number}, out: {out}, with: {{{with_}}}, dims: {{{dims}}}}}"
         )
+
+    def _cut(self, out: str, read: str, width: str) -> None:
+        """Rows in parts and whole again; where there is one part, in one dimension more."""
+        rows, parts = "T..." if self.leading else "T", width.partition(" * ")[0].replace("H", "1")
+        for name, given, shape in (
+            (f"{out}c", read, f"{rows}, {parts}, H"),
+            (out, f"{out}c", f"{rows}, {width}"),
+        ):
+            self.items.append(
+                f"  - {{op: reshape, as: o{name}, out: {name}, with: {{x: {given}}},"
+                f" shape: [{shape}]}}"
+            )
 
     def _op(self, width: str) -> tuple[str, str, str]:
         """An op that reads such a width first, the width of its result, and its dimensions."""
-        kinds = ["linear", "linear", "same"]
+        kinds = ["linear", "linear", "same", "around"]
         kinds += ["half"] if width == "2 * H" else []
         kinds += [] if self.leading else ["scaled"]
         match self.rng.choice(kinds):
@@ -65,6 +89,9 @@ class _Chain:
                 return _SCALED[width], "H", "D: H"
             case "half":
                 return self.rng.choice(_HALF_WIDTH), "H", "D: H"
+            case "around":
+                around = _AROUND if self.grouped else _AROUND_DENSE
+                return self.rng.choice(around), width, f"D: {width}"
         op = self.rng.choice(_SAME_WIDTH)
         return op, width, "" if op == "silu" else f"D: {width}"
 

@@ -39,7 +39,7 @@ RESCALE = StepDef(
     reference=Reference("steps.rescale", frozenset(("a",))),
 )
 KINDS = {"step_attributes": RESCALE}
-"""Kinds of steps that a case has beside the shipped ones, none of which has attributes."""
+"""Kinds of steps that a case has beside the shipped ones."""
 FINDERS = ("unknown", "require_known")
 """Functions that find a problem for others: what counts is the place they are called from."""
 MAKERS = ("problem", "problem_within", "Problem", "problem_at")

@@ -68,6 +68,12 @@ CHAINS = {
     "any_shape": DENSE
     + "  - {op: linear, as: fc, out: h, dims: {K: H, N: H}}\n"
     + "  - {op: silu, as: act}\n",
+    "norms": DENSE
+    + "  - {op: layer_norm, as: layer, dims: {D: H}, attributes: {zero_centered_gamma: true}}\n"
+    + "  - {op: linear, as: fc1, dims: {K: H, N: H}}\n"
+    + "  - {op: rms_norm, as: rms, dims: {D: H}}\n"
+    + "  - {op: linear, as: fc2, dims: {K: H, N: H}}\n"
+    + "  - {op: l2_normalization, as: l2, dims: {D: H}}\n",
 }
 
 

@@ -19,10 +19,10 @@ from .test_docs import PAGES, write_files
 
 FUSIONS = {
     "linear_activation_again": "joint",
-    "linear_identity": "forward",
+    "linear_unit_scale": "forward",
     "centre_gradient": "backward",
 }
-UNWRITTEN = {"linear_identity": ("forward", "z"), "centre_gradient": ("backward", "dc")}
+UNWRITTEN = {"linear_unit_scale": ("forward", "z"), "centre_gradient": ("backward", "dc")}
 """What a step of a direction writes unless the fusion applies."""
 RECIPES = ("bf16", "fp8_block")
 

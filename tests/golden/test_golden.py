@@ -29,6 +29,7 @@ TARGETS = (
     "hopper_lean",
     "main_grad",
     "cached_weights",
+    "chains",
     "ampere",
     "ampere_quantized",
     "ampere_lean",

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 
 from fusegen.checks.load import load
 from fusegen.checks.modules import check_module
+from fusegen.emit.launcher.memory import shared_memory, workspace_lines
+from fusegen.emit.python.conditions import Conditions
+from fusegen.emit.text.explain import explain
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
+from fusegen.ir.shapes import Shape
 from fusegen.ir.step import AttributeRef, Step
 from fusegen.ir.text import parse, text
 from fusegen.math import joint_backward, to_math
@@ -30,6 +34,7 @@ from fusegen.spec.load import SpecSet, parse_spec
 from fusegen.spec.module import ModuleSpec
 from fusegen.spec.offers import refusal, words_of
 from fusegen.steps.add import MOST_OPERANDS, slots
+from fusegen.steps.verify import VerifyError
 from fusegen.steps.verify_directions import verify_plan
 
 RECIPES = ("bf16", "fp8_block", "fp8_current", "fp8_delayed", "fp8_rowwise", "mxfp8", "nvfp4")
@@ -78,6 +83,129 @@ def test_a_residual_adds_the_gradients_of_both_ways() -> None:
     ]
     (add,) = [step for step in plan.backward.steps if step.primitive == "add"]
     assert add.when == ("need_dx",)
+
+
+def test_a_further_name_of_a_tensor_takes_no_step() -> None:
+    plan = plan_of("aliases")
+    assert shown(plan.forward.steps) == [
+        "pointwise: x -> before",  # returned beside x's own memory, which is the caller's
+        "gemm: x, fc1_weight, fc1_bias -> features",  # what the op called h lies in the output
+        "pointwise: features -> act_y",
+        "gemm: act_y, fc2_weight, fc2_bias -> fc2_y",
+        "pointwise: fc2_y, x -> y",
+    ]
+    adds = [step for step in shown(plan.backward.steps) if step.startswith("add")]
+    assert adds == [
+        "add: dfeatures, dfeatures_partial_1 -> dfeatures_total",
+        "add: dy, dx_partial_2, dbefore -> dx",
+    ]
+    kernels = {step.kernels for step in plan_of("aliases", arch="sm_90a").forward.steps}
+    assert "pointwise_make_extra_output_without_y_forward" in kernels
+
+
+NAMED_TWICE = """edition: 1
+module: drawn
+class: Drawn
+summary: one tensor under three names, of which two are returned
+dims: {T: tokens, H: hidden}
+inputs: {x: {shape: [T, H]}}
+outputs: [first, second]
+chain:
+  - {op: gelu, as: act, out: h, dims: {D: H}}
+  - {op: identity, as: one, out: first, dims: {D: H}}
+  - {op: identity, as: two, out: second, with: {x: h}, dims: {D: H}}
+"""
+
+
+def test_one_tensor_is_returned_once_and_copied_for_the_other_output(tmp_path: Path) -> None:
+    found = with_module(tmp_path, NAMED_TWICE)
+    plan = resolve_module(found, Cell("drawn", "bf16"), "cpu", observe=verify_pass)
+    assert shown(plan.forward.steps) == ["pointwise: x -> first", "pointwise: first -> second"]
+    assert shown(plan.backward.steps) == [
+        "add: dfirst, dsecond -> dfirst_total",
+        "pointwise_grad: dfirst_total, x -> dx",
+    ]
+
+
+def test_other_dimensions_are_the_same_memory_and_saved_once() -> None:
+    plan = plan_of("joined_heads", arch="sm_90a")
+    assert shared_memory(plan, plan.forward) == {"joined": "x", "fc_y": "y"}
+    assert shared_memory(plan, plan.backward) == {"dfc_y": "dy", "joined": "x", "djoined": "dx"}
+    assert [each.buffer for each in plan.saved] == ["x", "fc_weight"]
+    told = " ".join("\n".join(explain(plan)).split())
+    assert "2 T 4 D bytes memory of x" in told and "reshape: x -> joined the same memory" in told
+    plan = plan_of("heads", arch="sm_90a")
+    assert shared_memory(plan, plan.forward) == {"heads": "fc1_y", "joined": "a"}
+    assert {"joined", "heads"}.isdisjoint(each.buffer for each in plan.saved)
+    again = [step.out for step in plan.backward.steps if step.primitive == "reshape"]
+    assert {"joined", "heads"} <= {*again}
+
+
+CUT = """edition: 1
+module: drawn
+class: Drawn
+summary: an input in other dimensions, and nothing else
+dims: {T: tokens, D: head_dim}
+inputs: {x: {shape: [T, 4 * D]}}
+chain:
+  - {op: reshape, as: cut, shape: [T, 4, D]}
+"""
+
+
+def test_an_input_in_other_dimensions_is_copied(tmp_path: Path) -> None:
+    plan = resolve_module(with_module(tmp_path, CUT), Cell("drawn", "bf16"), "sm_90a")
+    assert shown(plan.forward.steps) == ["reshape: x -> y"]
+    for program in (plan.forward, plan.backward):
+        assert not shared_memory(plan, program)
+
+
+TWICE = """edition: 1
+module: drawn
+class: Drawn
+summary: a tensor in other dimensions for an op, and in others for the caller
+dims: {T: tokens, H: hidden, D: head_dim}
+inputs: {x: {shape: [T, H], role: input}}
+outputs: [y, split]
+chain:
+  - {op: linear, as: fc, out: h, dims: {K: H, N: 4 * D}}
+  - {op: reshape, as: cut, out: v, shape: [4 * T, D]}
+  - {op: constant_scale, as: scale, out: y, dims: {T: 4 * T}}
+  - {op: reshape, as: show, out: split, with: {x: h}, shape: [T, 4, D]}
+"""
+
+
+def test_addresses_of_shared_memory_stand_behind_those_they_come_from(tmp_path: Path) -> None:
+    plan = resolve_module(with_module(tmp_path, TWICE), Cell("drawn", "bf16"), "sm_90a")
+    assert shared_memory(plan, plan.forward) == {"v": "h", "h": "split"}
+    assert workspace_lines(plan, plan.forward, Conditions()) == [
+        "void* const h = writable(split);",
+        "const void* const v = pointer(h);",
+    ]
+
+
+def test_other_dimensions_of_more_elements_are_a_fault() -> None:
+    shown_plan = text(plan_of("joined_heads"))
+    assert "shape=[T..., 2, D]" in shown_plan
+    broken = parse(shown_plan.replace("shape=[T..., 2, D]", "shape=[T..., 3, D]"))
+    assert isinstance(broken, ModulePlan)
+    with pytest.raises(VerifyError, match=r"y is \[T..., 3, D\], but of the elements of fc_y"):
+        verify_plan(broken)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (["T", "8 * D"], ["8 * T", "D"], True),
+        (["T...", "2 * (4 * D)"], ["T...", "8", "D"], True),
+        (["T", "H"], ["T", "8", "D"], False),
+        (["T", "8 * D"], ["T", "4", "D"], False),
+        (["T", "D + D"], ["T", "2", "D"], False),
+    ],
+)
+def test_numbers_of_elements_are_equal_where_factors_say_so(
+    one: list[str | int], other: list[str | int], same: bool
+) -> None:
+    assert Shape.parse(one).holds_as_many_as(Shape.parse(other)) is same
 
 
 def test_three_readers_are_added_in_one_step() -> None:

@@ -8,8 +8,9 @@ from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.python.cell import cell_context
 from fusegen.emit.python.words import schema
 from fusegen.emit.text.explain import explain
+from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import GemmKind
-from fusegen.ir.naming import Cell, need
+from fusegen.ir.naming import Cell, gradient, need
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.program import Program
 from fusegen.ir.step import Step
@@ -90,17 +91,22 @@ def test_steps_move_and_none_changes(plain: ModulePlan, plan: ModulePlan) -> Non
 
 @every_pair
 def test_what_it_reads_is_left_for_it(plain: ModulePlan, plan: ModulePlan) -> None:
-    """The backward's own results and what was saved, under its flags; nothing else."""
-    wgrad = wgrad_of(plan)
+    """The backward's own results and what was saved, under its flags; nothing else.
+
+    But for a weight, where all of that is fp32 or codes: it tells the type of its gradient.
+    """
+    wgrad, dy = wgrad_of(plan), gradient(plan.outputs[0])
     written = {name for step in wgrad.steps for name in step.writes}
     read = {plan.tensor_with(name) for step in wgrad.steps for name in step.reads}
     read -= written | {*wgrad.mutated}
     first, *rest = (a for a in wgrad.arguments if not a.mutated)
-    assert first.buffer == "dy" and not first.optional
-    assert {a.buffer for a in rest} == read - {"dy"}
+    assert first.buffer == dy and not first.optional
+    own_type = plan.own_type_argument(wgrad)
+    tells = {own_type} & {*plan.delayed} if plan.buffer(dy).dtype is DType.FLOAT32 else set()
+    assert {a.buffer for a in rest} == (read | tells) - {dy}
     made = {name for step in plan.backward.steps for name in step.writes}
     assert plan.left_for_wgrad == read & made
-    assert read - made - {"dy"} <= {result.buffer for result in plan.saved}
+    assert read - made - {dy} <= {result.buffer for result in plan.saved}
     assert not read & {state.buffer for state in plan.states}
     for result in plan.backward.results:
         if result.buffer in plan.left_for_wgrad:
@@ -115,7 +121,10 @@ def test_the_backward_neither_takes_nor_returns_what_waits(
     given = {argument.buffer for argument in plan.backward.arguments}
     whole = {part: each.buffer for each in plan.joined for part in each.parts}
     touched = {name for step in plan.backward.steps for name in (*step.reads, *step.mutates)}
-    assert given == {"dy", *{whole.get(name, name) for name in touched} & given}
+    assert given == {
+        gradient(plan.outputs[0]),
+        *{whole.get(name, name) for name in touched} & given,
+    }
     results = {result.buffer for result in plan.backward.results}
     assert not results & {f"d{leaf}" for leaf in plan.delayed}
     assert not given & {name for _, name in plan.main_grads}

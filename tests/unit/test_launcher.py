@@ -50,7 +50,9 @@ def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
         text = spelled_out(launched, launched.workspace)
         given = view.given_in(program)
         lives = re.findall(r"\{(.*), (\d+), (\d+)\},  // (\w+)", text)
-        kept = {r.buffer: CPP.any_of(r.when) for r in program.results if f"{r.buffer}_kept" in text}
+        kept = {
+            r.buffer: CPP.any_of(r.when) for r in program.results if f"({r.buffer}_kept)" in text
+        }
         there = {name for *_, name in lives}
         kept |= {n: CPP.any_of(result.when) for n, result in given.items() if n in there}
         own = [name for name in program.workspace if name not in given]

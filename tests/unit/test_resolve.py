@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import plans
@@ -21,7 +22,9 @@ from fusegen.ir.shapes import symbols, to_python
 from fusegen.options.weight_cache import WEIGHT_CACHE
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.publish.paths import builtin_specs
-from fusegen.spec.load import SpecSet
+from fusegen.spec.kinds import SpecKind
+from fusegen.spec.load import SpecSet, parse_spec
+from fusegen.spec.module import ModuleSpec
 from fusegen.spec.offers import options_of
 from fusegen.steps import copies_memory, decodes, quantizes, reads_decoded, sums_rows
 from fusegen.steps.quantize import SUMMED
@@ -96,7 +99,8 @@ def test_saved_is_what_the_backward_reads_once(plan: ModulePlan) -> None:
 @every_plan
 def test_the_forward_returns_outputs_and_then_what_only_it_has(plan: ModulePlan) -> None:
     results = [result.buffer for result in plan.forward.results]
-    extra = [r.buffer for r in plan.saved if r.buffer not in plan.arguments]
+    had = {*plan.arguments, *plan.outputs}
+    extra = [r.buffer for r in plan.saved if r.buffer not in had]
     assert results == [*plan.outputs, *extra]
     for result in plan.forward.results[len(plan.outputs) :]:
         assert result.when, "a call without gradients saves nothing"
@@ -169,7 +173,8 @@ def test_every_argument_is_checked(plan: ModulePlan) -> None:
     for _, program in plan.ops:
         first, *rest = program.arguments
         kinds = {(check.tensor, check.kind) for check in program.checks}
-        assert (first.buffer, CheckKind.IO_DTYPE) in kinds
+        assert (plan.own_type_argument(program), CheckKind.IO_DTYPE) in kinds
+        assert {(first.buffer, kind) for kind in (CheckKind.IO_DTYPE, CheckKind.DTYPE)} & kinds
         for argument in rest:
             assert (argument.buffer, CheckKind.DEVICE) in kinds
             assert (argument.buffer, CheckKind.RANK) in kinds
@@ -189,13 +194,24 @@ def test_kernels_are_named_where_they_are_compiled(plan: ModulePlan) -> None:
         assert chosen == {kernel.name for kernel in kernels.kernels}
 
 
+@cache
+def written_modules() -> tuple[ModuleSpec, ...]:
+    """Modules as files have them, those with variants once."""
+    found = (
+        parse_spec(SpecKind.MODULES, path, path.name)[0]
+        for path in sorted((builtin_specs() / "modules").iterdir())
+    )
+    return tuple(each for each in found if isinstance(each, ModuleSpec))
+
+
 @every_plan
 def test_a_plan_says_what_it_was_made_from(plan: ModulePlan) -> None:
     decoded = any(reads_decoded(step) for _, program in plan.ops for step in program.steps)
     assert plan.status is (Status.EMULATED if decoded else Status.NATIVE)
     root = builtin_specs().parent
     assert all((root / source).is_file() for source in plan.sources)
-    written = "grouped_mlp" if plan.module.startswith("grouped_mlp_") else plan.module  # variants
+    variants = {name: spec.name for spec in written_modules() for name in spec.variants}
+    written = variants.get(plan.module, plan.module)
     assert f"specs/modules/{written}.yaml" in plan.sources
     assert f"specs/archs/{plan.arch}.yaml" in plan.sources
     assert len(set(plan.sources)) == len(plan.sources)

@@ -85,6 +85,8 @@ def test_products_of_a_dimension_with_another_are_not_linear() -> None:
         ("grouped_mlp_srelu__bf16", {"F": 1}, {"F": 8}),
         ("grouped_mlp_srelu__fp8_block", {"F": 128}, None),
         ("swiglu__bf16", {"T": 1}, {"T": 1}),
+        ("layer_norm__bf16", {"T": 1}, {"T": 1}),
+        ("l2_normalization__bf16", {"T": 1}, {"T": 1}),
     ],
 )
 def test_what_may_be_split(cell: str, cpu: dict[str, int], hopper: dict[str, int] | None) -> None:
@@ -97,6 +99,14 @@ def test_a_split_contraction_leaves_summands() -> None:
     assert set(way("linear__fp8_block", "K").partial) == {"y", "bias"}
     assert set(way("linear__fp8_block", "N").partial) == {"dx"}
     assert set(way("linear__fp8_block", "T").partial) == {"dweight", "dbias"}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_gradients_of_a_norms_weights_are_summands_along_its_rows(arch: str) -> None:
+    """What kernels leave of them before they are added up is nobody's result."""
+    (along,) = plan("layer_norm__bf16", arch).shardings
+    assert set(along.partial) == {"dweight", "dbias"}
+    assert (along.axis("mean"), along.axis("rstd"), along.axis("weight")) == (0, 0, None)
 
 
 def test_saved_copies_lie_as_their_dimensions_say() -> None:

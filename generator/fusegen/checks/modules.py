@@ -47,6 +47,12 @@ def check_module(
                 yield source.problem(f"{key!r} comes from the op; remove it", key)
         if complete:
             yield from unknown(source, "op", module.op, specs.ops, "op")
+            for name in specs.ops[module.op].left_open if module.op in specs.ops else ():
+                yield source.problem(
+                    f"{module.op} leaves the shape of {name!r} open; make a chain of it, which says"
+                    " the shape",
+                    "op",
+                )
         return
     for key in ("summary", "dims", "inputs"):
         if not getattr(module, key):
@@ -102,6 +108,7 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
         for name, spec in op.inputs.items():
             shape = op.shape_of(spec, item.dims, known or spec.shape)
             yield from _check_reading(item, spec, shape, reads[name], available, source, index)
+        yield from _check_shape(module, item, op, first, known, source, index)
         results = tuple(results_of(module, index, op).values())
         for name, spec in zip(results, op.outputs.values(), strict=True):
             if name in available and not shared:
@@ -110,7 +117,7 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
                     "chain",
                     index,
                 )
-            shape = op.shape_of(spec, item.dims, known or spec.shape)
+            shape = op.shape_of(spec, item.dims, known or spec.shape, item.shape)
             available[name] = replace(spec, shape=shape.led_by(leading))
         previous = results[0]
     yield from _check_rows(module, specs, source)
@@ -242,6 +249,7 @@ def _check_unread(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterato
     for item in module.chain:
         for symbol in specs.ops[item.op].dims:
             sizes |= symbols(item.dims[symbol]) if symbol in item.dims else {symbol}
+        sizes |= item.shape.symbols() if item.shape else frozenset()
     for symbol in module.dims:
         if symbol not in sizes:
             yield source.problem(f"dimension {symbol!r} is in no shape; remove it", "dims", symbol)
@@ -286,6 +294,43 @@ def _check_reading(
         )
 
 
+def _check_shape(
+    module: ModuleSpec,
+    item: ChainItem,
+    op: OpSpec,
+    tensor: str,
+    read: Shape | None,
+    source: Source,
+    index: int,
+) -> Iterator[Problem]:
+    """A shape that the op leaves to the chain is said, and has the elements of what is read.
+
+    Args:
+        tensor: what the op reads first.
+        read: its shape; None where it is not there, which is said elsewhere.
+    """
+    path: Path = ("chain", index)
+    if not op.left_open:
+        if item.shape:
+            yield source.problem(f"{item.op} says the shape itself; remove it", *path, "shape")
+        return
+    if item.shape is None:
+        yield source.problem(
+            f"{item.op} needs the shape of its result, such as shape: [T..., 8, 128]", *path
+        )
+        return
+    unsaid = sorted(item.shape.symbols() - {*module.dims})
+    for symbol in unsaid:
+        yield from unknown(source, "dimension", symbol, module.dims, *path, "shape")
+    if read is not None and not unsaid and not read.holds_as_many_as(item.shape):
+        yield source.problem(
+            f"nothing tells that {item.shape} has as many elements as {tensor!r}, which is {read};"
+            " write both with the same factors, such as [T, 8 * D] and [T, 8, D]",
+            *path,
+            "shape",
+        )
+
+
 def _check_item(
     module: ModuleSpec,
     item: ChainItem,
@@ -326,6 +371,7 @@ def _check_item(
             yield from unknown(source, "dimension", used, module.dims, *path, "dims", symbol)
     first = next(iter(op.inputs.values())).shape
     elements = {first.leading} if op.any_shape else set()
+    elements |= {spec.shape.leading for spec in op.left_open.values()}
     for symbol in op.dims:
         if symbol not in item.dims and symbol not in module.dims and symbol not in elements:
             yield source.problem(f"{item.op} needs dimension {symbol!r} in 'dims'", *path)

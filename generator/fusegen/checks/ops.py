@@ -131,6 +131,8 @@ def _check_tensor(
         )
     if tensor.init and section != "parameters":
         yield source.problem("only a parameter has 'init'; remove it", section, name, "init")
+    for attribute in tensor.init_if:
+        yield from _check_init_if(op, section, name, attribute, source)
     if tensor.optional and section != "parameters":
         yield source.problem("only a parameter may be optional", section, name, "optional")
     if tensor.dtype in _INTEGERS and tensor.differentiable:
@@ -148,14 +150,37 @@ def _check_tensor(
             )
 
 
+def _check_init_if(
+    op: OpSpec, section: str, name: str, attribute: str, source: Source
+) -> Iterator[Problem]:
+    """Modules are made by what is known when they are generated."""
+    path = (section, name, "init_if", attribute)
+    yield from unknown(source, "attribute", attribute, op.attributes, *path)
+    found = op.attributes.get(attribute)
+    if found and not (found.static and found.type is AttributeType.BOOL):
+        yield source.problem(f"{attribute!r} is no static attribute of type bool", *path)
+    if section != "parameters":
+        yield source.problem("only a parameter has 'init_if'; remove it", section, name, "init_if")
+
+
 def _check_types(op: OpSpec, source: Source) -> Iterator[Problem]:
     """Types that references and kernels are printed for."""
     yield from check_input_types(op.inputs, source)
     own = (("parameters", op.parameters), ("internal", op.internal), ("outputs", op.outputs))
     for section, tensors in own:
         for name, tensor in tensors.items():
-            reason = "" if section == "internal" else f"{section} are of the module's own type"
+            reason = _own_type_reason(op, section, tensor)
             yield from check_type(section, name, tensor, reason, source)
+
+
+def _own_type_reason(op: OpSpec, section: str, tensor: TensorSpec) -> str:
+    """Why a tensor has the module's own type; empty where it may have another."""
+    if section == "internal":
+        return ""
+    if section == "outputs" and op.forward:
+        wide = tensor.dtype is DType.FLOAT32
+        return "" if wide else "outputs of steps are of the module's own type, or float32"
+    return f"{section} are of the module's own type"
 
 
 def _check_dims(op: OpSpec, source: Source) -> Iterator[Problem]:
@@ -328,7 +353,8 @@ def _check_step_attributes(
     op: OpSpec, step: StepSpec, source: Source, path: tuple[str | int, ...]
 ) -> Iterator[Problem]:
     """Attributes of the op that a step names are there, and of the type that its kind has."""
-    types = {each.name: each.type for each in definition(step.primitive).attributes}
+    attributes = definition(step.primitive).attributes_of(step.kind)
+    types = {each.name: each.type for each in attributes}
     for name, value in step.attributes:
         if not isinstance(value, str):
             continue

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ..extensions import extended
 from ..steps import BY_NAME
+from .cross_entropy import CROSS_ENTROPY
+from .cross_entropy_grad import CROSS_ENTROPY_GRAD
 from .dequantize import DEQUANTIZE
 from .dequantize_groups import DEQUANTIZE_GROUPS
 from .family import Config, Family
@@ -14,10 +16,14 @@ from .gemm_mma import GEMM_MMA
 from .gemm_sm90 import GEMM_SM90
 from .group_row_dot import GROUP_ROW_DOT
 from .group_sum import GROUP_SUM
+from .norm import NORM
+from .norm_grad import NORM_GRAD
 from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
+from .softmax import SOFTMAX
+from .softmax_grad import SOFTMAX_GRAD
 from .statistics import STATISTICS
 from .update_scale import UPDATE_SCALE
 
@@ -36,7 +42,13 @@ SHIPPED: tuple[Family, ...] = (
     UPDATE_SCALE,
     GROUP_SUM,
     GROUP_ROW_DOT,
+    NORM,
+    NORM_GRAD,
     POINTWISE,
+    SOFTMAX,
+    SOFTMAX_GRAD,
+    CROSS_ENTROPY,
+    CROSS_ENTROPY_GRAD,
 )
 """Families that come with fusegen."""
 

@@ -24,7 +24,7 @@ from .kernel import LayoutSpec
 from .kernel_set import Kernel, KernelSet, KernelUnit
 from .names import prefixed
 from .naming import Cell
-from .program import Direction, Program
+from .program import Direction, Program, own_type_argument
 from .quantization import QuantizationSpec, Role
 from .segments import Group
 from .shapes import Const, Expr, add, mul
@@ -319,6 +319,10 @@ class ModulePlan:
             if buffer.name == name:
                 return buffer
         raise KeyError(name)
+
+    def own_type_argument(self, program: Program) -> str:
+        """The argument of an op that tells what the module's own type is."""
+        return own_type_argument(program.arguments, {each.name: each for each in self.buffers})
 
     def state(self, name: str) -> State:
         """The state in a buffer.  Raises KeyError for a buffer without one."""

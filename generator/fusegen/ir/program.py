@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from .buffers import Buffer
 from .dtypes import DType
 from .segments import Start, Wait
 from .shapes import Expr
@@ -34,6 +36,15 @@ class Binding:
 
     symbol: str
     candidates: tuple[tuple[str, int | None, int], ...]
+
+
+def own_type_argument(arguments: tuple[Argument, ...], buffers: Mapping[str, Buffer]) -> str:
+    """The argument that tells what the module's own type is: the first that has it for certain.
+
+    The first of all where none has: an op of numbers alone asks for no such type.
+    """
+    own = (a.buffer for a in arguments if not a.optional and buffers[a.buffer].dtype is DType.IO)
+    return next(own, arguments[0].buffer)
 
 
 class CheckKind(str, Enum):
@@ -84,7 +95,7 @@ class Program:
 
     Attributes:
         name: of its direction: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
-        arguments: tensors in schema order; the first one gives device, dtype and leading shape.
+        arguments: tensors in schema order; the first one gives device and leading shape.
         flags: gradient flags in schema order; of ``refresh``, whether state moves on.
         results: tensors returned.
         steps: in order.

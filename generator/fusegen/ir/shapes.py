@@ -130,6 +130,17 @@ def align(left: Expr, right: int) -> Expr:
     return _combine(Operator.ALIGN, left, Const(right))
 
 
+def _factors(expr: Expr) -> tuple[int, list[str]]:
+    """The constant of a product, and its other factors in an order of their own."""
+    match expr:
+        case Const(value=value):
+            return value, []
+        case Binary(operator=Operator.MUL, left=left, right=right):
+            (one, names), (other, more) = _factors(left), _factors(right)
+            return one * other, sorted((*names, *more))
+    return 1, [to_python(expr)]
+
+
 @cache
 def product(factors: tuple[Expr, ...]) -> Expr:
     """The product of any number of factors; 1 where there are none."""
@@ -415,6 +426,10 @@ class Shape:
     def elements(self) -> Expr:
         """Number of elements."""
         return product(self.flat)
+
+    def holds_as_many_as(self, other: Shape) -> bool:
+        """Whether the numbers of elements are the same, as far as factors without order tell."""
+        return _factors(self.elements) == _factors(other.elements)
 
     def symbols(self) -> frozenset[str]:
         """Names that occur in the shape."""

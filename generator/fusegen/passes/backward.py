@@ -39,7 +39,7 @@ def write_backward(draft: Draft) -> Draft:
             if tensor not in instance.tensors and name not in draft.buffers:
                 primal = draft.buffers[instance.tensors[tensor[1:]]]
                 buffers[name] = replace(primal, name=name, role=None, optional=False)
-        given = tuple(name for name in instance.op.outputs if names.get(gradient(name)) in there)
+        given = tuple(name for name in instance.results if names.get(gradient(name)) in there)
         if not given:
             continue
         if instance.op.pointwise:
@@ -63,14 +63,14 @@ def _names(instance: Instance) -> dict[str, str]:
     """Names a backward rule may use: the op's tensors and ``d<tensor>``."""
     names = dict(instance.tensors)
     for tensor, spec in instance.op.tensors.items():
-        if spec.differentiable:
+        if spec.differentiable and tensor in instance.tensors:
             names[gradient(tensor)] = gradient(instance.tensors[tensor])
     return names
 
 
 def _ruled_steps(instance: Instance, names: dict[str, str], given: tuple[str, ...]) -> list[Step]:
     """The rule of an op."""
-    absent = {gradient(name): name for name in instance.op.outputs if name not in given}
+    absent = {gradient(name): name for name in instance.results if name not in given}
     for step in instance.op.backward:
         for _, tensor in step.slots:
             if tensor in absent:

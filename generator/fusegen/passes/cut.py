@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from ..ir.dtypes import DType
-from ..ir.program import Argument, Direction, Program, Segment
+from ..ir.program import Argument, Direction, Program, Segment, own_type_argument
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
 from .draft import Draft
@@ -124,19 +124,20 @@ class _Cut:
         """Those of the direction that these steps read or change, and what was made before.
 
         The first op takes those that no step reads, too: it checks them.  An op that needs the
-        module's type or leading dimensions has the direction's first argument to tell them.
+        module's type or leading dimensions has the direction's arguments that tell them.
         """
         others = (*self.whole.steps[:begin], *self.whole.steps[end:])
         own, elsewhere = self._tensors(_touched(steps)), self._tensors(_touched(others))
         written = {name for step in steps for name in step.writes}
         changed = self._tensors({name for step in steps for name in step.mutates})
-        first = self.whole.arguments[0].buffer
+        told = own_type_argument(self.whole.arguments, self.draft.buffers)
+        tells = {self.whole.arguments[0].buffer, told}
         taken = [
             replace(argument, mutated=argument.buffer in changed)
             for argument in self.whole.arguments
             if argument.buffer in own
             or (begin == 0 and argument.buffer not in elsewhere)
-            or (argument.buffer == first and self._needs_type(own))
+            or (argument.buffer in tells and self._needs_type(own))
         ]
         given = {argument.buffer for argument in taken}
         read = dict.fromkeys(name for step in steps for name in step.reads if name not in written)

@@ -53,7 +53,7 @@ class Instance:
     Attributes:
         item: its prefix; empty for a module of one op.
         op: its spec.
-        tensors: the op's tensor names -> the module's buffers.
+        tensors: the op's tensor names -> the module's buffers; without results that are aliases.
         dims: the op's symbols -> expressions in the module's symbols.
         attributes: the op's scalars -> the module's, or the value of a static one.
     """
@@ -63,6 +63,11 @@ class Instance:
     tensors: Mapping[str, str]
     dims: Mapping[str, Expr]
     attributes: Mapping[str, AttributeValue]
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Outputs of the op that its steps write."""
+        return tuple(name for name in self.op.outputs if name in self.tensors)
 
     @property
     def label(self) -> str:

@@ -9,11 +9,12 @@ from ..ir.naming import parameter_argument
 from ..ir.shapes import Shape, Sym
 from ..ir.step import AttributeRef, Operand, Step
 from ..ir.words import Init
-from ..spec.chains import chain_of, outputs_of, prefix_of, reads_of, results_of
-from ..spec.module import ModuleSpec
+from ..spec.chains import chain_of, outputs_of, prefix_of
+from ..spec.module import ChainItem, ModuleSpec
 from ..spec.op import OpSpec, StepSpec, TensorSpec
 from ..steps import definition
 from ..steps.pointwise import POINTWISE
+from .aliases import tensors_of
 from .draft import Draft, Instance
 
 
@@ -28,14 +29,14 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
     instances: list[Instance] = []
     parameters: list[Parameter] = []
     attributes: list[Attribute] = []
-    previous = next(iter(module_inputs))
-    for position, item in enumerate(chain):
+    for item, tensors in zip(chain, tensors_of(module, ops), strict=True):
         op = ops[item.op]
-        instance = _instance(module, position, op, previous)
+        instance = _instance(item, op, tensors)
         read = buffers[instance.tensors[next(iter(op.inputs))]].shape
-        for name, spec in op.tensors.items():
-            shape = op.shape_of(spec, instance.dims, read)
-            buffer = _buffer(instance.tensors[name], spec, shape, leading)
+        for name, tensor in tensors.items():
+            spec = op.tensors[name]
+            shape = op.shape_of(spec, instance.dims, read, item.shape)
+            buffer = _buffer(tensor, spec, shape, leading)
             buffers.setdefault(buffer.name, buffer)
         parameters += _parameters(instance)
         attributes += [
@@ -45,7 +46,6 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
             for name, spec in op.attributes.items()
             if not spec.static
         ]
-        previous = instance.tensors[next(iter(op.outputs))]
         instances.append(instance)
     return Draft(
         instances=tuple(instances),
@@ -59,12 +59,8 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
     )
 
 
-def _instance(module: ModuleSpec, position: int, op: OpSpec, previous: str) -> Instance:
-    item = chain_of(module)[position]
+def _instance(item: ChainItem, op: OpSpec, tensors: Mapping[str, str]) -> Instance:
     prefix = prefix_of(item)
-    tensors = reads_of(item, op, previous)
-    tensors |= {name: f"{prefix}{name}" for name in (*op.parameters, *op.internal)}
-    tensors |= results_of(module, position, op)
     return Instance(
         item=item.as_ or "",
         op=op,
@@ -90,15 +86,22 @@ def _parameters(instance: Instance) -> list[Parameter]:
     for name, spec in instance.op.parameters.items():
         path = f"{instance.item}.{name}" if instance.item else name
         fan_in = spec.shape.substitute(instance.dims).dims[-1]
-        result.append(Parameter(parameter_argument(path), path, spec.init or Init.ZEROS, fan_in))
+        result.append(Parameter(parameter_argument(path), path, _init(spec, instance), fan_in))
     return result
 
 
+def _init(spec: TensorSpec, instance: Instance) -> Init:
+    chosen = (init for name, init in spec.init_if.items() if instance.attributes[name] is True)
+    return next(chosen, spec.init or Init.ZEROS)
+
+
 def _forward(instance: Instance) -> list[Step]:
+    if instance.op.pointwise and not instance.results:
+        return []
     if instance.op.pointwise:
         inputs = tuple(Operand(name, instance.tensors[name]) for name in instance.op.inputs)
         inputs += tuple(Operand(name, instance.tensors[name]) for name in instance.op.parameters)
-        outputs = tuple(Operand(name, instance.tensors[name]) for name in instance.op.outputs)
+        outputs = tuple(Operand(name, instance.tensors[name]) for name in instance.results)
         return [Step(POINTWISE.name, None, instance.item, inputs, outputs)]
     return [bind(step, instance, instance.tensors) for step in instance.op.forward]
 

@@ -15,7 +15,7 @@ from ..ir.kernel_set import Kernel, KernelSet, KernelUnit, SelectionRule, Varian
 from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
 from ..ir.predicate import Predicate
 from ..ir.quantization import Orientation, QuantizationSpec, Rounding
-from ..ir.step import Step
+from ..ir.step import Operand, Result, Step
 from ..spec.arch import ArchSpec, FamilySpec, RuleSpec
 from ..spec.offered import offered
 from ..spec.recipe import RecipeSpec
@@ -31,6 +31,7 @@ from ..steps import (
     takes,
 )
 from ..steps import sizes as step_sizes
+from ..steps.copies import Formats
 from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
@@ -44,12 +45,13 @@ CODES = "codes"
 def choose_kernels(
     draft: Draft, arch: ArchSpec, recipe: RecipeSpec
 ) -> tuple[Draft, tuple[KernelSet, ...]]:
-    """Give every step its sizes and its kernel set.
+    """Give every step its sizes, its kernel set and the memory that its kernels need.
 
     Raises:
         NotPossible: the arch has no kernels for a step; the message names the primitive.
     """
     sets: dict[str, KernelSet] = {}
+    needed: dict[str, Buffer] = {}
 
     def choose(step: Step) -> Step:
         if copies_memory(step):
@@ -58,6 +60,8 @@ def choose_kernels(
         step = step if step.sizes else with_sizes(draft, step)
         if not arch.has_kernels:
             return step
+        step, memory = with_scratch(step, draft.buffers, Formats(recipe.roles, arch.layout))
+        needed.update(memory)
         chosen = kernel_set(step, draft.buffers, arch, recipe)
         sets.setdefault(chosen.name, chosen)
         return replace(step, kernels=chosen.name, alignment=chosen.row_alignment)
@@ -66,7 +70,7 @@ def choose_kernels(
     backward = tuple(choose(step) for step in draft.backward)
     refresh = tuple(choose(step) for step in draft.refresh)
     draft = replace(draft, forward=forward, backward=backward, refresh=refresh)
-    return draft, tuple(sets.values())
+    return draft.with_buffers(needed), tuple(sets.values())
 
 
 def choose_merged(
@@ -138,6 +142,34 @@ def with_sizes(draft: Draft, step: Step) -> Step:
         return step_sizes.with_sizes(step, shapes)
     except ValueError as error:
         raise NotPossible(f"{step.primitive}{_made_by(step)}: {error}") from None
+
+
+def with_scratch(
+    step: Step, buffers: Mapping[str, Buffer], formats: Formats
+) -> tuple[Step, Mapping[str, Buffer]]:
+    """The step with the memory that its kernels need by themselves.
+
+    Where its kind has sums that are asked for under some flags only, so is the memory.
+
+    Returns:
+        the step, and the buffers by name.
+    """
+    kind = definition(step.primitive)
+    stored = kind.scratch(step, buffers, formats) if kind.scratch else {}
+    own = {
+        slot: Buffer(f"{step.out}_{slot}", each.typed, each.shape) for slot, each in stored.items()
+    }
+    if not own:
+        return step, {}
+    asking = [step.wanted(each.buffer) for each in step.outputs if each.slot in kind.sums]
+    when = tuple(dict.fromkeys(flag for flags in asking for flag in flags)) if all(asking) else ()
+    conditions = (Result(each.name, when) for each in own.values()) if when else ()
+    widened = replace(
+        step,
+        outputs=(*step.outputs, *(Operand(slot, each.name) for slot, each in own.items())),
+        output_when=(*step.output_when, *conditions),
+    )
+    return widened, {each.name: each for each in own.values()}
 
 
 def _made_by(step: Step) -> str:

@@ -118,10 +118,13 @@ def _expressions(op: OpSpec) -> dict[str, Expression]:
 def _attach_forward(
     draft: Draft, instance: Instance, step: Step, derivations: Derivations
 ) -> tuple[Step, Program]:
-    named = tuple(_expressions(instance.op).items())
+    written = {operand.slot for operand in step.outputs}
+    named = tuple((n, e) for n, e in _expressions(instance.op).items() if n in written)
     program = derivations.forward(named)
     results = tuple(_element(draft.buffers, operand) for operand in step.outputs)
-    return _with_math(draft, instance, step, program, results, "forward", named), program
+    absent = (f"without_{name}" for name in instance.op.outputs if name not in written)
+    direction = "_".join((*absent, "forward"))
+    return _with_math(draft, instance, step, program, results, direction, named), program
 
 
 def _attach_backward(
@@ -214,7 +217,7 @@ def _with_math(
     if all(operand.dtype is not DType.IO for operand in operands):
         word = direction.rpartition("_")[2]
         raise NotPossible(f"op {op.name!r}: its {word} reads no tensor of the module's own type")
-    output = draft.buffers[instance.tensors[next(iter(op.outputs))]]
+    output = draft.buffers[instance.tensors[instance.results[0]]]
     rows, columns = product(output.shape.flat[:-1]), output.shape.flat[-1]
     used = {operand.buffer for operand in operands}
     math = Pointwise(

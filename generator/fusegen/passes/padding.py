@@ -3,6 +3,7 @@
 Grouped GEMMs write zeros there and read nothing.  A pointwise step reads every row, so that NaN
 of the caller's would reach a result, and so would the value of its expression at 0.  Where neither
 can be, as in an expert MLP, nothing need be done; elsewhere the step is given the group sizes.
+A kind of step that computes each row by itself, such as a norm, knows no groups: it is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from ..ir.kernel import GemmKind
 from ..ir.step import Operand, Step
 from ..math import Program, zero_results
-from ..steps import is_gemm
+from ..steps import copies_memory, definition, is_gemm
 from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
@@ -34,10 +35,33 @@ class Padding:
         self._grouped = [step for step in (*draft.forward, *draft.backward) if _is_grouped(step)]
 
     def see(self, step: Step) -> None:
-        """A step without an expression."""
+        """A step without an expression.
+
+        Raises:
+            NotPossible: it copies to a result what may not be zero, or computes rows past the
+                groups from whatever they hold.
+        """
         if _is_grouped(step):
             self._last = step
             self._zero.add(step.out)
+        elif copies_memory(step):
+            self._see_copy(step)
+        elif self._grouped and definition(step.primitive).independent:
+            groups, _ = self._groups()
+            raise NotPossible(
+                f"op {step.item!r}: rows past {groups} are to be zero in {step.out}, and"
+                f" {step.primitive} reads all rows; put it into a module of its own"
+            )
+
+    def _see_copy(self, step: Step) -> None:
+        """Its result is zero where its tensor is."""
+        if self._zero.issuperset(step.reads):
+            self._zero.add(step.out)
+        elif self._grouped and step.out in self._results:
+            raise NotPossible(
+                f"op {step.item!r}: rows past the groups are to be zero in {step.out!r}, and it"
+                f" copies those of {step.reads[0]!r} as they are"
+            )
 
     def settle(self, step: Step, program: Program) -> Step:
         """A pointwise step with its math, given the groups where a result needs them.

@@ -48,6 +48,7 @@ from .sharding import module_shardings
 from .share_amaxes import share_amaxes
 from .statistics import take_statistics
 from .sums import fold_sums
+from .views import view_again
 from .weight_cache import keep_quantized
 
 UNCACHED = Derivations()
@@ -311,6 +312,13 @@ PASSES: tuple[Pass, ...] = (
         "sums",
         "A bias gradient becomes one more result of the step that quantises the same tensor.",
         lambda draft, context: fold_sums(draft, context.arch),
+        needs=_of(Property.QUANTIZED),
+        before=_of(Property.FLAGGED),
+    ),
+    Pass(
+        "views",
+        "What is read in other dimensions is saved once, and has these again in the backward.",
+        lambda draft, _: view_again(draft),
         needs=_of(Property.QUANTIZED),
         before=_of(Property.FLAGGED),
     ),

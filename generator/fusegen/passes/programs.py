@@ -8,11 +8,11 @@ from dataclasses import replace
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.naming import UPDATE_STATE, gradient, need
-from ..ir.program import Argument, Binding, Check, CheckKind, Program
+from ..ir.program import Argument, Binding, Check, CheckKind, Program, own_type_argument
 from ..ir.quantization import Role
 from ..ir.shapes import Binary, Const, Expr, Operator, Sym, symbols
 from ..ir.step import INTERLEAVE, LIKE, Copy, Operand, Result, Step
-from ..steps import decodes, is_gemm, quantizes, takes
+from ..steps import decodes, definition, is_gemm, quantizes, takes
 from .draft import Draft, NotPossible
 from .liveness import flags_of, forward_conditions, joined_results, ordered
 
@@ -141,7 +141,8 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
     """The op that gives delayed gradients of weights, of what forward and backward left for it.
 
     Its first argument is the gradient of the output, which tells type, device and sizes, even where
-    no step reads its elements.  Weights come last: whoever calls the op has them.
+    no step reads its elements.  Weights come last: whoever calls the op has them.  One of them
+    tells the type where that gradient is fp32 and all else are codes.
     """
     written = draft.received("wgrad") | {n for step in draft.wgrad for n in step.writes}
     leaves = {name: need(leaf) for leaf, name in draft.gradients if name in written}
@@ -168,7 +169,11 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
         if name in own
     )
     steps = tuple(replace(step, when=_within(step.when, flags)) for step in draft.wgrad)
-    arguments = (Argument(first, False), *operands, *main_grads)
+    arguments = (Argument(first, False), *operands)
+    if draft.buffers[own_type_argument(arguments, draft.buffers)].dtype is not DType.IO:
+        weight = next(leaf for leaf, name in draft.gradients if name in leaves)
+        arguments += (Argument(weight, False),)
+    arguments += main_grads
     return program("wgrad", draft, steps, arguments, flags, results, dims)
 
 
@@ -226,6 +231,9 @@ def program(
     missing = used - {binding.symbol for binding in bindings}
     if missing:
         raise NotPossible(f"no argument of the {name} tells dimension {', '.join(sorted(missing))}")
+    own = {r.buffer for r in results if draft.buffers[r.buffer].dtype is DType.IO}
+    if own and draft.buffers[own_type_argument(arguments, draft.buffers)].dtype is not DType.IO:
+        raise NotPossible(f"no argument of the {name} tells the type of {', '.join(sorted(own))}")
     checks = tuple(_checks(draft, arguments, bindings, steps, dims))
     for check in checks:
         used |= symbols(check.expr) if check.expr is not None else set()
@@ -307,7 +315,7 @@ def _checks(
     dims: Dims,
 ) -> Iterable[Check]:
     """Rank, dtype and device of every argument, then the sizes, then what the kernels ask for."""
-    first = arguments[0].buffer
+    first, own_type = arguments[0].buffer, own_type_argument(arguments, draft.buffers)
     bound = {
         (tensor, axis)
         for binding in bindings
@@ -316,7 +324,7 @@ def _checks(
     }
     for argument in arguments:
         rank = "[bytes]" if draft.in_bytes(argument.buffer) else None
-        yield from _type_checks(draft.buffers[argument.buffer], argument, first, rank)
+        yield from _type_checks(draft.buffers[argument.buffer], argument, first, own_type, rank)
     for argument in arguments:
         buffer = draft.buffers[argument.buffer]
         shape = buffer.shape
@@ -354,7 +362,7 @@ _BYTES = "the bytes of its parts"
 
 
 def _type_checks(
-    buffer: Buffer, argument: Argument, first: str, rank: str | None
+    buffer: Buffer, argument: Argument, first: str, own_type: str, rank: str | None
 ) -> Iterable[Check]:
     """Device, type and rank, which has a word of its own where the shape would be a long one."""
     optional = argument.optional
@@ -363,10 +371,10 @@ def _type_checks(
         yield Check(CheckKind.DEVICE, buffer.name, optional, reference=first)
     if buffer.dtype is not DType.IO:
         yield Check(CheckKind.DTYPE, buffer.name, optional, dtype=buffer.dtype)
-    elif buffer.name == first:
+    elif buffer.name == own_type:
         yield Check(CheckKind.IO_DTYPE, buffer.name)
     else:
-        yield Check(CheckKind.SAME_DTYPE, buffer.name, optional, reference=first)
+        yield Check(CheckKind.SAME_DTYPE, buffer.name, optional, reference=own_type)
     yield Check(
         CheckKind.RANK,
         buffer.name,
@@ -386,6 +394,13 @@ def _label(expr: Expr, dims: Dims) -> str:
     return str(expr)
 
 
+def _of_rows(step: Step) -> frozenset[str]:
+    """Results that have a number for each row of another operand, and so no rows of their own."""
+    rule = definition(step.primitive).shapes.get(step.kind, {})
+    leading = {slot for slot, dims in rule.items() if dims.endswith("...")}
+    return frozenset(o.buffer for o in step.outputs if leading != {*rule} and o.slot in leading)
+
+
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
     """Lengths of rows that the steps of a program need to be multiples, each once."""
     needed: dict[Expr, int] = {}
@@ -398,7 +413,10 @@ def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:
         originals = [copy.original for copy in step.copies]
         operands = [operand.buffer for operand in step.inputs if operand.slot in ("a", "b")]
         results = () if quantizes(step) or decodes(step) else step.writes
+        of_rows = _of_rows(step)
         for name in (*(originals or operands), *results):
+            if name in of_rows:
+                continue
             *outer, inner = draft.buffers[name].shape.flat
             if not outer:  # a vector has no rows: one number for each row of another operand
                 continue

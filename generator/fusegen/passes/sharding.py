@@ -115,8 +115,12 @@ class _Ops:
         return (step for program in self.programs for step in program.steps)
 
     def _writes(self, step: Step) -> tuple[str, ...]:
-        """Results that are asked for, without the scratch of kernels that quantise."""
+        """Results that are asked for, without the scratch of kernels."""
         names = step.writes if self.gradients else [n for n in step.writes if not step.wanted(n)]
+        kind = definition(step.primitive)
+        if kind.scratch:
+            results = {each.buffer for each in step.outputs if each.slot in kind.results}
+            return tuple(name for name in names if name in results)
         if not quantizes(step):
             return tuple(names)
         copied = {name for copy in step.copies for name in copy.buffers}
@@ -175,7 +179,10 @@ class _Ops:
         return self._independent(step, parts)
 
     def _independent(self, step: Step, parts: Mapping[str, int]) -> bool:
-        """Whether the kind of a step says that shards of its results need shards alone."""
+        """Whether the kind of a step says that shards of its results need shards alone.
+
+        Sums along the dimension that is split are partial ones.
+        """
         kind = definition(step.primitive)
         rule = kind.shapes.get(step.kind, {})
         split_names = {
@@ -183,7 +190,8 @@ class _Ops:
             for each in (*step.inputs, *step.outputs)
             if each.buffer in parts and each.slot in rule
         }
-        whole = {*self._writes(step)} - parts.keys()
+        sums = {each.buffer for each in step.outputs if each.slot in kind.sums}
+        whole = {*self._writes(step)} - parts.keys() - sums
         return bool(split_names) and split_names <= {*kind.independent} and not whole
 
     def _partial_sums(self, step: Step, parts: Mapping[str, int]) -> tuple[str, ...]:

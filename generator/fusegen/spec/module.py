@@ -18,6 +18,7 @@ from .fields import (
     Name,
     OptionName,
     Scalar,
+    ShapeField,
     Symbol,
     problem_at,
 )
@@ -36,6 +37,7 @@ class ChainItem:
         out: name of its first result, or of several by the op's names for them.
         dims: op dimension -> expression in the module's dimensions; defaults to the same symbol.
         attributes: values that replace the op's defaults.
+        shape: of its result, for an op that leaves it open.
     """
 
     op: Name
@@ -46,6 +48,7 @@ class ChainItem:
     out: Name | Mapping[Name, Name] | None = None
     dims: Mapping[Symbol, ExprField] = field(default_factory=dict)
     attributes: Mapping[Name, Scalar] = field(default_factory=dict)
+    shape: ShapeField | None = None
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -57,6 +60,7 @@ class ItemChange:
         with_: further or other tensors of its inputs.
         dims: further or other dimensions.
         attributes: further or other values.
+        shape: another shape of its result.
     """
 
     op: Name | None = None
@@ -65,6 +69,7 @@ class ItemChange:
     )
     dims: Mapping[Symbol, ExprField] = field(default_factory=dict)
     attributes: Mapping[Name, Scalar] = field(default_factory=dict)
+    shape: ShapeField | None = None
 
     def applied(self, item: ChainItem) -> ChainItem:
         """The item with what is said otherwise."""
@@ -74,6 +79,7 @@ class ItemChange:
             out=item.out,
             dims={**item.dims, **self.dims},
             attributes={**item.attributes, **self.attributes},
+            shape=self.shape or item.shape,
             **keywords,
         )
 

@@ -31,6 +31,7 @@ class TensorSpec:
         differentiable: whether a gradient can flow into it.
         optional: may be None at run time.
         init: for parameters.
+        init_if: what it is instead where a static attribute is true, by the attribute's name.
         halves: names of the two halves of the last dimension in a pointwise expression.
         interleave: attribute that, when positive, interleaves the halves in blocks of that many.
         broadcast: repeats along rows or columns of a pointwise expression.
@@ -42,6 +43,7 @@ class TensorSpec:
     differentiable: bool = True
     optional: bool = False
     init: Init | None = None
+    init_if: Mapping[Name, Init] = field(default_factory=dict)
     halves: tuple[Name, Name] | None = None
     interleave: Name | None = None
     broadcast: Broadcast | None = None
@@ -99,7 +101,7 @@ def _step(value: object) -> object:
     if wrong:
         raise problem_at("step", wrong, "kind")
     slots = {key: text for key, text in value.items() if key not in ("step", "kind")}
-    types = {each.name: each.type for each in signature.attributes}
+    types = {each.name: each.type for each in signature.attributes_of(kind)}
     attributes = {key: slots.pop(key) for key in types if key in slots}
     known = (*signature.slots, *signature.results, *types)
     for key, text in slots.items():
@@ -108,7 +110,7 @@ def _step(value: object) -> object:
             raise problem_at("step", f"{primitive} has no slot {key!r}{hint}", key)
         if not isinstance(text, str):
             raise problem_at("step", f"slot {key!r} names a tensor, got {text!r}", key)
-    for slot in (*signature.operands, signature.results[0]):
+    for slot in (*signature.required(kind), signature.results[0]):
         if slot not in slots:
             raise problem_at("step", f"{primitive} needs slot {slot!r}")
     for name, type_ in types.items():
@@ -190,14 +192,30 @@ class OpSpec:
         shape = next(iter(self.inputs.values())).shape
         return shape.leading is not None and not shape.dims
 
-    def shape_of(self, tensor: TensorSpec, dims: Mapping[str, Expr], read: Shape) -> Shape:
+    @property
+    def left_open(self) -> Mapping[str, TensorSpec]:
+        """Outputs of which the op says nothing but that they have dimensions: chains say which."""
+        operands = (*self.inputs.values(), *self.parameters.values())
+        known = frozenset().union(*(each.shape.symbols() for each in operands))
+        return {
+            name: spec
+            for name, spec in self.outputs.items()
+            if not spec.shape.dims and spec.shape.leading not in {None, *known}
+        }
+
+    def shape_of(
+        self, tensor: TensorSpec, dims: Mapping[str, Expr], read: Shape, said: Shape | None = None
+    ) -> Shape:
         """The shape of a tensor of the op in a chain.
 
         Args:
             tensor: one of the op's.
             dims: what the op's symbols stand for.
             read: of what it reads as its first input; an op on elements of any shape gives that.
+            said: what the chain says of a result that the op leaves open.
         """
+        if said and tensor in self.left_open.values():
+            return said
         if self.any_shape and tensor.shape == next(iter(self.inputs.values())).shape:
             return read
         return tensor.shape.substitute(dims)

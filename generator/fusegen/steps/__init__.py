@@ -10,15 +10,19 @@ from ..extensions import extended
 from ..ir.step import Step
 from . import gemm
 from .add import ADD
+from .cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .gemm import GEMM, GROUPED_GEMM
 from .group_row_dot import GROUP_ROW_DOT
+from .norm import NORM, NORM_GRAD
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
+from .reshape import RESHAPE
 from .snapshot import SNAPSHOT
+from .softmax import SOFTMAX, SOFTMAX_GRAD
 from .statistics import STATISTICS
 from .sums import COLUMN_SUM, GROUP_SUM
 from .update_scale import UPDATE_SCALE
@@ -29,6 +33,8 @@ SHIPPED: tuple[StepDef, ...] = (
     COLUMN_SUM,
     GROUP_SUM,
     GROUP_ROW_DOT,
+    NORM,
+    NORM_GRAD,
     POINTWISE,
     POINTWISE_GRAD,
     ADD,
@@ -36,11 +42,16 @@ SHIPPED: tuple[StepDef, ...] = (
     QUANTIZE_SEVERAL,
     DEQUANTIZE,
     DEQUANTIZE_GROUPS,
+    RESHAPE,
     SNAPSHOT,
     STATISTICS,
     UPDATE_SCALE,
     POINTWISE_QUANTIZE,
     POINTWISE_GRAD_QUANTIZE,
+    SOFTMAX,
+    SOFTMAX_GRAD,
+    CROSS_ENTROPY,
+    CROSS_ENTROPY_GRAD,
 )
 """Kinds that come with fusegen."""
 

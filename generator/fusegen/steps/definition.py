@@ -22,10 +22,11 @@ class Trait(str, Enum):
     SUMS_ROWS adds up all rows, or those of each group.  QUANTIZES makes copies of a tensor, DECODES
     goes back from one to 16 bits.  PRINTED has its math in an expression, from which references
     and kernels are printed; DERIVED, too, and that expression is the derivative of an op's.
-    COPIES_MEMORY keeps what a buffer holds before it changes: PyTorch and CUDA do that themselves,
-    without a function of the reference or a kernel.  OBSERVES leaves numbers for people: no step
-    runs for its sake.  MOVES_STATE moves the state of delayed scaling on, and nothing else.
-    JOINS does several steps of one kind, none of which waits for another.
+    COPIES_MEMORY gives the bytes of its operand, as they were before it changes or in other
+    dimensions: PyTorch and CUDA do that themselves, without a function of the reference or a
+    kernel.  OBSERVES leaves numbers for people: no step runs for its sake.  MOVES_STATE moves the
+    state of delayed scaling on, and nothing else.  JOINS does several steps of one kind, none of
+    which waits for another.
     """
 
     GEMM = "gemm"
@@ -50,10 +51,17 @@ does not name is no operand there.
 
 @dataclass(frozen=True, slots=True)
 class AttributeDef:
-    """A scalar of a kind of step, which its function of the reference has by this name."""
+    """A scalar of a kind of step, which its function of the reference has by this name.
+
+    Attributes:
+        name: in specs and plans.
+        type: of its value.
+        kinds: variants that have it; empty where all do.
+    """
 
     name: str
     type: AttributeType
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +88,28 @@ class StepDef:
         name: in specs and plans.
         operands: slots that a step of an op fills.
         optional: slots that it may leave out.
+        needed: those of them that a variant may not leave out.
         results: slots of results; a step may leave out all but the first.
         kinds: variants; empty where there is one only.
-        attributes: scalars, all of them given; a printed kind has those of its expression.
+        attributes: scalars, all that a variant has given; a printed kind has those of its
+            expression.
         shapes: rule of the dimensions by kind, None where there are no kinds.  Empty for steps
             that passes write.
         infer: its results by slot, where operands and the formats of copies decide them; None where
             ``shapes`` or an expression do.
         dtypes: types that operands and results may have by slot, where it is not the module's own
             alone.
+        indices: operands that hold numbers of a size's elements, by slot: columns that are looked
+            up, such as classes.
         independent: dimensions of the rule along which it computes every part of its results from
             the same part of its operands alone, so that ranks may have shards of them.
+        sums: results that are added up along those dimensions: of shards they are partial sums.
+        scratch: memory that its kernels need beside operands and results, by slot.
         traits: what generic code may ask.
         reference: its function; None where it has none.
         formula: of a step, the expression of its slots that its kernel is printed from, evaluated
             in the order it is written in; None where kernels are not, or an op has the expression.
-        sizes: what a launch is given by name: dimensions of the rule, or 1 where there is none.
+        sizes: what a launch is given by name: a dimension of the rule, 1 where its kind has none.
         flops: floating-point operations of a step that has its sizes.
         launch: the arguments of its kernel; None where it has none.
         parts: kinds that it does in one kernel, in order, or the one kind of all that it joins; the
@@ -105,13 +119,17 @@ class StepDef:
     name: str
     operands: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    needed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     results: tuple[str, ...] = ("out",)
     kinds: tuple[str, ...] = ()
     attributes: tuple[AttributeDef, ...] = ()
     shapes: Mapping[str | None, Rule] = field(default_factory=dict)
     infer: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
     dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
+    indices: Mapping[str, str] = field(default_factory=dict)
     independent: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()
+    scratch: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
     traits: frozenset[Trait] = frozenset()
     reference: Reference | None = None
     formula: Callable[[Step], str] | None = None
@@ -130,6 +148,14 @@ class StepDef:
             raise ValueError(f"the reference has no function for {self.name}")
         twin = self.reference.of_copies if of_copies else ""
         return "_".join(filter(None, (twin or self.reference.function, kind)))
+
+    def required(self, kind: str | None) -> tuple[str, ...]:
+        """Slots of operands that a step of a variant has."""
+        return (*self.operands, *self.needed.get(kind or "", ()))
+
+    def attributes_of(self, kind: str | None) -> tuple[AttributeDef, ...]:
+        """Scalars that a step of a variant has."""
+        return tuple(each for each in self.attributes if not each.kinds or kind in each.kinds)
 
     def types(self, slot: str) -> tuple[DType, ...]:
         """Types that an operand or a result may have, quantised copies apart."""

@@ -13,10 +13,11 @@ class Origin(str, Enum):
     """Where the value of a field comes from.
 
     Of the step: the address of an OPERAND or a RESULT in a slot, as ``float*`` or ``int64_t*``
-    where its name says so; the outermost dimension of a result (LENGTH); a SIZE by name.  Of the
-    copy in a slot: bytes from row to row (PITCH), and scales from one block of columns to the next
-    where those of tokens are neighbours (TOKEN_PITCH).  Of the architecture: the ALIGNMENT of where
-    groups start.  Of the device: the number of its MULTIPROCESSORS.
+    where its name says so; the outermost dimension of a result (LENGTH); a SIZE or an ATTRIBUTE by
+    name; its KIND, as an enumerator.  Of the copy in a slot: bytes from row to row (PITCH), and
+    scales from one block of columns to the next where those of tokens are neighbours (TOKEN_PITCH).
+    Of the architecture: the ALIGNMENT of where groups start.  Of the device: the number of its
+    MULTIPROCESSORS.
 
     The others stand for several fields, which carry their own names: operands, results, scalars and
     extents of an EXPRESSION; the groups past which its results are zero (ROW_GROUPS); how and
@@ -34,6 +35,8 @@ class Origin(str, Enum):
     INTEGER_RESULT = "integer_result"
     LENGTH = "length"
     SIZE = "size"
+    ATTRIBUTE = "attribute"
+    KIND = "kind"
     PITCH = "pitch"
     TOKEN_PITCH = "token_pitch"
     ALIGNMENT = "alignment"
@@ -55,7 +58,8 @@ class Field:
     Attributes:
         name: of the field where fields are assigned; where they are given in order, for people.
         origin: where its value comes from.
-        of: slot or size that the origin is about; empty where it is about the whole step.
+        of: slot, size, attribute or enumeration that the origin is about; empty where it is about
+            the whole step.
         optional: left out where the step has nothing in the slot, and null before fields that are
             not; others are null then.
     """

@@ -83,9 +83,7 @@ def with_sizes(step: Step, shapes: Mapping[str, Shape]) -> Step:
     if not kind.sizes:
         return step
     found = bound(kind.shapes[step.kind], shapes)
-    sizes = (
-        (name, product(found[symbol] if symbol else ())) for name, symbol in kind.sizes.items()
-    )
+    sizes = ((name, product(found.get(symbol, ()))) for name, symbol in kind.sizes.items())
     return with_flops(replace(step, sizes=tuple(sizes)))
 
 

@@ -15,7 +15,7 @@ from ..ir.program import Program
 from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, mul, product
 from ..ir.step import HALVES, Access, PointwiseOperand, Step
-from . import decodes, definition, is_gemm, is_printed, quantizes, reads_decoded
+from . import copies_memory, decodes, definition, is_gemm, is_printed, quantizes, reads_decoded
 from .copies import Formats
 from .sizes import Sizes, bind, said
 
@@ -203,7 +203,7 @@ def _slots(view: View, _: Buffers) -> Iterator[Fault]:
             filled = [operand.slot for operand in operands]
             for slot in dict.fromkeys(slot for slot in filled if filled.count(slot) > 1):
                 yield view.fault(step, slot, "is a slot with two operands")
-        for slot in () if kind.of_passes else kind.operands:
+        for slot in () if kind.of_passes else kind.required(step.kind):
             if step.input(slot) is None:
                 yield view.fault(step, slot, "is a slot without an operand")
 
@@ -225,6 +225,15 @@ def _shapes(view: View, buffers: Buffers) -> Iterator[Fault]:
             if dtype not in expected:
                 words = " or ".join(each.value for each in expected)
                 yield view.fault(step, name, f"is {dtype.value}, but {slot} is {words}")
+
+
+def _elements(view: View, buffers: Buffers) -> Iterator[Fault]:
+    """What gives the bytes of a tensor gives as many elements."""
+    for step in filter(copies_memory, view.steps):
+        read, written = buffers[step.reads[0]], buffers[step.out]
+        if not written.shape.holds_as_many_as(read.shape):
+            words = f"is {written.shape}, but of the elements of {read.name}, {read.shape}"
+            yield view.fault(step, written.name, words)
 
 
 def _logical(step: Step, name: str, buffers: Buffers) -> Shape:
@@ -325,6 +334,7 @@ _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
     _use,
     _slots,
     _shapes,
+    _elements,
     _copies,
     _math,
 )

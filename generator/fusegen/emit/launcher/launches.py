@@ -12,8 +12,9 @@ from ...ir.program import Program
 from ...ir.quantization import Orientation, QuantizationSpec, Role, ScaleRounding, ScaleRule
 from ...ir.shapes import product, to_cpp
 from ...ir.step import Copy, Step
+from ...ir.words import AttributeType
 from ...options import scopes_of
-from ...steps import definition
+from ...steps import copies_memory, definition
 from ...steps.launch import Field, Launch, Origin
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.pointwise_quantize import ROW_PARTIALS
@@ -21,6 +22,7 @@ from ...steps.quantize import SUMMED
 from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
 from ..python.words import scalar, scope_name, step_comment
+from .memory import lies_there
 from .words import Reading, call, filled, scalar_type, writable
 
 
@@ -53,6 +55,8 @@ def launch_step(
             return name
         return f"pointer({name}_dense)" if name in given else f"pointer({name})"
 
+    if copies_memory(step) and lies_there(plan, program, step):
+        return LaunchStep(f"{step_comment(step, index)}, the same memory", "", ())
     lines = _launch(_Place(plan, program, step, reading, conditions))
     opening = f"if ({conditions.text(step.when)}) {{" if step.when else ""
     if scopes := scopes_of(plan.options):
@@ -132,9 +136,14 @@ def _value(place: _Place, field: Field) -> str:
             name = place.result(field.of)
             return _typed(field.origin, f"writable({name})") if name else ""
         case Origin.LENGTH:
-            return to_cpp(plan.buffer(place.result(field.of) or "").shape.dims[0])
+            name = place.result(field.of)
+            return to_cpp(plan.buffer(name).shape.dims[0]) if name else ""
         case Origin.SIZE:
             return to_cpp(dict(step.sizes)[field.of])
+        case Origin.ATTRIBUTE:
+            return _attribute(step, field.of)
+        case Origin.KIND:
+            return f"{field.of}::{step.kind}"
         case Origin.PITCH:
             return _pitch(plan, place.copy(field.of))
         case Origin.TOKEN_PITCH:
@@ -144,6 +153,18 @@ def _value(place: _Place, field: Field) -> str:
         case Origin.MULTIPROCESSORS:
             return _SMS
     raise ValueError(f"{field.origin.value} is of several fields")
+
+
+def _attribute(step: Step, name: str) -> str:
+    """The value of a scalar of a step; empty where its kind has none of the name."""
+    value = dict(step.attributes).get(name)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    types = {each.name: each.type for each in definition(step.primitive).attributes}
+    narrowed = types[name] is AttributeType.FLOAT
+    return f"static_cast<float>({scalar(value)})" if narrowed else scalar(value)
 
 
 def _typed(origin: Origin, address: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import itemgetter
 
 from ...ir.buffers import Buffer, JoinedTensor, size_in_bytes
 from ...ir.plan import ModulePlan
 from ...ir.program import Program
 from ...ir.shapes import Const, to_cpp
-from ...ir.step import Result
+from ...ir.step import Result, Step
+from ...steps import copies_memory
 from ..python.conditions import Conditions
 from .words import scalar_type
 
@@ -67,9 +69,11 @@ def workspace_lines(plan: ModulePlan, program: Program, conditions: Conditions) 
         if name not in passing
     ]
     own = (name for name in program.workspace if name not in parts)
-    names = (*own, *passing)
+    shared = shared_memory(plan, program)
+    names = (*(name for name in own if name not in shared), *passing)
+    same = [_same(plan, program, name, shared[name]) for name in _nearest_first(shared)]
     if not names:
-        return rows
+        return [*rows, *same]
     writers = {name: step for step in program.steps for name in step.writes}
     lives, addresses = [], []
     for index, name in enumerate(names):
@@ -83,14 +87,74 @@ def workspace_lines(plan: ModulePlan, program: Program, conditions: Conditions) 
             place = f"{kept} ? writable({name}_kept)"
             place = _row(plan, name, parts[name], conditions) if name in parts else place
             address = f"{place} : {address}"
-        first, last = program.lifetime(name)
+        first, last = _lifetime(program, name, shared)
         lives.append(f"    {{{value}, {first}, {last}}},  // {name}")
         addresses.append(f"void* const {name} = {address};")
     opening = f"const std::array<Lifetime, {len(names)}> lives{{{{"
-    regions = _regions(plan, program, names)
+    regions = _regions(plan, program, names, shared)
     given = ["lives", program.arguments[0].buffer, *(["regions"] if regions else [])]
     making = f"const Workspace workspace({', '.join(given)});"
-    return [opening, *lives, "}};", *regions, making, *addresses, *rows]
+    return [opening, *lives, "}};", *regions, making, *addresses, *rows, *same]
+
+
+def shared_memory(plan: ModulePlan, program: Program) -> dict[str, str]:
+    """Buffers without memory of their own -> those whose memory is theirs, before or after a step.
+
+    What a step has in other dimensions lies where its operand does, if only the call reads it;
+    otherwise an operand that only the call reads lies where the result does.  What changes in
+    place, or was somebody's before the call and is a result of it, is copied.
+    """
+    writers = {name: step for step in program.steps for name in step.writes}
+    results = {result.buffer for result in program.results}
+    inside = {*program.workspace} - {*plan.given_in(program)}
+    changed = {part for t in program.mutated for part in (t, *_parts(plan, t))}
+    shared: dict[str, str] = {}
+    for step in filter(copies_memory, program.steps):
+        operand, result = step.reads[0], step.out
+        if operand in changed:
+            continue
+        if result in inside:
+            shared[result] = operand
+        elif operand in inside - shared.keys() and result in results:
+            writer = writers[operand]
+            if (writer.wanted(operand) or writer.when) == step.when:
+                shared[operand] = result
+    return shared
+
+
+def lies_there(plan: ModulePlan, program: Program, step: Step) -> bool:
+    """Whether a step that copies memory has nothing to do, since both lie in one place."""
+    shared, operand = shared_memory(plan, program), step.reads[0]
+    return shared.get(step.out) == operand or shared.get(operand) == step.out
+
+
+def _parts(plan: ModulePlan, name: str) -> tuple[str, ...]:
+    tensor = plan.joined_tensor(name)
+    return tensor.parts if tensor else ()
+
+
+def _nearest_first(shared: Mapping[str, str]) -> list[str]:
+    """Buffers in an order in which each comes after the one that it lies in."""
+
+    def distance(name: str) -> int:
+        return 1 + distance(shared[name]) if name in shared else 0
+
+    return sorted(shared, key=distance)
+
+
+def _same(plan: ModulePlan, program: Program, name: str, other: str) -> str:
+    """The address of a buffer that lies in the memory of another one."""
+    if any(name in step.writes for step in program.steps if not copies_memory(step)):
+        return f"void* const {name} = writable({other});"
+    given = {argument.buffer for argument in program.arguments}
+    return f"const void* const {name} = pointer({other}{'_dense' if other in given else ''});"
+
+
+def _lifetime(program: Program, name: str, shared: Mapping[str, str]) -> tuple[int, int]:
+    """The first and the last step that touch the memory of a buffer."""
+    lives = [program.lifetime(name)]
+    lives += [_lifetime(program, other, shared) for other in shared if shared[other] == name]
+    return min(first for first, _ in lives), max(last for _, last in lives)
 
 
 def _passes(program: Program, name: str, result: Result) -> bool:
@@ -116,15 +180,17 @@ def elements(plan: ModulePlan, tensor: JoinedTensor, address: str, const: str) -
     return f"floats({address})"
 
 
-def _regions(plan: ModulePlan, program: Program, names: tuple[str, ...]) -> list[str]:
+def _regions(
+    plan: ModulePlan, program: Program, names: tuple[str, ...], shared: Mapping[str, str]
+) -> list[str]:
     """Results whose memory buffers can have until a step touches the result.
 
     Those that are written early come first, because fewer buffers can lie there.
     """
     large = (name for name in names if _is_large(plan, name))
-    done = min((program.lifetime(name)[1] for name in large), default=len(program.steps))
+    done = min((_lifetime(program, n, shared)[1] for n in large), default=len(program.steps))
     starts = {
-        allocated(program, result): program.lifetime(result.buffer)[0]
+        allocated(program, result): _lifetime(program, result.buffer, shared)[0]
         for result in program.results
         if _is_large(plan, result.buffer) and plan.joined_tensor(result.buffer) is None
     }

@@ -36,7 +36,8 @@ class LaunchProgram:
         op: registered name.
         parameters: of the function.
         returns: return type.
-        first: argument that gives device and dtype.
+        first: argument that gives the device.
+        own_type: argument that gives the module's own type.
         type_checks: checks that need no sizes.
         dims: dimensions.
         size_checks: checks of sizes.
@@ -58,6 +59,7 @@ class LaunchProgram:
     parameters: tuple[str, ...]
     returns: str
     first: str
+    own_type: str
     type_checks: tuple[str, ...]
     dims: tuple[str, ...]
     size_checks: tuple[str, ...]
@@ -133,6 +135,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         parameters=_parameters(plan, program, words),
         returns=_return_type(program),
         first=first,
+        own_type=plan.own_type_argument(program),
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
         dims=tuple(_bind_line(b, given) for b in program.bindings if b.symbol in words),
         size_checks=size_checks,

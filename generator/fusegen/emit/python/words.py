@@ -100,7 +100,7 @@ class ProgramText:
         mutated: how many tensors, the last ones, are changed in place.
         results: tensors.
         returns: return annotation.
-        first: the argument whose device and dtype results take.
+        first: the argument whose device and dtype results take, the first of the module's own type.
         fake_dims: ``K = ...`` lines that the fake needs.
         fake_conditions: ``keep_h = ...`` lines that it needs.
     """
@@ -210,7 +210,7 @@ def absent_source(plan: ModulePlan, program: Program, result: Result) -> str:
     if program.returns_none:
         return "None"
     keyword = dtype_keyword(plan.buffer(result.buffer))
-    return f"{program.arguments[0].buffer}.new_empty(0{keyword})"
+    return f"{plan.own_type_argument(program)}.new_empty(0{keyword})"
 
 
 def schema(plan: ModulePlan, program: Program) -> str:
@@ -285,7 +285,7 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
         mutated=len(program.mutated),
         results=results,
         returns=return_annotation(result.annotation for result in results),
-        first=first.name,
+        first=plan.own_type_argument(program),
         fake_dims=bind_lines(program, used),
         fake_conditions=conditions.lines,
     )

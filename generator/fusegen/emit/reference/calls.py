@@ -25,7 +25,7 @@ from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED, left_by
 from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
-from ..python.words import scalar, step_comment
+from ..python.words import scalar, shape_source, step_comment
 from .pointwise import buffers, function_name, scalars_of
 
 
@@ -102,7 +102,7 @@ def step_text(
     """A step's call; none where a copy is decoded for a GEMM, which reads it as it is."""
     comment, when = step_comment(step, index), conditions.text(step.when)
     if copies_memory(step):
-        return StepText(comment, when, step.writes, f"{step.reads[0]}.clone()")
+        return StepText(comment, when, step.writes, _copied(plan, program, step))
     if quantizes(step):
         return StepText(comment, when, *_quantize_call(plan, step, conditions))
     if moves_state(step):
@@ -126,7 +126,36 @@ def step_text(
         call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
     groups = step.input(ROW_GROUPS)
     call = f"steps.within({call}, {groups})" if groups else call
-    return StepText(comment, when, step.writes, call)
+    return StepText(comment, when, _targets(step), call)
+
+
+def _targets(step: Step) -> tuple[str, ...]:
+    """Names for all results of the function of the reference; those left out have none."""
+    kind = definition(step.primitive)
+    rule = kind.shapes.get(step.kind)
+    if rule is None:
+        return step.writes
+    names = {operand.slot: operand.buffer for operand in step.outputs}
+    return tuple(names.get(slot, "_") for slot in kind.results if slot in rule)
+
+
+def _copied(plan: ModulePlan, program: Program, step: Step) -> str:
+    """A tensor with memory of its own, in the dimensions of the result."""
+    source, shape = step.reads[0], plan.buffer(step.out).shape
+    if plan.buffer(source).shape == shape:
+        return f"{source}.clone()"
+    first = plan.buffer(program.arguments[0].buffer)
+    return f"{source}.reshape{shape_source(shape, first)}.clone()"
+
+
+def _with_leading(plan: ModulePlan, program: Program, step: Step, call: str) -> str:
+    """Rows of a result with the leading dimensions of the program's first argument."""
+    if not plan.buffer(step.out).shape.leading:
+        return call
+    first = plan.buffer(program.arguments[0].buffer)
+    others = ", 0" * (len(first.shape.dims) - 1)
+    like = f"{first.name}[...{others}]" if others else first.name
+    return f"steps.with_leading({call}, {like})"
 
 
 def _function(step: Step) -> str:
@@ -242,24 +271,21 @@ def _read_copies(plan: ModulePlan, program: Program, step: Step) -> list[str]:
 
 
 def _dequantize_call(plan: ModulePlan, program: Program, step: Step) -> str:
-    first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [f"group_sizes={o.buffer}" for o in step.inputs if o.slot == "groups"]
-    call = f"{_function(step)}({', '.join(words)}).to({first.name}.dtype)"
-    leading = plan.buffer(step.out).shape.leading
-    return f"steps.with_leading({call}, {first.name})" if leading else call
+    call = f"{_function(step)}({', '.join(words)}).to({plan.own_type_argument(program)}.dtype)"
+    return _with_leading(plan, program, step, call)
 
 
 def _gemm_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
-    first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [step.copies[0].groups] if step.copies[0].groups else []
     wide = _is_wide(plan, program, step)
-    words.append("dtype=torch.float32" if wide else f"dtype={first.name}.dtype")
+    own = f"{plan.own_type_argument(program)}.dtype"
+    words.append(f"dtype={'torch.float32' if wide else own}")
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("add", "add_scales")]
     call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
-    leading = plan.buffer(step.out).shape.leading
-    return f"steps.with_leading({call}, {first.name})" if leading else call
+    return _with_leading(plan, program, step, call)
 
 
 def _saved_copy(plan: ModulePlan, copy: Copy) -> str:

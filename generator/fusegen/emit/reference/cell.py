@@ -15,7 +15,7 @@ from ...ir.quantization import Extent
 from ...ir.shapes import symbols, to_code
 from ...ir.step import Result
 from ...options import scopes_of
-from ...steps import SHIPPED, definition, is_printed
+from ...steps import definition, is_printed
 from ..python.conditions import Conditions, named_conditions
 from ..python.states import state_sources
 from ..python.words import (
@@ -82,9 +82,10 @@ class CheckedProgram:
 
 @dataclass(frozen=True, slots=True)
 class ExactText:
-    """The forward without quantisation: its parameters, steps, results and their annotation."""
+    """The forward without quantisation: parameters, sizes, steps, results and their annotation."""
 
     parameters: tuple[str, ...]
+    dims: tuple[str, ...]
     steps: tuple[StepText, ...]
     returned: str
     returns: str
@@ -96,7 +97,7 @@ class ReferenceContext:
 
     Attributes:
         constants: how each role is quantised; empty where nothing is.
-        modules: that functions of steps stand in, besides those of fusegen.
+        modules: that functions of steps stand in, besides those that the template names.
         programs: every op's.
         exact: the forward without quantisation, where it differs.
         scopes: modules of what each step runs in.
@@ -131,6 +132,7 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
     calls += [step.call for step in (exact.steps if exact else ())]
     calls += [load.source for text in pointwise for load in text.loads]
     dims = [line for program in programs for line in (*program.check_dims, *program.dims)]
+    dims += exact.dims if exact else ()
     return ReferenceContext(
         cell=plan.cell,
         summary=docstring(plan.summary),
@@ -148,16 +150,15 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
     )
 
 
-_OWN_MODULES = frozenset(
-    kind.reference.function.partition(".")[0] for kind in SHIPPED if kind.reference
-)
+_NAMED_OTHERWISE = frozenset(("quantized", "statistics", "steps"))
+"""Modules that more than functions of steps stand in: the template has their imports."""
 
 
 def _modules(plan: ModulePlan) -> tuple[str, ...]:
-    """Modules of the reference that extensions bring."""
+    """Modules of the reference, such as those of extensions, that the plan's steps call."""
     kinds = (definition(step.primitive) for step in (*plan.steps, *plan.exact))
     words = {kind.reference.function.partition(".")[0] for kind in kinds if kind.reference}
-    return tuple(sorted(words - _OWN_MODULES))
+    return tuple(sorted(words - _NAMED_OTHERWISE))
 
 
 def _exact_text(plan: ModulePlan) -> ExactText:
@@ -166,12 +167,14 @@ def _exact_text(plan: ModulePlan) -> ExactText:
     tensors = (f"{each.name}: {each.annotation}" for each in given)
     scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
     spelled = Conditions()
-    steps = (
+    texts = (
         step_text(plan, plan.forward, step, i, spelled) for i, step in enumerate(plan.exact, 1)
     )
+    steps = tuple(filter(None, texts))
     return ExactText(
         parameters=(*tensors, *scalars),
-        steps=tuple(filter(None, steps)),
+        dims=bind_lines(plan.forward, _words(*(step.call for step in steps))),
+        steps=steps,
         returned=", ".join(plan.exact_outputs),
         returns=return_annotation("Tensor" for _ in plan.exact_outputs),
     )

@@ -16,7 +16,7 @@ from ...ir.plan import ModulePlan
 from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand
-from ...steps import is_gemm, observes, sums_rows
+from ...steps import definition, is_gemm, observes, sums_rows
 from ..python.main_grads import adds
 from ..python.states import called_states
 from ..python.words import op_name, pieces
@@ -28,7 +28,7 @@ _ERRORS_OF_EXPERTS = 5
 # Of normal values with a relative error e, 0.32 e change their sign. Where a gradient jumps there,
 # the square of its error is twice that, as half of it is 0; times the margin of tolerances, 2.6.
 _ERRORS_OF_FLIPS = 1.7
-_VALUES = ("a", "b", "add", "scales", "add_scales")
+_VALUES = ("a", "b", "grad", "add", "scales", "add_scales")
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +322,9 @@ def _tolerance(plan: ModulePlan, name: str) -> float:
 def error_counts(plan: ModulePlan) -> dict[str, float]:
     """Independent errors that each buffer carries, as many as would have its square.
 
-    A GEMM, a sum or an expression adds one, and passes on those of its operands: an expression
-    by the square of each symbol's degree.  Copies pass on what they are made from.
+    A GEMM, a sum, an expression, or what computes each row by itself adds one, and passes on those
+    of its operands: an expression by the square of each symbol's degree.  Copies pass on what they
+    are made from.
     """
     counts: dict[str, float] = {}
     one = plan.tolerance.end_to_end / math.sqrt(_ERRORS_OF_EXPERTS)
@@ -338,7 +339,8 @@ def error_counts(plan: ModulePlan) -> dict[str, float]:
             found = 1.0 + sum(map(passed, step.pointwise.operands))
         else:
             values = (o.buffer for o in step.inputs if o.slot in _VALUES)
-            own = 1.0 if is_gemm(step) or sums_rows(step) else 0.0
+            by_rows = definition(step.primitive).independent
+            own = 1.0 if is_gemm(step) or sums_rows(step) or by_rows else 0.0
             found = own + sum(counts.get(name, 0.0) for name in values)
         counts |= dict.fromkeys(step.writes, found)
     return counts
@@ -382,17 +384,35 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
             values = f"torch.tensor({default} if splits is None else splits, device=device)"
             yield f'"{name}": {values},'
             continue
+        if bound := _index_bound(plan, name):
+            rng = f"torch.Generator().manual_seed({seed})"
+            values = f"torch.randint({bound}, {_dims(buffer)}, generator={rng}).to(device)"
+            yield f'"{name}": {values},'
+            continue
         yield f'"{name}": support.random_tensor({_random(buffer, parameters.get(name), seed)}),'
+
+
+def _index_bound(plan: ModulePlan, name: str) -> str:
+    """Source of the number of elements that a tensor of indices chooses from; empty of others."""
+    for step in plan.forward.unmerged.steps:
+        for slot, size in definition(step.primitive).indices.items():
+            if step.input(slot) == name:
+                return to_python(dict(step.sizes)[size])
+    return ""
+
+
+def _dims(buffer: Buffer) -> str:
+    """Source of a shape, with leading dimensions where a tensor may have several."""
+    dims = [str(_LEADING)] if buffer.shape.leading else []
+    dims += [to_python(dim) for dim in buffer.shape.flat]
+    return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
 
 
 def _random(buffer: Buffer, parameter: Parameter | None, seed: int) -> str:
     dtype = "dtype" if buffer.dtype is DType.IO else f"torch.{dtypes.info(buffer.dtype).torch}"
-    dims = [str(_LEADING)] if buffer.shape.leading else []
-    dims += [to_python(dim) for dim in buffer.shape.flat]
-    shape = f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
     weight = parameter is not None and not buffer.optional
     scale = f", scale={_root(parameter.fan_in)}" if weight and parameter else ""
-    return f"{shape}, dtype, device, {seed}{scale}".replace("dtype", dtype, 1)
+    return f"{_dims(buffer)}, dtype, device, {seed}{scale}".replace("dtype", dtype, 1)
 
 
 def _root(size: Expr) -> str:

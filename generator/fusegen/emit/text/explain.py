@@ -11,7 +11,8 @@ from ...ir.program import Direction, Program
 from ...ir.segments import Start, Wait
 from ...ir.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
 from ...ir.step import Result, Step
-from ...steps import decodes
+from ...steps import copies_memory, decodes
+from ..launcher.memory import lies_there, shared_memory
 from ..python.conditions import any_of
 from ..python.words import step_comment
 from .columns import aligned
@@ -139,7 +140,14 @@ def _place(plan: ModulePlan, name: str) -> str:
         return "gradient in" if name not in _names(plan.forward) else "kept for the backward"
     if any(name in direction.made for direction in plan.directions):
         return "between ops"
-    return "workspace"
+    return _shared(plan).get(name, "workspace")
+
+
+def _shared(plan: ModulePlan) -> dict[str, str]:
+    """Buffers that lie in the memory of others where kernels run, and whose that is."""
+    programs = plan.programs if plan.kernel_sets else ()
+    pairs = (pair for program in programs for pair in shared_memory(plan, program).items())
+    return {name: f"memory of {other}" for name, other in pairs}
 
 
 def _direction(plan: ModulePlan, direction: Direction) -> Iterator[str]:
@@ -187,12 +195,14 @@ def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
     changed = f", changes {', '.join(program.mutated)}" if not program.results else ""
     called = _under(program.when)
     yield f"{program.function} ({arguments}) -> {results or 'nothing'}{changed}{called}"
-    yield from _table(_step_row(plan, step, i) for i, step in enumerate(program.steps, 1))
+    yield from _table(_step_row(plan, program, s, i) for i, s in enumerate(program.steps, 1))
 
 
-def _step_row(plan: ModulePlan, step: Step, index: int) -> tuple[str, ...]:
+def _step_row(plan: ModulePlan, program: Program, step: Step, index: int) -> tuple[str, ...]:
     flops = f"{to_markdown(step.flops)} flop" if step.flops else ""
     moved = f"{_formula(plan.buffer(name) for name in (*step.loads, *step.writes))} bytes"
+    if plan.kernel_sets and copies_memory(step) and lies_there(plan, program, step):
+        moved = "the same memory"
     when = f"if {any_of(step.when)}" if step.when else ""
     origin = f"rule {step.rule}" if step.rule else ""
     return (step_comment(step, index), step.kernels or "", flops, moved, when, origin)

@@ -1,0 +1,15 @@
+"""Norms of rows."""
+
+from __future__ import annotations
+
+from ..steps import norm
+from .family import Family
+
+NORM = Family(
+    "norm",
+    (norm.NORM.name,),
+    launch=norm.LAUNCH,
+    summary="Divides each row by its root mean square, standard deviation or length.",
+    device="norm/norm.cuh",
+    row_alignment=8,
+)

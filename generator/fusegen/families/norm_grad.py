@@ -1,0 +1,15 @@
+"""Gradients of norms of rows."""
+
+from __future__ import annotations
+
+from ..steps import norm
+from .family import Family
+
+NORM_GRAD = Family(
+    "norm_grad",
+    (norm.NORM_GRAD.name,),
+    launch=norm.GRADIENT_LAUNCH,
+    summary="The gradients of a norm of rows.",
+    device="norm/norm_grad.cuh",
+    row_alignment=8,
+)
