@@ -389,14 +389,16 @@ def _elements(plan: ModulePlan, name: str) -> Expr:
 
 def _untouched(plan: ModulePlan) -> str:
     """The input that the forward in evaluation gives back bit for bit; empty where it does not."""
-    (step, *others) = plan.forward.steps
+    if len(plan.forward.steps) != 1:
+        return ""
+    (step,) = plan.forward.steps
     neutral = definition(step.primitive).neutral
     in_eval = {attribute.name: attribute.in_eval for attribute in plan.attributes}
     told = {
         name: in_eval[value.name] if isinstance(value, AttributeRef) else value
         for name, value in step.attributes
     }
-    if others or not neutral or any(told[name] != value for name, value in neutral.items()):
+    if not neutral or any(told[name] != value for name, value in neutral.items()):
         return ""
     return step.reads[0]
 
