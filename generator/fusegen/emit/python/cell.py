@@ -85,6 +85,7 @@ class CellContext:
         inputs: what the module is called with.
         called_with: parameters of its forward.
         drawn: those of its inputs that it draws where they are not given.
+        bounded: scalars that have a range.
         untouched: the input that it returns as it is outside training; empty where there is none.
         arguments: what the function is called with.
         given_tensors: tests that inputs are tensors.
@@ -138,6 +139,7 @@ class CellContext:
     given_tensors: tuple[str, ...]
     given_inputs: tuple[str, ...]
     attributes: tuple[AttributeText, ...]
+    bounded: tuple[AttributeText, ...]
     states: tuple[StateText, ...]
     called_states: tuple[StateText, ...]
     transient: tuple[str, ...]
@@ -254,6 +256,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         given_tensors=tuple(f"isinstance({name}, Tensor)" for name in plan.inputs),
         given_inputs=tuple(f'("{name}", {name})' for name in plan.inputs),
         attributes=tuple(attribute_text(a) for a in plan.attributes),
+        bounded=tuple(attribute_text(a) for a in plan.attributes if a.range),
         states=states,
         called_states=tuple(state for state in states if state.argument in called),
         transient=tuple(state.path for state in states if state.transient),
