@@ -40,6 +40,7 @@ CELLS = (
     Cell("layer_norm", "bf16"),
     Cell("softmax", "bf16"),
     Cell("cross_entropy", "bf16"),
+    Cell("dropout", "bf16"),
 )
 STATING = {family.name for family in FAMILIES if family.constants(None, None, None, {})}
 """Families whose units state numbers."""

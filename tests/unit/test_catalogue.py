@@ -100,7 +100,6 @@ REFUSED = {
 WITHOUT_STEP = {
     "ops/all_gather": "collective",
     "ops/all_reduce": "collective",
-    "ops/dropout": "dropout",
     "ops/reduce_scatter": "collective",
     "fusions/gather_linear": "gather_gemm",
     "fusions/linear_reduce_scatter": "gemm_scatter",

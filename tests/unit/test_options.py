@@ -49,6 +49,7 @@ INHERITED = {
     "clamped_swiglu": IN_GATED,
     "constant_scale": ("ranges",),
     "cross_entropy": ("ranges",),
+    "dropout": ("ranges",),
     "geglu": IN_GATED,
     "gelu": ("ranges",),
     "glu": IN_GATED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..ir.dtypes import DType
+from ..ir.shapes import Const
 from ..spec.diagnostics import Problem, did_you_mean
 from ..spec.load import Source
 from ..spec.op import AttributeSpec, TensorSpec
@@ -40,6 +41,40 @@ def check_symbols(dims: Mapping[str, str], source: Source) -> Iterator[Problem]:
 def fits(attribute: AttributeSpec, value: object) -> bool:
     """Whether a value is of an attribute's type."""
     return attribute.type.holds(value)
+
+
+def range_problem(attribute: AttributeSpec, value: object) -> str:
+    """What is wrong with a number of the right type; empty where nothing is."""
+    if attribute.range is None:
+        return ""
+    least, largest = attribute.range
+    if isinstance(value, int | float) and least <= value <= largest:
+        return ""
+    return f"expected a number from {least:g} to {largest:g}, got {value!r}"
+
+
+def check_drawn(inputs: Mapping[str, TensorSpec], source: Source) -> Iterator[Problem]:
+    """What modules draw is int64 numbers of a known count; a call may leave it out."""
+    last = ""
+    for name, tensor in inputs.items():
+        if last and not tensor.drawn:
+            yield source.problem(
+                f"{last!r} is drawn and may be left out of a call; put {name!r} before it",
+                "inputs",
+                name,
+            )
+        if not tensor.drawn:
+            continue
+        last = name
+        sized = all(isinstance(dim, Const) for dim in tensor.shape.dims) and tensor.shape.dims
+        if tensor.dtype is not DType.INT64 or len(tensor.shape.flat) != 1 or not sized:
+            yield source.problem(
+                f"{name!r} is drawn: expected dtype int64 and one dimension such as [2], got"
+                f" {tensor.dtype.value} {tensor.shape}",
+                "inputs",
+                name,
+                "drawn",
+            )
 
 
 def check_input_types(inputs: Mapping[str, TensorSpec], source: Source) -> Iterator[Problem]:

@@ -19,7 +19,14 @@ from ..spec.offers import module_facts
 from ..spec.op import OpSpec, TensorSpec
 from ..steps import definition
 from ..steps.add import MOST_OPERANDS
-from .common import check_input_types, check_symbols, fits, unknown
+from .common import (
+    check_drawn,
+    check_input_types,
+    check_symbols,
+    fits,
+    range_problem,
+    unknown,
+)
 from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_keywords
 
 Path = tuple[str | int, ...]
@@ -59,6 +66,7 @@ def check_module(
             yield source.problem(f"a chain needs {key!r}", "module")
     yield from check_symbols(module.dims, source)
     yield from check_input_types(module.inputs, source)
+    yield from check_drawn(module.inputs, source)
     for name, tensor in module.inputs.items():
         for symbol in sorted(tensor.shape.symbols()):
             yield from unknown(source, "dimension", symbol, module.dims, "inputs", name, "shape")
@@ -88,6 +96,7 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
         yield from _check_names(module, specs, source)
     prefixes: set[str | None] = set()
     available = dict(module.inputs)
+    drawing: dict[str, str] = {}
     previous = next(iter(module.inputs), "")
     leading = module.inputs[previous].shape.leading if previous else None
     for index, item in enumerate(module.chain):
@@ -108,6 +117,14 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
         for name, spec in op.inputs.items():
             shape = op.shape_of(spec, item.dims, known or spec.shape)
             yield from _check_reading(item, spec, shape, reads[name], available, source, index)
+            other = drawing.setdefault(reads[name], item.as_ or item.op) if spec.drawn else ""
+            if other not in ("", item.as_ or item.op):
+                yield source.problem(
+                    f"{item.as_!r} would draw as {other!r} does; map {name!r} in 'with' to another"
+                    " input of the module",
+                    "chain",
+                    index,
+                )
         yield from _check_shape(module, item, op, first, known, source, index)
         results = tuple(results_of(module, index, op).values())
         for name, spec in zip(results, op.outputs.values(), strict=True):
@@ -377,10 +394,10 @@ def _check_item(
             yield source.problem(f"{item.op} needs dimension {symbol!r} in 'dims'", *path)
     for name, value in item.attributes.items():
         yield from unknown(source, "attribute", name, op.attributes, *path, "attributes", name)
-        if name in op.attributes and not fits(op.attributes[name], value):
-            yield source.problem(
-                f"expected {op.attributes[name].type.value}, got {value!r}",
-                *path,
-                "attributes",
-                name,
-            )
+        if name not in op.attributes:
+            continue
+        reason = f"expected {op.attributes[name].type.value}, got {value!r}"
+        if fits(op.attributes[name], value):
+            reason = range_problem(op.attributes[name], value)
+        if reason:
+            yield source.problem(reason, *path, "attributes", name)

@@ -12,9 +12,17 @@ from ..ir.words import AttributeType, Broadcast
 from ..math import ExpressionError, names_in, parse
 from ..spec.diagnostics import Problem
 from ..spec.load import Source
-from ..spec.op import OpSpec, StepSpec, TensorSpec, operand_symbols
+from ..spec.op import AttributeSpec, OpSpec, StepSpec, TensorSpec, operand_symbols
 from ..steps import definition
-from .common import check_input_types, check_symbols, check_type, fits, unknown
+from .common import (
+    check_drawn,
+    check_input_types,
+    check_symbols,
+    check_type,
+    fits,
+    range_problem,
+    unknown,
+)
 from .names import check_public_names, taken_by_function, takes_all_keywords
 from .steps import check_step_tensors
 
@@ -48,6 +56,9 @@ def check_op(op: OpSpec, source: Source) -> Iterator[Problem]:
                 name,
                 "default",
             )
+        else:
+            yield from _check_range(name, attribute, source)
+    yield from check_drawn(op.inputs, source)
     yield from _check_dims(op, source)
     if not op.inputs or not op.outputs:
         return
@@ -133,6 +144,8 @@ def _check_tensor(
         yield source.problem("only a parameter has 'init'; remove it", section, name, "init")
     for attribute in tensor.init_if:
         yield from _check_init_if(op, section, name, attribute, source)
+    if tensor.drawn and section != "inputs":
+        yield source.problem("only an input is drawn; remove it", section, name, "drawn")
     if tensor.optional and section != "parameters":
         yield source.problem("only a parameter may be optional", section, name, "optional")
     if tensor.dtype in _INTEGERS and tensor.differentiable:
@@ -181,6 +194,24 @@ def _own_type_reason(op: OpSpec, section: str, tensor: TensorSpec) -> str:
         wide = tensor.dtype is DType.FLOAT32
         return "" if wide else "outputs of steps are of the module's own type, or float32"
     return f"{section} are of the module's own type"
+
+
+def _check_range(name: str, attribute: AttributeSpec, source: Source) -> Iterator[Problem]:
+    """Only numbers of a call have a range, or another value in evaluation."""
+    said = {"range": attribute.range, "in_eval": attribute.in_eval}
+    for key in (key for key, value in said.items() if value is not None):
+        if attribute.static or attribute.type is not AttributeType.FLOAT:
+            yield source.problem(
+                f"{key!r} is of a float that is no static attribute; remove it",
+                "attributes",
+                name,
+                key,
+            )
+            return
+    for key, value in (("default", attribute.default), ("in_eval", attribute.in_eval)):
+        reason = "" if value is None else range_problem(attribute, value)
+        if reason:
+            yield source.problem(reason, "attributes", name, key)
 
 
 def _check_dims(op: OpSpec, source: Source) -> Iterator[Problem]:

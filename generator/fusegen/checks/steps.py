@@ -9,7 +9,7 @@ from ..spec.diagnostics import Problem
 from ..spec.load import Source
 from ..spec.op import OpSpec, StepSpec, TensorSpec
 from ..steps import definition
-from ..steps.sizes import Sizes, bind
+from ..steps.sizes import Sizes, bind, spelled
 
 
 def check_step_tensors(
@@ -54,9 +54,9 @@ def _tensors(op: OpSpec) -> Mapping[str, TensorSpec]:
 
 def _expected(rule: str, sizes: Sizes) -> str:
     """The rule with the sizes that other operands have fixed."""
-    words = [str(size) for name in rule.split() for size in sizes.get(name, (name,))]
+    words = [str(size) for name in rule.split() for size in sizes.get(name, (spelled(name),))]
     return f"[{', '.join(words)}]"
 
 
 def _rule_text(rules: Mapping[str, str]) -> str:
-    return ", ".join(f"{slot} [{rule.replace(' ', ', ')}]" for slot, rule in rules.items())
+    return ", ".join(f"{slot} {_expected(rule, {})}" for slot, rule in rules.items())

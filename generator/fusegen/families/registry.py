@@ -8,6 +8,8 @@ from .cross_entropy import CROSS_ENTROPY
 from .cross_entropy_grad import CROSS_ENTROPY_GRAD
 from .dequantize import DEQUANTIZE
 from .dequantize_groups import DEQUANTIZE_GROUPS
+from .dropout import DROPOUT
+from .dropout_grad import DROPOUT_GRAD
 from .family import Config, Family
 from .gemm_decoded_mma import GEMM_DECODED_MMA
 from .gemm_decoded_sm90 import GEMM_DECODED_SM90
@@ -49,6 +51,8 @@ SHIPPED: tuple[Family, ...] = (
     SOFTMAX_GRAD,
     CROSS_ENTROPY,
     CROSS_ENTROPY_GRAD,
+    DROPOUT,
+    DROPOUT_GRAD,
 )
 """Families that come with fusegen."""
 

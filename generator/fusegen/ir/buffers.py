@@ -21,6 +21,7 @@ class Buffer:
         shape: row-major.
         role: what a recipe quantises it as.
         optional: may be absent.
+        drawn: an input of random bits, which the module draws where its caller gives none.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Buffer:
     shape: Shape
     role: Role | None = None
     optional: bool = False
+    drawn: bool = False
 
 
 def size_in_bytes(buffer: Buffer) -> Expr:
@@ -119,8 +121,18 @@ class JoinedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A scalar keyword of the module's function."""
+    """A scalar keyword of the module's function.
+
+    Attributes:
+        name: of the keyword.
+        type: of its value.
+        default: where the caller says nothing.
+        range: least and largest value; None for any.
+        in_eval: what the module calls the function with outside training; None for its own.
+    """
 
     name: str
     type: AttributeType
     default: float | int | bool | str
+    range: tuple[float, float] | None = None
+    in_eval: float | None = None

@@ -242,6 +242,11 @@ class ModulePlan:
         return (*self.outputs, *saved, *gradients, *read)
 
     @property
+    def drawn(self) -> tuple[str, ...]:
+        """Inputs of random bits, which the module draws where its caller gives none."""
+        return tuple(name for name in self.inputs if self.buffer(name).drawn)
+
+    @property
     def process_groups(self) -> tuple[Group, ...]:
         """Groups that its collectives are over, each once."""
         starts = (start for each in self.directions for start in each.starts)

@@ -41,7 +41,11 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
         parameters += _parameters(instance)
         attributes += [
             Attribute(
-                f"{prefix_of(item)}{name}", spec.type, item.attributes.get(name, spec.default)
+                f"{prefix_of(item)}{name}",
+                spec.type,
+                item.attributes.get(name, spec.default),
+                spec.range,
+                spec.in_eval,
             )
             for name, spec in op.attributes.items()
             if not spec.static
@@ -77,7 +81,8 @@ def _instance(item: ChainItem, op: OpSpec, tensors: Mapping[str, str]) -> Instan
 
 def _buffer(name: str, spec: TensorSpec, shape: Shape, leading: str | None) -> Buffer:
     """A tensor has several leading dimensions only where the module's first input has them."""
-    return Buffer(name, spec.dtype, shape.led_by(leading), spec.role, spec.optional)
+    shape = shape.led_by(leading)
+    return Buffer(name, spec.dtype, shape, spec.role, spec.optional, spec.drawn)
 
 
 def _parameters(instance: Instance) -> list[Parameter]:

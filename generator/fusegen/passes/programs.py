@@ -395,10 +395,15 @@ def _label(expr: Expr, dims: Dims) -> str:
 
 
 def _of_rows(step: Step) -> frozenset[str]:
-    """Results that have a number for each row of another operand, and so no rows of their own."""
+    """Results that have a number, or a byte, for elements of each row of another operand.
+
+    How long their own rows are follows from that.
+    """
     rule = definition(step.primitive).shapes.get(step.kind, {})
     leading = {slot for slot, dims in rule.items() if dims.endswith("...")}
-    return frozenset(o.buffer for o in step.outputs if leading != {*rule} and o.slot in leading)
+    leading = leading if leading != {*rule} else set()
+    leading |= {slot for slot, dims in rule.items() if "/" in dims}
+    return frozenset(o.buffer for o in step.outputs if o.slot in leading)
 
 
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:

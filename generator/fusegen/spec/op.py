@@ -35,6 +35,7 @@ class TensorSpec:
         halves: names of the two halves of the last dimension in a pointwise expression.
         interleave: attribute that, when positive, interleaves the halves in blocks of that many.
         broadcast: repeats along rows or columns of a pointwise expression.
+        drawn: random bits, which a module draws where its caller gives none.
     """
 
     shape: ShapeField
@@ -47,6 +48,7 @@ class TensorSpec:
     halves: tuple[Name, Name] | None = None
     interleave: Name | None = None
     broadcast: Broadcast | None = None
+    drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -57,11 +59,15 @@ class AttributeSpec:
         type: of the value.
         default: used where the caller says nothing.
         static: fixed when the module is generated instead of at run time.
+        range: least and largest value; None for any.
+        in_eval: what modules call the function with outside training; None for what they have.
     """
 
     type: AttributeType
     default: Scalar
     static: bool = False
+    range: tuple[float, float] | None = None
+    in_eval: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

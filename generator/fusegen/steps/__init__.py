@@ -13,6 +13,7 @@ from .add import ADD
 from .cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
+from .dropout import DROPOUT, DROPOUT_GRAD
 from .gemm import GEMM, GROUPED_GEMM
 from .group_row_dot import GROUP_ROW_DOT
 from .norm import NORM, NORM_GRAD
@@ -52,6 +53,8 @@ SHIPPED: tuple[StepDef, ...] = (
     SOFTMAX_GRAD,
     CROSS_ENTROPY,
     CROSS_ENTROPY_GRAD,
+    DROPOUT,
+    DROPOUT_GRAD,
 )
 """Kinds that come with fusegen."""
 

@@ -44,7 +44,8 @@ class Trait(str, Enum):
 Rule = Mapping[str, str]
 """Dimensions by slot, such as ``{"a": "T... K", "b": "N K", "out": "T... N"}``.
 
-A name is one size throughout a step, and ``T...`` any number of leading ones.  A slot that a rule
+A name is one size throughout a step, ``T...`` any number of leading ones, and ``K/8`` the eighth of
+one that is rounded up, in a slot behind those that have K itself.  A slot that a rule
 does not name is no operand there.
 """
 
@@ -105,6 +106,7 @@ class StepDef:
             the same part of its operands alone, so that ranks may have shards of them.
         sums: results that are added up along those dimensions: of shards they are partial sums.
         scratch: memory that its kernels need beside operands and results, by slot.
+        neutral: values of attributes with which the first result is the first operand, bit for bit.
         traits: what generic code may ask.
         reference: its function; None where it has none.
         formula: of a step, the expression of its slots that its kernel is printed from, evaluated
@@ -130,6 +132,7 @@ class StepDef:
     independent: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
     scratch: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
+    neutral: Mapping[str, float] = field(default_factory=dict)
     traits: frozenset[Trait] = frozenset()
     reference: Reference | None = None
     formula: Callable[[Step], str] | None = None
@@ -165,7 +168,8 @@ class StepDef:
     def dimensions(self) -> frozenset[str]:
         """Names of the rule."""
         rules = (rule for kind in self.shapes.values() for rule in kind.values())
-        return frozenset(name.removesuffix("...") for rule in rules for name in rule.split())
+        names = (name for rule in rules for name in rule.split() if "/" not in name)
+        return frozenset(name.removesuffix("...") for name in names)
 
     @property
     def of_passes(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.shapes import Expr, Shape, product
+from ..ir.shapes import Expr, Shape, ceildiv, product
 from ..ir.step import Step
 from . import definition
 from .definition import Rule
@@ -25,11 +25,22 @@ def bind(rule: str, shape: Shape, sizes: Sizes) -> bool:
         return False
     own = len(got) - least + 1 if several else 1
     parts = [got[:own], *((size,) for size in got[own:])]
-    bound = {name: part for name, part in zip(names, parts, strict=True) if name not in sizes}
-    fits = all({**bound, **sizes}[name] == part for name, part in zip(names, parts, strict=True))
-    if fits:
-        sizes.update(bound)
-    return fits
+    known = dict(sizes)
+    for name, part in zip(names, parts, strict=True):
+        if _meant(name, known).setdefault(name, part) != part:
+            return False
+    sizes.update(known)
+    return True
+
+
+def _meant(name: str, sizes: Sizes) -> Sizes:
+    """The sizes, with that of a name such as ``K/8`` where K is known."""
+    whole, _, parts = name.partition("/")
+    if parts and whole in sizes:
+        (size,) = sizes[whole]
+        assert not isinstance(size, str), name
+        sizes[name] = (ceildiv(size, int(parts)),)
+    return sizes
 
 
 def name_of(rule: str, shape: Shape, axis: int) -> str:
@@ -39,9 +50,15 @@ def name_of(rule: str, shape: Shape, axis: int) -> str:
     return names[max(len(names) - behind, 0)].removesuffix("...")
 
 
+def spelled(name: str) -> str:
+    """A name of a rule as shapes of specs have it: ``ceildiv(D, 8)`` for ``D/8``."""
+    whole, _, parts = name.partition("/")
+    return f"ceildiv({whole}, {parts})" if parts else name
+
+
 def said(rule: str, sizes: Sizes) -> str:
     """A rule as ``[T, K]``, with what names stand for where they are bound."""
-    words = (", ".join(map(str, sizes.get(name, (name,)))) for name in rule.split())
+    words = (", ".join(map(str, sizes.get(name, (spelled(name),)))) for name in rule.split())
     return f"[{', '.join(words)}]"
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...ir.buffers import Attribute
 from ...ir.dtypes import DType
 from ...ir.names import mark
 from ...ir.plan import ModulePlan
 from ...ir.program import Argument
 from ...ir.segments import Group
 from ...ir.shapes import Expr, Sym, substitute, to_python
+from ...ir.step import AttributeRef
 from ...ir.words import Init
+from ...steps import definition
 from ..text.escape import docstring
 from .autograd import AutogradText, autograd_text
 from .directions import DirectionText, direction_texts, groups_of
@@ -66,12 +69,24 @@ class KeywordText:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnText:
+    """An input that the module draws where it is not given, and how many numbers that are."""
+
+    name: str
+    count: str
+
+
+@dataclass(frozen=True, slots=True)
 class CellContext:
     """Everything ``<cell>.py`` states.
 
     Attributes:
         autograd: the class by which autograd calls the ops.
         inputs: what the module is called with.
+        called_with: parameters of its forward.
+        drawn: those of its inputs that it draws where they are not given.
+        bounded: scalars that have a range.
+        untouched: the input that it returns as it is outside training; empty where there is none.
         arguments: what the function is called with.
         given_tensors: tests that inputs are tensors.
         given_inputs: the inputs by name.
@@ -117,10 +132,14 @@ class CellContext:
     function_name: str
     autograd: AutogradText
     inputs: tuple[TensorText, ...]
+    called_with: tuple[str, ...]
+    drawn: tuple[DrawnText, ...]
+    untouched: str
     arguments: tuple[TensorText, ...]
     given_tensors: tuple[str, ...]
     given_inputs: tuple[str, ...]
     attributes: tuple[AttributeText, ...]
+    bounded: tuple[AttributeText, ...]
     states: tuple[StateText, ...]
     called_states: tuple[StateText, ...]
     transient: tuple[str, ...]
@@ -227,10 +246,17 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         function_name=plan.module,
         autograd=autograd,
         inputs=tuple(by_name[name] for name in plan.inputs),
+        called_with=tuple(
+            f"{name}: Tensor{' | None = None' if name in plan.drawn else ''}"
+            for name in plan.inputs
+        ),
+        drawn=tuple(DrawnText(name, to_python(_elements(plan, name))) for name in plan.drawn),
+        untouched=_untouched(plan),
         arguments=tuple(by_name[name] for name in plan.arguments),
         given_tensors=tuple(f"isinstance({name}, Tensor)" for name in plan.inputs),
         given_inputs=tuple(f'("{name}", {name})' for name in plan.inputs),
         attributes=tuple(attribute_text(a) for a in plan.attributes),
+        bounded=tuple(attribute_text(a) for a in plan.attributes if a.range),
         states=states,
         called_states=tuple(state for state in states if state.argument in called),
         transient=tuple(state.path for state in states if state.transient),
@@ -322,7 +348,8 @@ def _call(
     called = called_states(plan)
     paths_of_states = {state.buffer: state.path for state in plan.states}
     states = (f"{name}={reached(paths_of_states.get(name, name), 'buffer')}" for name in called)
-    scalars = [f"{attribute.name}=self.{attribute.name}" for attribute in plan.attributes]
+    trains = bool(_untouched(plan))  # in evaluation there is no call
+    scalars = [f"{each.name}={_scalar_of(each, trains=trains)}" for each in plan.attributes]
     groups = groups_of(plan.direction("forward"), plan.direction("backward"))
     scalars += [f"{group.name}=self.{group.name}" for group in groups]
     scalars += ["wgrad_queue=self.wgrad_queue"] if plan.wgrad else []
@@ -344,6 +371,39 @@ def _call(
         return source
 
     return tuple(lookups), (*map(tensor, plan.arguments), *states, *scalars)
+
+
+def _scalar_of(attribute: Attribute, *, trains: bool) -> str:
+    """What a module calls its function with: in evaluation perhaps another value than its own.
+
+    Args:
+        attribute: of the module.
+        trains: whether the call is one of training.
+    """
+    own = f"self.{attribute.name}"
+    if trains or attribute.in_eval is None:
+        return own
+    return f"{own} if self.training else {attribute.in_eval!r}"
+
+
+def _elements(plan: ModulePlan, name: str) -> Expr:
+    return plan.buffer(name).shape.elements
+
+
+def _untouched(plan: ModulePlan) -> str:
+    """The input that the forward in evaluation gives back bit for bit; empty where it does not."""
+    if len(plan.forward.steps) != 1:
+        return ""
+    (step,) = plan.forward.steps
+    neutral = definition(step.primitive).neutral
+    in_eval = {attribute.name: attribute.in_eval for attribute in plan.attributes}
+    told = {
+        name: in_eval[value.name] if isinstance(value, AttributeRef) else value
+        for name, value in step.attributes
+    }
+    if not neutral or any(told[name] != value for name, value in neutral.items()):
+        return ""
+    return step.reads[0]
 
 
 def _copied(plan: ModulePlan) -> tuple[str, ...]:

@@ -56,11 +56,20 @@ class TensorText:
 
 @dataclass(frozen=True, slots=True)
 class AttributeText:
-    """A scalar keyword of a signature."""
+    """A scalar keyword of a signature.
+
+    Attributes:
+        name: of the keyword.
+        annotation: its type.
+        default: source of its default.
+        least, largest: sources of what it is at least and at most; empty for any value.
+    """
 
     name: str
     annotation: str
     default: str
+    least: str = ""
+    largest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +157,10 @@ def tensor_text(plan: ModulePlan, argument: Argument, gradients: frozenset[str])
 
 def attribute_text(attribute: Attribute) -> AttributeText:
     """A scalar keyword as a signature shows it."""
-    return AttributeText(attribute.name, _PYTHON_TYPE[attribute.type], repr(attribute.default))
+    within = (f"{end:g}" for end in attribute.range or ())
+    return AttributeText(
+        attribute.name, _PYTHON_TYPE[attribute.type], repr(attribute.default), *within
+    )
 
 
 def _source(tensor: str, axis: int | None, number: int) -> str:

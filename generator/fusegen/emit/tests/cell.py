@@ -104,6 +104,7 @@ class TestContext:
     meta_constructor: str
     cpu_constructor: str
     input_names: str
+    drawn: str
     refusals: tuple[Refusal, ...]
     states: str
     forward_arguments: str
@@ -205,6 +206,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         meta_constructor=_constructor(plan, sizes, '"meta"'),
         cpu_constructor=_constructor(plan, sizes, '"cpu"'),
         input_names=_tuple(list(plan.inputs)),
+        drawn=_tuple(list(plan.drawn)) if plan.drawn else "",
         refusals=_distinct(_refusals(plan, sizes)),
         states=_tuple([*called, *(name for _, name in plan.main_grads)]),
         main_grads=repr(dict(plan.main_grads)),
@@ -384,7 +386,7 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
             values = f"torch.tensor({default} if splits is None else splits, device=device)"
             yield f'"{name}": {values},'
             continue
-        if bound := _index_bound(plan, name):
+        if bound := "2**63 - 1" if buffer.drawn else _index_bound(plan, name):
             rng = f"torch.Generator().manual_seed({seed})"
             values = f"torch.randint({bound}, {_dims(buffer)}, generator={rng}).to(device)"
             yield f'"{name}": {values},'
