@@ -127,6 +127,11 @@ def copies_memory(step: Step) -> bool:
     return has(step, Trait.COPIES_MEMORY)
 
 
+def is_recomputed(step: Step) -> bool:
+    """Whether a backward may run it again instead of the forward saving what it gives."""
+    return has(step, Trait.RECOMPUTED)
+
+
 def observes(step: Step) -> bool:
     """Whether what it leaves is for people, so that nothing runs for its sake."""
     return has(step, Trait.OBSERVES)
