@@ -24,6 +24,7 @@ from fusegen.spec.cells import with_options
 from fusegen.spec.chains import chain_of
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
+from fusegen.spec.op import OpSpec
 from fusegen.steps import STEPS
 
 PLAIN = "bf16"
@@ -149,15 +150,20 @@ def expert_mlps(specs: SpecSet) -> dict[str, str]:
 def further_specs(specs: SpecSet) -> dict[str, Any]:
     """An expert MLP for every activation that no built-in module puts between two GEMMs.
 
-    Not for one of elements of any shape, such as silu's: a GEMM asks for rows and columns.
+    Not for one of elements of any shape, such as silu's: a GEMM asks for rows and columns.  Nor for
+    one with a parameter, whose gradient is a sum over all rows, with a second result, or that gives
+    what it takes.
     """
     missing = [name for name in activations(specs) if name not in expert_mlps(specs)]
-    return {f"expert_{name}": _expert(specs, name) for name in missing if _has_rows(specs, name)}
+    fitting = [name for name in missing if _fits_experts(specs.ops[name])]
+    return {f"expert_{name}": _expert(specs, name) for name in fitting}
 
 
-def _has_rows(specs: SpecSet, activation: str) -> bool:
-    inputs = list(specs.ops[activation].inputs.values())
-    return len(inputs) == 1 and len(inputs[0].shape.flat) == 2
+def _fits_experts(activation: OpSpec) -> bool:
+    inputs = list(activation.inputs.values())
+    has_rows = len(inputs) == 1 and len(inputs[0].shape.flat) == 2
+    computes = not {*activation.pointwise.values()} & {*activation.inputs}
+    return has_rows and computes and not activation.parameters and len(activation.outputs) == 1
 
 
 def _expert(specs: SpecSet, activation: str) -> dict[str, Any]:

@@ -93,13 +93,17 @@ def split_cases(groups: int, tokens: int) -> list[list[int]]:
 
 
 def joined(outputs: Sequence[Tensor]) -> Tensor:
-    """Tensors side by side, [..., D] each."""
-    return torch.cat(tuple(outputs), dim=-1)
+    """Tensors side by side, [..., D] each; further dimensions of one count as its columns."""
+    rank = min(output.dim() for output in outputs)
+    return torch.cat([output.flatten(rank - 1) for output in outputs], dim=-1)
 
 
 def parts(whole: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A tensor cut as wide as the outputs are; inverse of `joined`."""
-    return whole.split([output.shape[-1] for output in outputs], dim=-1)
+    rank = min(output.dim() for output in outputs)
+    columns = [output.shape[rank - 1 :] for output in outputs]
+    pieces = whole.split([shape.numel() for shape in columns], dim=-1)
+    return tuple(map(Tensor.unflatten, pieces, [-1] * len(columns), columns))
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

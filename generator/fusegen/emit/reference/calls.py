@@ -271,7 +271,6 @@ def _read_copies(plan: ModulePlan, program: Program, step: Step) -> list[str]:
 
 
 def _dequantize_call(plan: ModulePlan, program: Program, step: Step) -> str:
-    first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [f"group_sizes={o.buffer}" for o in step.inputs if o.slot == "groups"]
     call = f"{_function(step)}({', '.join(words)}).to({plan.own_type_argument(program)}.dtype)"
@@ -279,7 +278,6 @@ def _dequantize_call(plan: ModulePlan, program: Program, step: Step) -> str:
 
 
 def _gemm_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
-    first = plan.buffer(program.arguments[0].buffer)
     words = _read_copies(plan, program, step)
     words += [step.copies[0].groups] if step.copies[0].groups else []
     wide = _is_wide(plan, program, step)

@@ -1,0 +1,192 @@
+// Rows in the registers of teams of threads, and sums over them.
+//
+// A team is a part of a warp, a warp, or several up to the whole block; vector `i` of a thread is
+// the 16 bytes i * team + lane of the row, so that neighbours read neighbouring bytes. Butterflies
+// add within a warp and then across warps, so that every thread has the same bits and results
+// repeat.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "fusegen/common/rows.h"
+#include "fusegen/launch/launch.cuh"
+#include "fusegen/norm/kind.h"
+
+namespace fusegen {
+
+namespace norm {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kVector = kRowAlignment;  // elements in 16 bytes
+inline constexpr uint32_t kAllLanes = 0xffffffffu;
+
+template <int threads, int team, int vectors>
+struct Shape {
+  static constexpr int kTeam = team;                               // threads of a row
+  static constexpr int kVectors = vectors;                         // that each has of it
+  static constexpr int kThreads = threads > team ? threads : team; // of a block
+  static constexpr int kRows = kThreads / team;
+  static constexpr int kColumns = team * vectors * kVector;        // of a row, at most
+};
+
+// A thread's place in its block.
+template <class S>
+struct Place {
+  int lane, row;
+
+  __device__ Place() : lane(threadIdx.x % S::kTeam), row(threadIdx.x / S::kTeam) {}
+
+  __device__ int column(int i) const { return lane * kVector + i * (S::kTeam * kVector); }
+};
+
+template <class Element>
+struct PairOf;
+template <>
+struct PairOf<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+};
+template <>
+struct PairOf<__half> {
+  using Type = __half2;
+};
+
+__device__ inline float2 widen(__nv_bfloat162 pair) { return __bfloat1622float2(pair); }
+__device__ inline float2 widen(__half2 pair) { return __half22float2(pair); }
+__device__ inline void narrow(float2 pair, __nv_bfloat162* to) {
+  *to = __floats2bfloat162_rn(pair.x, pair.y);
+}
+__device__ inline void narrow(float2 pair, __half2* to) {
+  *to = __floats2half2_rn(pair.x, pair.y);
+}
+__device__ inline void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
+__device__ inline void narrow(float value, __half* to) { *to = __float2half_rn(value); }
+
+struct Values {
+  float of[kVector];
+};
+
+template <class Element>
+__device__ __forceinline__ Values unpack(const uint4& packed) {
+  const auto* pairs = reinterpret_cast<const typename PairOf<Element>::Type*>(&packed);
+  Values values;
+#pragma unroll
+  for (int i = 0; i < kVector / 2; ++i) {
+    const float2 pair = widen(pairs[i]);
+    values.of[2 * i] = pair.x;
+    values.of[2 * i + 1] = pair.y;
+  }
+  return values;
+}
+
+template <class Element>
+__device__ __forceinline__ uint4 pack(const Values& values) {
+  uint4 packed;
+  auto* const pairs = reinterpret_cast<typename PairOf<Element>::Type*>(&packed);
+#pragma unroll
+  for (int i = 0; i < kVector / 2; ++i) {
+    narrow(float2{values.of[2 * i], values.of[2 * i + 1]}, pairs + i);
+  }
+  return packed;
+}
+
+template <class Element>
+__device__ __forceinline__ uint4 load_vector(const void* from, int64_t at) {
+  return __ldg(reinterpret_cast<const uint4*>(static_cast<const Element*>(from) + at));
+}
+
+// What a thread has of a row; zeros past its end, and of a row that is not there.
+template <class Element, class S>
+__device__ __forceinline__ void load_row(uint4 (&row)[S::kVectors], const void* from, int64_t begin,
+                                         int columns, bool there, const Place<S>& place) {
+#pragma unroll
+  for (int i = 0; i < S::kVectors; ++i) {
+    const int column = place.column(i);
+    row[i] = there && column < columns ? load_vector<Element>(from, begin + column)
+                                       : make_uint4(0, 0, 0, 0);
+  }
+}
+
+// Has the compiler unpack a row anew behind this: kept for a second use, its values would take twice
+// the registers.
+template <int count>
+__device__ __forceinline__ void forget_unpacked(uint4 (&row)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    asm volatile("" : "+r"(row[i].x), "+r"(row[i].y), "+r"(row[i].z), "+r"(row[i].w));
+  }
+}
+
+// Vector at a column of what all rows share; zeros where there is none.
+template <class Element>
+__device__ __forceinline__ uint4 load_shared(const void* from, int column) {
+  return from != nullptr ? load_vector<Element>(from, column) : make_uint4(0, 0, 0, 0);
+}
+
+// Weights as rows are multiplied by them.
+template <class Element>
+struct Gamma {
+  const void* weight;
+  float added;
+
+  __device__ Gamma(const void* weight, bool zero_centered)
+      : weight(weight), added(weight == nullptr || zero_centered ? 1.0f : 0.0f) {}
+
+  __device__ __forceinline__ Values operator()(int column) const {
+    Values values = unpack<Element>(load_shared<Element>(weight, column));
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) values.of[i] += added;
+    return values;
+  }
+};
+
+template <int distance, int count>
+__device__ __forceinline__ void butterfly(float (&sums)[count]) {
+  if constexpr (distance > 0) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
+    butterfly<distance / 2>(sums);
+  }
+}
+
+// Sums over the threads of each team. Where a team is of several warps all threads of the block
+// call it, and `across` is not written again before the next barrier.
+template <class S, int count>
+__device__ __forceinline__ void add_up(float (&sums)[count],
+                                       float (&across)[S::kThreads / kWarp][count]) {
+  butterfly<(S::kTeam < kWarp ? S::kTeam : kWarp) / 2>(sums);
+  if constexpr (S::kTeam > kWarp) {
+    constexpr int kWarps = S::kTeam / kWarp;
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) across[warp][i] = sums[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < count; ++i) sums[i] = across[warp / kWarps * kWarps + lane % kWarps][i];
+    butterfly<kWarps / 2>(sums);
+  }
+}
+
+// Elements that a sum over a row is divided by.
+__device__ inline float count_of(NormKind kind, int columns) {
+  return kind == NormKind::l2 ? 1.0f : float(columns);
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline Status check_rows(int64_t rows, int64_t columns) {
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  if (rows < 0 || rows > INT32_MAX) return {kInvalid, "0 <= rows < 2^31"};
+  if (columns < kVector || columns % kVector != 0) return {kInvalid, "columns: a multiple of 8"};
+  if (columns > kMostNormColumns) return {kInvalid, "columns <= 65536"};
+  return {};
+}
+
+}  // namespace norm
+
+}  // namespace fusegen
