@@ -51,7 +51,9 @@ def quantizing(steps: tuple[Step, ...], source: str) -> list[Step]:
 def test_modules_offer_it_where_a_gemm_reads_what_an_expression_or_a_norm_gives() -> None:
     offering = {*modules_with(AGAIN, SPECS)}
     dense = {name for name in SPECS.modules if name.startswith("mlp")}
-    norms = {name for name in SPECS.modules if re.match(r"(rms_|layer_)?norm_(linear|mlp)", name)}
+    norms = {
+        name for name in SPECS.modules if re.match(r"(rms_|layer_)?norm_(linear|mlp|qkv)", name)
+    }
     assert offering == {*MODULES, *dense, *norms}
     assert len(dense) > 1 and len(norms) > 1
 

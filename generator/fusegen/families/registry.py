@@ -22,6 +22,7 @@ from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
+from .rotary import ROTARY
 from .softmax import SOFTMAX
 from .softmax_grad import SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -49,6 +50,7 @@ SHIPPED: tuple[Family, ...] = (
     SOFTMAX_GRAD,
     CROSS_ENTROPY,
     CROSS_ENTROPY_GRAD,
+    ROTARY,
 )
 """Families that come with fusegen."""
 

@@ -21,6 +21,7 @@ from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
 from .reshape import RESHAPE
+from .rotary import ROTARY
 from .snapshot import SNAPSHOT
 from .softmax import SOFTMAX, SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -52,6 +53,7 @@ SHIPPED: tuple[StepDef, ...] = (
     SOFTMAX_GRAD,
     CROSS_ENTROPY,
     CROSS_ENTROPY_GRAD,
+    ROTARY,
 )
 """Kinds that come with fusegen."""
 

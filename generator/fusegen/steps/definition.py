@@ -103,6 +103,7 @@ class StepDef:
             alone.
         indices: operands that hold numbers of a size's elements, by slot: columns that are looked
             up, such as classes.
+        divisible: sizes that hold another one, or a formula of others, a whole number of times.
         independent: dimensions of the rule along which it computes every part of its results from
             the same part of its operands alone, so that ranks may have shards of them.
         sums: results that are added up along those dimensions: of shards they are partial sums.
@@ -129,6 +130,7 @@ class StepDef:
     infer: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
     dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     indices: Mapping[str, str] = field(default_factory=dict)
+    divisible: Mapping[str, str] = field(default_factory=dict)
     independent: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
     scratch: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
