@@ -9,23 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from .quantize_harness import Buffer, Float, Kernels, Long, Pointer, address, compile_for_cpu
+from .launches import launches
+from .quantize_harness import Buffer, Float, Kernels, Long, Pointer, address
 
-HEADER = """
-#include "fusegen/softmax/cross_entropy.cuh"
-#include "fusegen/softmax/cross_entropy_grad.cuh"
-
-#define FUSEGEN_RUN(name, Arguments)                                                            \\
-  extern "C" int run_##name(int half, const fusegen::Arguments* in, fusegen::Stream* stream,    \\
-                            const char** call) {                                                \\
-    const fusegen::Status status = half ? fusegen::launch_##name<__half>(*in, *stream)          \\
-                                        : fusegen::launch_##name<__nv_bfloat16>(*in, *stream);  \\
-    *call = status.call;                                                                        \\
-    return status.code;                                                                         \\
-  }
-FUSEGEN_RUN(cross_entropy, CrossEntropyArguments)
-FUSEGEN_RUN(cross_entropy_grad, CrossEntropyGradArguments)
-"""
 DTYPES = (torch.bfloat16, torch.float16)
 IGNORED = -100
 # Columns: one vector; the widest row of a warp and the next; a CTA without and with four vectors a
@@ -68,10 +54,12 @@ class _Backward(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    folder = tmp_path_factory.mktemp("cross_entropy")
-    header = folder / "cross_entropy_kernels.h"
-    header.write_text(HEADER)
-    return Kernels(compile_for_cpu(str(header), folder), "cpu")
+    return launches(
+        tmp_path_factory.mktemp("cross_entropy"),
+        "softmax",
+        cross_entropy="CrossEntropyArguments",
+        cross_entropy_grad="CrossEntropyGradArguments",
+    )
 
 
 Options = tuple[float, float]

@@ -11,28 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from .quantize_harness import CSRC, Buffer, Kernels, Long, Pointer, address, compile_for_cpu
+from .launches import launches
+from .quantize_harness import CSRC, Buffer, Kernels, Long, Pointer, address
 
-CALLS = """
-#include "fusegen/norm/norm.cuh"
-#include "fusegen/norm/norm_grad.cuh"
-
-extern "C" int run_norm(int half, const fusegen::NormArguments* in, fusegen::Stream* stream,
-                        const char** call) {
-  const fusegen::Status status = half ? fusegen::launch_norm<__half>(*in, *stream)
-                                      : fusegen::launch_norm<__nv_bfloat16>(*in, *stream);
-  *call = status.call;
-  return status.code;
-}
-
-extern "C" int run_norm_grad(int half, const fusegen::NormGradArguments* in,
-                             fusegen::Stream* stream, const char** call) {
-  const fusegen::Status status = half ? fusegen::launch_norm_grad<__half>(*in, *stream)
-                                      : fusegen::launch_norm_grad<__nv_bfloat16>(*in, *stream);
-  *call = status.call;
-  return status.code;
-}
-"""
 KINDS = ("rms", "layer", "l2")
 PARTS = 132
 EPS = 1e-3
@@ -75,9 +56,7 @@ def _with_fixed_memory(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     folder = _with_fixed_memory(tmp_path_factory.mktemp("norm"))
-    header = folder / "norm_kernels.h"
-    header.write_text(CALLS)
-    return Kernels(compile_for_cpu(str(header), folder), "cpu")
+    return launches(folder, "norm", norm="NormArguments", norm_grad="NormGradArguments")
 
 
 @dataclass

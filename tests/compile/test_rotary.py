@@ -8,19 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from .quantize_harness import Buffer, Kernels, Long, Pointer, address, compile_for_cpu
+from .launches import launches
+from .quantize_harness import Buffer, Kernels, Long, Pointer, address
 
-HEADER = """
-#include "fusegen/rotary/rotary.cuh"
-
-extern "C" int run_rotary(int half, const fusegen::RotaryArguments* in, fusegen::Stream* stream,
-                          const char** call) {
-  const fusegen::Status status = half ? fusegen::launch_rotary<__half>(*in, *stream)
-                                      : fusegen::launch_rotary<__nv_bfloat16>(*in, *stream);
-  *call = status.call;
-  return status.code;
-}
-"""
 DTYPES = (torch.bfloat16, torch.float16)
 FORWARD, INVERSE = 0, 1
 
@@ -41,10 +31,7 @@ class _Arguments(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    folder = tmp_path_factory.mktemp("rotary")
-    header = folder / "rotary_kernels.h"
-    header.write_text(HEADER)
-    return Kernels(compile_for_cpu(str(header), folder), "cpu")
+    return launches(tmp_path_factory.mktemp("rotary"), "rotary", rotary="RotaryArguments")
 
 
 def rotary(

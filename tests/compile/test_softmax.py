@@ -9,23 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from .quantize_harness import Buffer, Float, Kernels, Long, Pointer, address, compile_for_cpu
+from .launches import launches
+from .quantize_harness import Buffer, Float, Kernels, Long, Pointer, address
 
-HEADER = """
-#include "fusegen/softmax/softmax.cuh"
-#include "fusegen/softmax/softmax_grad.cuh"
-
-#define FUSEGEN_RUN(name, Arguments)                                                            \\
-  extern "C" int run_##name(int half, const fusegen::Arguments* in, fusegen::Stream* stream,    \\
-                            const char** call) {                                                \\
-    const fusegen::Status status = half ? fusegen::launch_##name<__half>(*in, *stream)          \\
-                                        : fusegen::launch_##name<__nv_bfloat16>(*in, *stream);  \\
-    *call = status.call;                                                                        \\
-    return status.code;                                                                         \\
-  }
-FUSEGEN_RUN(softmax, SoftmaxArguments)
-FUSEGEN_RUN(softmax_grad, SoftmaxGradArguments)
-"""
 DTYPES = (torch.bfloat16, torch.float16)
 SCALE = 0.37
 # Columns: one vector; the widest and the next of each team of either kernel, forward or backward;
@@ -63,10 +49,12 @@ class _Grad(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    folder = tmp_path_factory.mktemp("softmax")
-    header = folder / "softmax_kernels.h"
-    header.write_text(HEADER)
-    return Kernels(compile_for_cpu(str(header), folder), "cpu")
+    return launches(
+        tmp_path_factory.mktemp("softmax"),
+        "softmax",
+        softmax="SoftmaxArguments",
+        softmax_grad="SoftmaxGradArguments",
+    )
 
 
 def softmax(

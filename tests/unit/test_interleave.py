@@ -66,9 +66,9 @@ def test_halves_alternate_and_nothing_else_changes(module: str, recipe: str, arc
 @every_module
 def test_widths_are_multiples_of_32(module: str, arch: str) -> None:
     plan = plan_of(module, "bf16", arch, INTERLEAVED)
+    symbol = "F" if "F" in SPECS.modules[module].dims else "D"
     for program in (plan.forward, plan.backward):
         checks = [check for check in program.checks if check.kind is CheckKind.MULTIPLE]
-        symbol = "F" if module.startswith("grouped_mlp") else "D"
         assert {str(c.expr): c.number for c in checks}[symbol] == 32
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -684,6 +685,28 @@ def test_a_run_that_broke_off_is_told(cut: str) -> None:
     log = "\n".join(line for line in LOG.splitlines() if cut not in line)
     with pytest.raises(sanitize.SanitizeError, match="memcheck broke off"):
         sanitize.parse_log("memcheck", log)
+
+
+def test_a_tool_that_breaks_off_takes_no_other_bundle_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
+    monkeypatch.setattr(steps, "machine", lambda folder: MACHINE)
+    # `steps` imports it by this name when it sanitizes.
+    monkeypatch.setitem(sys.modules, "sanitize", sanitize)
+    monkeypatch.setattr(sanitize, "find_sanitizer", lambda: "compute-sanitizer")
+
+    def run(sanitizer: str, tool: str, bundle: Path, hand: str) -> Any:
+        if bundle == committed:
+            raise sanitize.SanitizeError(f"{tool} broke off after gemm_a")
+        return sanitize.ToolReport(tool, 0, {"gemm_b": []})
+
+    monkeypatch.setattr(sanitize, "run_tool", run)
+    with pytest.raises(steps.LedgerError, match="sm_90a: memcheck broke off after gemm_a"):
+        steps.sanitize([committed, other])
+    assert steps.found_in("sanitize", other)["said"]["sanitizer"] == "memcheck and racecheck clean"
+    with pytest.raises(steps.LedgerError, match="missing"):
+        steps.found_in("sanitize", committed)
 
 
 def test_what_a_tool_says_in_several_processes_is_one_report() -> None:

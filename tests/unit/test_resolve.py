@@ -99,7 +99,8 @@ def test_saved_is_what_the_backward_reads_once(plan: ModulePlan) -> None:
 @every_plan
 def test_the_forward_returns_outputs_and_then_what_only_it_has(plan: ModulePlan) -> None:
     results = [result.buffer for result in plan.forward.results]
-    extra = [r.buffer for r in plan.saved if r.buffer not in plan.arguments]
+    had = {*plan.arguments, *plan.outputs}
+    extra = [r.buffer for r in plan.saved if r.buffer not in had]
     assert results == [*plan.outputs, *extra]
     for result in plan.forward.results[len(plan.outputs) :]:
         assert result.when, "a call without gradients saves nothing"
@@ -172,7 +173,8 @@ def test_every_argument_is_checked(plan: ModulePlan) -> None:
     for _, program in plan.ops:
         first, *rest = program.arguments
         kinds = {(check.tensor, check.kind) for check in program.checks}
-        assert (first.buffer, CheckKind.IO_DTYPE) in kinds
+        assert (plan.own_type_argument(program), CheckKind.IO_DTYPE) in kinds
+        assert {(first.buffer, kind) for kind in (CheckKind.IO_DTYPE, CheckKind.DTYPE)} & kinds
         for argument in rest:
             assert (argument.buffer, CheckKind.DEVICE) in kinds
             assert (argument.buffer, CheckKind.RANK) in kinds

@@ -12,17 +12,17 @@
 
 #include <cstdint>
 
-#include "fusegen/common/rows.h"
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/norm/kind.h"
+#include "fusegen/reduce/row.cuh"
 
 namespace fusegen {
 
 namespace norm {
 
-inline constexpr int kWarp = 32;
-inline constexpr int kVector = kRowAlignment;  // elements in 16 bytes
-inline constexpr uint32_t kAllLanes = 0xffffffffu;
+using row::kAllLanes;
+using row::kVector;
+using row::kWarp;
 
 template <int threads, int team, int vectors>
 struct Shape {
@@ -43,25 +43,6 @@ struct Place {
   __device__ int column(int i) const { return lane * kVector + i * (S::kTeam * kVector); }
 };
 
-template <class Element>
-struct PairOf;
-template <>
-struct PairOf<__nv_bfloat16> {
-  using Type = __nv_bfloat162;
-};
-template <>
-struct PairOf<__half> {
-  using Type = __half2;
-};
-
-__device__ inline float2 widen(__nv_bfloat162 pair) { return __bfloat1622float2(pair); }
-__device__ inline float2 widen(__half2 pair) { return __half22float2(pair); }
-__device__ inline void narrow(float2 pair, __nv_bfloat162* to) {
-  *to = __floats2bfloat162_rn(pair.x, pair.y);
-}
-__device__ inline void narrow(float2 pair, __half2* to) {
-  *to = __floats2half2_rn(pair.x, pair.y);
-}
 __device__ inline void narrow(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
 __device__ inline void narrow(float value, __half* to) { *to = __float2half_rn(value); }
 
@@ -71,26 +52,14 @@ struct Values {
 
 template <class Element>
 __device__ __forceinline__ Values unpack(const uint4& packed) {
-  const auto* pairs = reinterpret_cast<const typename PairOf<Element>::Type*>(&packed);
   Values values;
-#pragma unroll
-  for (int i = 0; i < kVector / 2; ++i) {
-    const float2 pair = widen(pairs[i]);
-    values.of[2 * i] = pair.x;
-    values.of[2 * i + 1] = pair.y;
-  }
+  row::unpack<Element>(packed, values.of);
   return values;
 }
 
 template <class Element>
 __device__ __forceinline__ uint4 pack(const Values& values) {
-  uint4 packed;
-  auto* const pairs = reinterpret_cast<typename PairOf<Element>::Type*>(&packed);
-#pragma unroll
-  for (int i = 0; i < kVector / 2; ++i) {
-    narrow(float2{values.of[2 * i], values.of[2 * i + 1]}, pairs + i);
-  }
-  return packed;
+  return row::pack<Element>(values.of);
 }
 
 template <class Element>
